@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: GPL-2.0
+"""Which accelerator QEMU can use here, found out by really running a kernel under it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from lab import initramfs, lock, paths, progress
+from lab.errors import LabError, UsageError
+
+CHOICES = ("auto", "kvm", "tcg")
+PROBE_SECONDS = 20
+MARK = b"knownzero-kvm-works"
+
+
+def cpu(accel: str) -> list[str]:
+    """The processor model and accelerator options.
+
+    Under TCG the model must lack ERMS: QEMU emulates ``rep stosb`` byte by byte, which would
+    flatter every figure about zeroing.
+    """
+    if accel == "kvm":
+        return ["-accel", "kvm", "-cpu", "host"]
+    return ["-accel", "tcg", "-cpu", "qemu64,+pdpe1gb"]
+
+
+def choose(wanted: str, qemu: Path, kernel: Path) -> str:
+    """``kvm`` or ``tcg``: what was asked for, or the best that works for ``auto``."""
+    if wanted not in CHOICES:
+        raise UsageError(
+            f"no accelerator is called {wanted!r}",
+            "there are: " + ", ".join(CHOICES),
+            "choose one of them with --accel",
+        )
+    if wanted == "tcg":
+        return "tcg"
+    works, why = kvm_works(qemu, kernel)
+    if works:
+        return "kvm"
+    if wanted == "kvm":
+        raise LabError(
+            "KVM cannot be used here", why, "use --accel tcg, or run on a machine with working KVM"
+        )
+    return "tcg"
+
+
+def _memory() -> Path:
+    return paths.cache() / "kvm.json"
+
+
+def _machine_key(qemu: Path) -> str:
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8")
+    except OSError:
+        boot = ""
+    found = qemu.stat()
+    text = f"{platform.release()} {boot} {qemu} {found.st_size} {found.st_mtime_ns} {os.access('/dev/kvm', os.R_OK | os.W_OK)}"
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def kvm_works(qemu: Path, kernel: Path) -> tuple[bool, str]:
+    """Whether a kernel reaches user space under KVM, and why not; remembered per machine boot."""
+    if not os.path.exists("/dev/kvm"):
+        return False, "there is no /dev/kvm"
+    if not os.access("/dev/kvm", os.R_OK | os.W_OK):
+        return False, "/dev/kvm may not be opened by this user"
+    key = _machine_key(qemu)
+    known = _recall(key)
+    if known:
+        return known
+    with lock.locked("kvm-probe"):
+        known = _recall(key)
+        if known:
+            return known
+        with progress.step("trying KVM"):
+            answer = _probe(qemu, kernel)
+        lock.write_atomically(_memory(), json.dumps({**_recalled(), key: answer}))
+        return answer
+
+
+def _recalled() -> dict[str, list[Any]]:
+    try:
+        data = json.loads(_memory().read_text(encoding="utf-8"))
+        return data if isinstance(data, dict) and all(isinstance(v, list) for v in data.values()) else {}
+    except (OSError, ValueError):
+        return {}
+
+
+def _recall(key: str) -> tuple[bool, str] | None:
+    known = _recalled().get(key)
+    return (bool(known[0]), str(known[1])) if known else None
+
+
+def _probe(qemu: Path, kernel: Path) -> tuple[bool, str]:
+    with tempfile.TemporaryDirectory(prefix=".kvm-", dir=paths.sub("work")) as folder:
+        initrd = Path(folder) / "initrd"
+        initramfs.write(initrd, ["sh", "-c", f"echo {MARK.decode()} >/dev/console"], "none", [], [])
+        argv = [
+            str(qemu), "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-machine", "q35", *cpu("kvm"),
+            "-m", "512M", "-kernel", str(kernel), "-initrd", str(initrd), "-serial", "stdio",
+            "-append", "console=ttyS0 panic=-1",
+        ]  # fmt: skip
+        try:
+            done = subprocess.run(
+                argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=PROBE_SECONDS, check=False
+            )
+        except subprocess.TimeoutExpired as late:
+            if MARK in (late.stdout or b""):
+                return True, ""
+            return False, f"/dev/kvm opens, but a kernel does not reach user space within {PROBE_SECONDS} s"
+        if MARK in done.stdout:
+            return True, ""
+        reason = done.stderr.decode(errors="replace").strip().splitlines()
+        return False, reason[-1] if reason else "/dev/kvm opens, but the kernel ended before user space"

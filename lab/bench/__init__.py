@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: GPL-2.0
+"""The benches: each measures the base kernel and ours side by side and returns a Result."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from lab.results import Result
+
+Accel = Literal["auto", "kvm", "tcg"]
+
+
+@dataclass(frozen=True)
+class BenchOptions:
+    """What a bench is asked to do."""
+
+    pairs: int = 10
+    size_mb: int = 256
+    memory: str = "2G"
+    accel: Accel = "auto"
+    base: str = "base"
+    ours: str = "knownzero"
+
+    def with_accel(self, accel: Accel) -> BenchOptions:
+        """The same with another accelerator."""
+        return replace(self, accel=accel)
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A bench, what it shows in one sentence, and the module that measures it."""
+
+    name: str
+    sentence: str
+    module: str
+
+    def run(self, options: BenchOptions) -> Result:
+        """Measure; raises LabError when that is not possible."""
+        # Imported late: the command line lists the benches without loading what boots guests.
+        result: Result = importlib.import_module(self.module).run(options)
+        return result
+
+
+BENCHES: dict[str, Bench] = {
+    bench.name: bench
+    for bench in (
+        Bench("thp", "the main job: 256 MB of huge pages, and all that must hold around it", "lab.bench.thp"),
+        Bench("order0", "the same memory in 4 KiB pages", "lab.bench.order0"),
+        Bench("host", "host memory that comes back when the guest frees", "lab.bench.hostmemory"),
+        Bench("zerobytes", "bytes zeroed as the emulator sees it, from outside", "lab.bench.zerobytes"),
+        Bench("hotpath", "instructions of the hot paths with reporting off", "lab.bench.hotpath"),
+    )
+}

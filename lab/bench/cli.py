@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: GPL-2.0
+"""The verbs ``kz demo`` and ``kz bench``."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from lab import paths
+from lab.bench import BENCHES, Accel, BenchOptions
+from lab.errors import UsageError
+from lab.progress import note
+from lab.results import FILE_NAME, Result
+from lab.units import human, percent
+
+Pairs = Annotated[int, typer.Option(min=1, max=1000, help="Pairs of repetitions, base and ours by turns.")]
+Size = Annotated[int, typer.Option(min=2, max=65536, help="MB the job allocates.")]
+Memory = Annotated[str, typer.Option(help="Memory of each guest, such as 2G.")]
+AccelOption = Annotated[str, typer.Option("--accel", help="auto, kvm or tcg.")]
+BaseKernel = Annotated[str, typer.Option("--base", help="The kernel to compare with: a variant or an image.")]
+OursKernel = Annotated[str, typer.Option("--ours", help="The kernel measured: a variant or an image.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print result.json on stdout instead of the table.")]
+Output = Annotated[
+    Path | None, typer.Option("--output", help="The folder to write to (default: out/NAME/TIME).")
+]
+
+
+def checked(pairs: int, size: int, memory: str, accel: str, base: str, ours: str) -> BenchOptions:
+    """Options from the command line; UsageError when they cannot work."""
+    known: dict[str, Accel] = {"auto": "auto", "kvm": "kvm", "tcg": "tcg"}
+    if accel not in known:
+        raise UsageError("Bad --accel", f"'{accel}' is not an accelerator", "use auto, kvm or tcg")
+    match = re.fullmatch(r"(\d+)([MG])", memory)
+    if not match:
+        raise UsageError("Bad --memory", f"'{memory}' is not a size", "write it as QEMU does: 2G or 2048M")
+    megabytes = int(match[1]) * (1024 if match[2] == "G" else 1)
+    if megabytes < size + 512:
+        raise UsageError(
+            "The job does not fit",
+            f"{size} MB in a guest of {megabytes} MB leaves less than 512 MB for the rest",
+            "give the guest more with --memory, or take a smaller --size",
+        )
+    return BenchOptions(pairs=pairs, size_mb=size, memory=memory, accel=known[accel], base=base, ours=ours)
+
+
+def folder_for(name: str) -> Path:
+    """A new folder for a run, named by the time."""
+    parent = paths.out() / name
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    folder = parent / stamp
+    return folder if not folder.exists() else parent / f"{stamp}-{os.getpid()}"
+
+
+def table(result: Result) -> Table:
+    """The comparison as a table."""
+    shown = Table(
+        title=f"{result.name}: base and knownzero side by side, accelerator {result.accelerator}",
+        caption="median, and in brackets the 10th to 90th percentile",
+        caption_justify="left",
+    )
+    shown.add_column("metric", overflow="fold")
+    shown.add_column("base", justify="right")
+    shown.add_column("knownzero", justify="right")
+    shown.add_column("change", justify="right")
+    shown.add_column("meant to show")
+    for metric in result.metrics:
+        cells = [
+            f"{human(side.median, metric.unit)}\n"
+            f"[dim]({human(side.low, metric.unit)} … {human(side.high, metric.unit)})[/dim]"
+            for side in (metric.base, metric.ours)
+        ]
+        target = ""
+        if metric.target:
+            mark, style = ("yes", "green") if metric.target.met else ("NO", "bold red")
+            target = f"[{style}]{mark}[/{style}]: {escape(metric.target.text)}"
+        shown.add_row(metric.name, *cells, percent(metric.change_percent), target)
+    return shown
+
+
+def show(result: Result, folder: Path, as_json: bool) -> None:
+    """Print a result and where it is kept; the last line of stdout is the folder."""
+    if as_json:
+        sys.stdout.write(result.to_json())
+        return
+    console = Console(width=None if sys.stdout.isatty() else 140, highlight=False)
+    console.print(table(result))
+    for text in result.notes:
+        console.print(f"[dim]{escape(text)}[/dim]", soft_wrap=True)
+    console.print(f"Again: {result.reproduce}", markup=False)
+    print(folder)
+
+
+def keep(result: Result, folder: Path) -> None:
+    """Write result.json and the reports."""
+    from lab.report import write_reports
+
+    result.save(folder)
+    write_reports([result], folder)
+    note(f"wrote {folder / FILE_NAME} and {folder / 'report.html'}")
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verbs to the command line."""
+
+    @app.command("demo")
+    def demo(
+        pairs: Pairs = 10,
+        size: Size = 256,
+        memory: Memory = "2G",
+        accel: AccelOption = "auto",
+        base: BaseKernel = "base",
+        ours: OursKernel = "knownzero",
+        output: Output = None,
+        as_json: AsJson = False,
+    ) -> None:
+        """Do the main job end to end: fetch, build, boot base and ours side by side, measure, report."""
+        options = checked(pairs, size, memory, accel, base, ours)
+        result = BENCHES["thp"].run(options)
+        result.name = "demo"
+        result.reproduce = result.reproduce.replace("./kz bench thp", "./kz demo", 1)
+        folder = output or folder_for("demo")
+        keep(result, folder)
+        show(result, folder, as_json)
+
+    @app.command("bench")
+    def bench(
+        name: Annotated[
+            str,
+            typer.Argument(help="; ".join(f"{b.name}: {b.sentence}" for b in BENCHES.values()) + "; or all"),
+        ],
+        pairs: Pairs = 10,
+        size: Size = 256,
+        memory: Memory = "2G",
+        accel: AccelOption = "auto",
+        base: BaseKernel = "base",
+        ours: OursKernel = "knownzero",
+        output: Output = None,
+        as_json: AsJson = False,
+    ) -> None:
+        """Measure base and ours side by side; writes out/NAME/TIME/result.json and report.html."""
+        options = checked(pairs, size, memory, accel, base, ours)
+        if name != "all" and name not in BENCHES:
+            raise UsageError(
+                f"There is no bench '{name}'", f"known are {', '.join(BENCHES)} and all", "name one of them"
+            )
+        # thp contains what the others measure: all means each of them once, in a folder of its own.
+        for one in BENCHES if name == "all" else (name,):
+            result = BENCHES[one].run(options)
+            folder = folder_for(one) if output is None else output / one if name == "all" else output
+            keep(result, folder)
+            show(result, folder, as_json)

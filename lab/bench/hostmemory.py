@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: GPL-2.0
+"""Host memory: how large the VMM is before the guest fills its memory, full, and after it freed it."""
+
+from __future__ import annotations
+
+import json
+import time
+
+from lab.bench import BenchOptions
+from lab.bench.jobs import elapsed
+from lab.bench.session import MIB, Pair, Side, built, host_facts, pair, reproduce, resident, warm_host
+from lab.errors import TestFailure
+from lab.progress import step
+from lab.results import Metric, Result, Target
+
+ROUNDS = 3
+FILL_MB = 1024
+
+
+def _fill_and_free(side: Side) -> tuple[float, float]:
+    """Resident bytes of the VMM when the guest's memory is full, and after it was freed."""
+    warm_host(FILL_MB * MIB)
+    # Held in the background: the shell goes on while the memory stays filled.
+    side.sh("rm -f /tmp/hold /tmp/filled; mkfifo /tmp/hold")
+    side.sh(f"(fillfree --size {FILL_MB} --hold < /tmp/hold > /tmp/filled) & exec 9> /tmp/hold")
+    filled = side.sh(
+        "for i in $(seq 600); do grep -q filled_bytes /tmp/filled && break; sleep 0.1; done; cat /tmp/filled"
+    )
+    told = json.loads(filled[-1]) if filled else {}
+    if told.get("filled_bytes") != FILL_MB * MIB:
+        raise TestFailure(
+            f"The {side.name} guest did not fill {FILL_MB} MB",
+            f"fillfree said {filled}",
+            "give the guest more memory with --memory",
+        )
+    full = resident(side.guest.pid)
+    side.sh("echo >&9; exec 9>&-; wait")
+    return float(full), float(side.settle())
+
+
+def measure(both: Pair, options: BenchOptions) -> list[Metric]:
+    """Fill and free 1 GiB a few times on a running pair."""
+    found: dict[str, list[tuple[float, float, float]]] = {"base": [], "ours": []}
+    with step(f"host memory: {FILL_MB} MB filled and freed, {ROUNDS} times in each guest"):
+        before = {side.name: float(side.settle()) for side in both.sides(0)}
+        for turn in range(ROUNDS):
+            for side in both.sides(turn):
+                full, after = _fill_and_free(side)
+                found[side.name].append((before[side.name], full, after))
+                before[side.name] = after
+    names = ("before_fill", "full", "after_free")
+    words = (
+        "Resident memory of the VMM before the guest fills its memory.",
+        f"Resident memory of the VMM while the guest holds {FILL_MB} MB.",
+        "Resident memory of the VMM after the guest freed and reported it: the host has it back. "
+        "(Base reports when it gets to it and leaves a rest; ours is told to report everything.)",
+    )
+    metrics = []
+    for index, (name, sentence) in enumerate(zip(names, words, strict=True)):
+        base = [row[index] for row in found["base"]]
+        ours = [row[index] for row in found["ours"]]
+        target = None
+        if name == "after_free":
+            back = [1 - (row[2] - row[0]) / max(1.0, row[1] - row[0]) for row in found["ours"]]
+            worst = min(back) * 100
+            target = Target(f"at least 95 % of what was filled comes back ({worst:.1f} %)", worst >= 95)
+        metrics.append(
+            Metric.of(f"host.resident_{name}_bytes", "bytes", base, ours, sentence=sentence, target=target)
+        )
+    return metrics
+
+
+def run(options: BenchOptions) -> Result:
+    """Measure host memory alone; raises LabError when it cannot."""
+    began = time.monotonic()
+    images = built(options)
+    with pair(options, images) as both:
+        metrics = measure(both, options)
+        return Result(
+            name="host",
+            accelerator=both.accel,
+            versions=images.versions(),
+            reproduce=reproduce("host", options, both.accel),
+            metrics=metrics,
+            job={"size_mb": FILL_MB, "memory": options.memory, "cpus": 1, "rounds": ROUNDS},
+            host=host_facts(),
+            seconds=elapsed(began),
+        )

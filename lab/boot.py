@@ -1,0 +1,466 @@
+# SPDX-License-Identifier: GPL-2.0
+"""Boot a kernel, run one command in it, and bring back what it said and how it ended."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import queue
+import re
+import selectors
+import shutil
+import socket
+import subprocess
+import sys
+import termios
+import threading
+import time
+import tty
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lab import accel, build, console, initramfs, paths, run, stock
+from lab.errors import LabError, TestFailure
+
+APPEND = "console=ttyS0 panic=-1 mitigations=off"
+APPEND_UM = "con=null con0=null,fd:1 console=tty0 earlyprintk panic=-1"
+KEEP_RUNS = 200
+LAST_WORDS = 10.0  # seconds a guest gets to switch off after it has reported
+_numbers = itertools.count()
+
+
+@dataclass
+class BootSpec:
+    """One boot. ``kernel``: base, knownzero, off, debug, stock, or the path of an image."""
+
+    kernel: str | Path = "knownzero"
+    qemu: str | Path | None = None  # None: ours; "stock": the distribution's; or a path
+    memory: str = "2G"
+    cpus: int = 1
+    devices: list[str] = field(default_factory=list)
+    append: str = ""
+    add: list[tuple[Path, str]] = field(default_factory=list)
+    accel: str = "auto"
+    timeout: float = 300.0
+    command: list[str] = field(default_factory=lambda: ["true"])
+    extra_qemu: list[str] = field(default_factory=list)
+    allow_warnings: bool = False
+    arch: str = "x86_64"
+    console_lines: Callable[[bytes], None] | None = None  # shown what comes on stdout, as it comes
+    errors: Callable[[bytes], None] | None = None  # the same for stderr
+
+
+@dataclass
+class BootResult:
+    """How a boot went. ``seconds`` is wall time from start to end of QEMU."""
+
+    stdout: str
+    stderr: str
+    exit_code: int
+    console: Path
+    accel: str
+    seconds: float
+    violations: list[str]
+    stdout_bytes: bytes = b""
+
+    @property
+    def console_text(self) -> str:
+        """The whole console log."""
+        return self.console.read_text(errors="replace")
+
+
+def run_folder() -> Path:
+    """A folder for the logs of one boot, under out/boot; the oldest ones go."""
+    root = paths.out() / "boot"
+    root.mkdir(exist_ok=True)
+    folder = root / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-{next(_numbers)}"
+    folder.mkdir()
+    old = sorted(root.iterdir())[:-KEEP_RUNS]
+    for gone in old:
+        with contextlib.suppress(OSError):
+            if time.time() - gone.stat().st_mtime > 3600:
+                shutil.rmtree(gone)
+    return folder
+
+
+def resolve_kernel(kernel: str | Path, arch: str = "x86_64") -> tuple[Path, list[Path]]:
+    """The image of a kernel (built when needed) and the modules it must load."""
+    if str(kernel) in build.VARIANTS:
+        return build.build_linux(str(kernel), arch), []
+    if str(kernel) == "stock":
+        return stock.kernel()
+    path = Path(kernel)
+    if not path.is_file():
+        raise LabError(
+            f"no kernel {kernel}",
+            "it is neither a variant (base, knownzero, off, debug, stock) nor a file",
+            "name one of them with --kernel",
+            2,
+        )
+    return path.absolute(), []
+
+
+def resolve_qemu(qemu: str | Path | None) -> Path:
+    """The QEMU to use: ours unless told otherwise."""
+    if qemu is None:
+        return build.build_qemu("knownzero")
+    if str(qemu) in build.QEMU_VARIANTS:
+        return build.build_qemu(str(qemu))
+    if str(qemu) == "stock":
+        return stock.qemu()
+    path = Path(qemu)
+    if not path.is_file():
+        raise LabError(
+            f"no QEMU {qemu}",
+            "it is neither a variant (base, knownzero, stock) nor a file",
+            "name one of them with --qemu",
+            2,
+        )
+    return path.absolute()
+
+
+class Guest:
+    """A guest that runs. Made by ``running`` and ``boot``; ended by ``close`` at the latest."""
+
+    def __init__(self, spec: BootSpec, interactive: bool = False) -> None:
+        self.spec = spec
+        self.folder = run_folder()
+        self.console = self.folder / "console.log"
+        self.console.touch()
+        self.interactive = interactive
+        self._control = b""
+        self._out = bytearray()
+        self._err = bytearray()
+        self._lines: queue.Queue[str | None] = queue.Queue()
+        self._exit: int | None = None
+        self._taint = 0
+        self._late = False
+        self._ready = threading.Event()
+        self._monitor: Any = None
+        self._ours: dict[str, socket.socket] = {}
+        theirs: dict[str, socket.socket] = {}
+        names = ["ctl", "qmp"] if interactive else ["ctl", "out", "err", "in", "qmp"]
+        if spec.arch == "um":
+            names = ["ctl", "out", "err", "con"]
+        for name in names:
+            self._ours[name], theirs[name] = socket.socketpair()
+        try:
+            argv = self._um_argv(theirs) if spec.arch == "um" else self._qemu_argv(theirs)
+            (self.folder / "command").write_text(
+                "\n".join(argv) + "\n", encoding="utf-8", errors="surrogateescape"
+            )
+            self._began = time.monotonic()
+            self.process = self._start(argv, theirs)
+        except BaseException:
+            for end in self._ours.values():
+                end.close()
+            raise
+        finally:
+            for end in theirs.values():
+                end.close()
+        self.pid = self.process.pid
+        self._ended = self._began
+        self._reader = threading.Thread(target=self._read, name="guest", daemon=True)
+        self._reader.start()
+
+    def _start(self, argv: list[str], ends: dict[str, socket.socket]) -> subprocess.Popen[bytes]:
+        with (self.folder / "vmm.log").open("wb") as log:
+            # User-Mode Linux has its console, from the first message on, on stdout.
+            output = ends["con"].fileno() if "con" in ends else None if self.interactive else log
+            try:
+                return subprocess.Popen(
+                    argv,
+                    stdin=None if self.interactive else subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=log,
+                    pass_fds=[end.fileno() for end in ends.values()],
+                    # A terminal stays usable only in its own session.
+                    start_new_session=not self.interactive,
+                )
+            except OSError as error:
+                raise LabError(
+                    f"cannot start {argv[0]}",
+                    error.strerror or str(error),
+                    "check that it is a program for this machine",
+                ) from None
+
+    def _initrd(self, mode: str, modules: list[Path]) -> Path:
+        initrd = self.folder / "initrd.cpio"
+        initramfs.write(initrd, self.spec.command, mode, self.spec.add, modules)
+        return initrd
+
+    def _qemu_argv(self, ends: dict[str, socket.socket]) -> list[str]:
+        spec = self.spec
+        kernel, modules = resolve_kernel(spec.kernel)
+        qemu = resolve_qemu(spec.qemu)
+        self.accel = accel.choose(spec.accel, qemu, kernel)
+        initrd = self._initrd("tty" if self.interactive else "ports", modules)
+        argv = [
+            str(qemu),
+            "-nodefaults",
+            "-no-user-config",
+            "-display",
+            "none",
+            "-no-reboot",
+            "-machine",
+            "q35",
+        ]
+        argv += accel.cpu(self.accel)
+        argv += ["-m", spec.memory, "-smp", str(spec.cpus), "-kernel", str(kernel), "-initrd", str(initrd)]
+        argv += ["-append", f"{APPEND} {spec.append}".strip()]
+        argv += ["-chardev", f"file,id=kzconsole,path={self.console}", "-serial", "chardev:kzconsole"]
+        argv += ["-device", "virtio-serial-pci,id=kzserial"]
+        for name, end in ends.items():
+            argv += ["-chardev", f"socket,id=kz{name},fd={end.fileno()}"]
+            if name == "qmp":
+                argv += ["-mon", "chardev=kzqmp,mode=control"]
+            else:
+                argv += ["-device", f"virtserialport,chardev=kz{name},name=kz.{name}"]
+        if self.interactive:
+            argv += ["-chardev", "stdio,id=kztty,signal=off", "-device", "virtconsole,chardev=kztty"]
+        for device in spec.devices:
+            argv += ["-device", device]
+        return argv + spec.extra_qemu
+
+    def _um_argv(self, ends: dict[str, socket.socket]) -> list[str]:
+        spec = self.spec
+        kernel, _ = resolve_kernel(spec.kernel, "um")
+        self.accel = "um"
+        initrd = self._initrd("ssl", [])
+        argv = [str(kernel), f"mem={spec.memory}", f"initrd={initrd}", *APPEND_UM.split()]
+        for number, name in enumerate(("ctl", "out", "err")):
+            argv.append(f"ssl{number}=fd:{ends[name].fileno()},fd:{ends[name].fileno()}")
+        return argv + spec.append.split()
+
+    # What comes from the guest.
+
+    def _read(self) -> None:
+        deadline = self._began + self.spec.timeout
+        with (
+            selectors.DefaultSelector() as selector,
+            (self.folder / "stdout").open("wb") as saved,
+            self.console.open("ab") as console_log,
+        ):
+            files = {"out": saved, "con": console_log}
+            for name in ("ctl", "out", "err", "con"):
+                if name in self._ours:
+                    selector.register(self._ours[name], selectors.EVENT_READ, name)
+            while selector.get_map():
+                for key, _ in selector.select(0.5):
+                    try:
+                        data = self._ours[key.data].recv(1 << 16)
+                    except OSError:
+                        data = b""
+                    if not data:
+                        selector.unregister(key.fileobj)
+                    elif key.data in files:
+                        files[key.data].write(data)
+                        files[key.data].flush()
+                    self._take(key.data, data)
+                if self._exit is not None:
+                    deadline = min(deadline, self._reported + LAST_WORDS)
+                if time.monotonic() > deadline:
+                    self._late = self._exit is None
+                    run.end_group(self.process) if not self.interactive else self.process.kill()
+                    break
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(LAST_WORDS)
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        self._ended = time.monotonic()
+        if self._partial:
+            self._lines.put(self._partial.decode(errors="replace"))
+        self._lines.put(None)
+
+    _partial = b""
+    _reported = 0.0
+
+    def _take(self, name: str, data: bytes) -> None:
+        if name == "out":
+            self._out += data
+            *whole, self._partial = (self._partial + data).split(b"\n")
+            for line in whole:
+                self._lines.put(line.decode(errors="replace"))
+            if self.spec.console_lines and data:
+                self.spec.console_lines(data)
+        elif name == "err":
+            self._err += data
+            if self.spec.errors and data:
+                self.spec.errors(data)
+        elif name == "ctl":
+            *whole, self._control = (self._control + data).split(b"\n")
+            for line in whole:
+                self._report(line.decode(errors="replace"))
+
+    def _report(self, line: str) -> None:
+        match = re.fullmatch(r"(ready|taint|exit) (-?\d+)\r?", line)
+        if not match:
+            return
+        if match[1] == "ready":
+            self._ready.set()
+        elif match[1] == "taint":
+            self._taint = int(match[2])
+        else:
+            self._exit = int(match[2])
+            self._reported = time.monotonic()
+
+    # What callers use.
+
+    @property
+    def lines(self) -> Iterator[str]:
+        """Lines of the command's stdout as they come, without their newline; ends with the guest."""
+        while True:
+            line = self._lines.get()
+            if line is None:
+                self._lines.put(None)
+                return
+            yield line
+
+    def send(self, line: str) -> None:
+        """Write a line to the command's stdin; raises TestFailure when the guest is gone."""
+        try:
+            self._ours["in"].sendall(line.encode() + b"\n")
+        except OSError:
+            self._fail_early()
+
+    def qmp(self, command: str, **arguments: object) -> Any:
+        """Run a QMP command and return its answer; raises LabError when QEMU refuses."""
+        from qemu.qmp import QMPError
+        from qemu.qmp.legacy import QEMUMonitorProtocol
+
+        try:
+            if self._monitor is None:
+                self._monitor = QEMUMonitorProtocol(self._ours["qmp"])
+                self._monitor.connect()
+            return self._monitor.cmd(command, **arguments)
+        except QMPError as error:
+            raise LabError(
+                f"QEMU does not do {command}", str(error), "check the command and its arguments"
+            ) from None
+
+    def wait(self) -> BootResult:
+        """Wait for the end of the guest and judge it.
+
+        Raises TestFailure when it was late, died before it reported, or (unless warnings are
+        allowed) when its kernel found fault with itself; LabError when QEMU did not start.
+        """
+        while self._reader.is_alive():
+            self._reader.join(0.2)  # in slices: Ctrl-C is seen
+        text = self.console.read_text(errors="replace")
+        found = console.violations(text) + console.taint_reasons(self._taint)
+        if self._exit is None:
+            self._fail(text, found)
+        result = BootResult(
+            self._out.decode(errors="replace"),
+            self._err.decode(errors="replace"),
+            self._exit if self._exit is not None else 126,
+            self.console,
+            self.accel,
+            self._ended - self._began,
+            found,
+            bytes(self._out),
+        )
+        if found and not self.spec.allow_warnings:
+            shown = "\n".join(found[:12]) + (f"\n… and {len(found) - 12} more" if len(found) > 12 else "")
+            raise TestFailure(
+                f"the guest's kernel reported a fault (its command ended with {result.exit_code})",
+                f"{shown}\n(console: {self.console})",
+                "read the console log; --allow-warnings lets such a run pass",
+            )
+        return result
+
+    def _fail(self, text: str, found: list[str]) -> None:
+        seen = console.last_lines("\n".join(found[-12:]) if found else text)
+        where = f"{seen}\n(console: {self.console})"
+        if self._late:
+            raise TestFailure(
+                f"the guest did not finish within {self.spec.timeout:g} s",
+                f"it {'was running its command' if self._ready.is_set() else 'had not reached user space'}; its console last said:\n{where}",
+                "look at the console log, or give it longer with --timeout",
+            )
+        log = (self.folder / "vmm.log").read_text(errors="replace").strip()
+        if not text.strip() and self.process.returncode:
+            raise LabError(
+                "the guest did not start",
+                console.last_lines(log)
+                + f"\n(exit code {self.process.returncode}, log: {self.folder / 'vmm.log'})",
+                "check the devices and options given; `kz doctor` shows the state of the machine",
+            )
+        raise TestFailure(
+            f"the guest died before its command reported (QEMU's exit code {self.process.returncode})",
+            where + (f"\n{console.last_lines(log)}" if log else ""),
+            "look at the console log",
+        )
+
+    def _fail_early(self) -> None:
+        self.wait()
+        raise TestFailure(
+            "the guest ended while it was being talked to",
+            f"its command ended with {self._exit} (console: {self.console})",
+            "look at the console log",
+        )
+
+    def close(self) -> None:
+        """End the guest, whatever it is doing, and forget its large files."""
+        if self.process.poll() is None:
+            if self.interactive:
+                self.process.kill()
+            else:
+                run.end_group(self.process, 0.5)
+        self._reader.join(15)
+        if self._monitor is not None:
+            with contextlib.suppress(Exception):  # the peer is gone; nothing is left to lose
+                self._monitor.close()
+        for end in self._ours.values():
+            end.close()
+        (self.folder / "initrd.cpio").unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def running(spec: BootSpec) -> Iterator[Guest]:
+    """A running guest to talk to; it is ended with the block.
+
+    A guest that was not waited for is judged by its console all the same.
+    """
+    guest = Guest(spec)
+    try:
+        yield guest
+        if guest._reader.is_alive() and not spec.allow_warnings:
+            found = console.violations(guest.console.read_text(errors="replace"))
+            if found:
+                raise TestFailure(
+                    "the guest's kernel reported a fault",
+                    "\n".join(found[:12]) + f"\n(console: {guest.console})",
+                    "read the console log",
+                )
+    finally:
+        guest.close()
+
+
+def boot(spec: BootSpec) -> BootResult:
+    """Boot, run the command to its end, and return what it said; see ``Guest.wait`` for errors."""
+    guest = Guest(spec)
+    try:
+        if "in" in guest._ours:
+            guest._ours["in"].shutdown(socket.SHUT_WR)
+        return guest.wait()
+    finally:
+        guest.close()
+
+
+def interactive(spec: BootSpec) -> int:
+    """A guest on this terminal; returns the exit code of its command."""
+    saved = termios.tcgetattr(0) if sys.stdin.isatty() else None
+    guest = Guest(spec, interactive=True)
+    try:
+        if saved is not None:
+            tty.setraw(0)
+        return guest.wait().exit_code
+    finally:
+        guest.close()
+        if saved is not None:
+            termios.tcsetattr(0, termios.TCSADRAIN, saved)

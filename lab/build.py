@@ -1,0 +1,487 @@
+# SPDX-License-Identifier: GPL-2.0
+"""Kernels and QEMU binaries, built outside the sources and kept in the cache by content."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from lab import apt, debs, fetch, lock, paths, progress, run, series
+from lab.errors import LabError, UsageError
+from lab.run import Argv
+
+VARIANTS = ("base", "knownzero", "off", "debug")
+ARCHES = ("x86_64", "um")
+QEMU_VARIANTS = ("base", "knownzero")
+LINUX_RECIPE = "1"  # change it when the way kernels are built changes
+QEMU_RECIPE = "1"
+KEEP_IMAGES = 40
+OURS = re.compile(r"^CONFIG_(PAGE_ZEROED\w*|PREZERO_PAGE\w*|REFPAGE\w*)=[ym]$", re.MULTILINE)
+
+# The rest of the kernel's identity must not depend on when and where it was built.
+KBUILD = (
+    "KBUILD_BUILD_TIMESTAMP=Thu Jan  1 00:00:00 UTC 1970",
+    "KBUILD_BUILD_USER=knownzero",
+    "KBUILD_BUILD_HOST=knownzero",
+    "KBUILD_BUILD_VERSION=1",
+    "LOCALVERSION=",
+)
+
+QEMU_OPTIONS = (
+    "--target-list=x86_64-softmmu",
+    "--without-default-features",
+    "--prefix=/usr",
+    "--enable-tcg",
+    "--enable-kvm",
+    "--enable-plugins",
+    "--enable-fdt=system",
+    "--enable-trace-backends=log",
+    "--enable-vhost-user",
+    "--disable-werror",
+    "--disable-download",
+    "--disable-docs",
+    "--disable-install-blobs",  # Debian's source has none
+)
+
+
+def jobs() -> int:
+    """How many compilers may run at once: one per CPU this process may use."""
+    return max(1, len(os.sched_getaffinity(0)))
+
+
+@functools.cache
+def compiler() -> str:
+    """The compiler and linker, as a line that changes when they do."""
+    lines = []
+    for tool in ("cc", "ld"):
+        text = run.output(
+            [tool, "--version"], "cannot compile", "run `kz doctor`: it names the packages to install"
+        )
+        lines.append(text.splitlines()[0])
+    return "; ".join(lines)
+
+
+def fragments(variant: str, arch: str, root: Path | None = None) -> list[Path]:
+    """The configuration fragments of a variant, in the order in which they are merged."""
+    folder = (root or paths.REPO / "linux") / "configs"
+    names = {
+        "base": [arch],
+        "knownzero": [arch, "knownzero"],
+        "off": [arch, "off"],
+        "debug": [arch, "knownzero", "debug", f"debug-{arch}"],
+    }[variant]
+    return [folder / f"{name}.config" for name in names]
+
+
+def requested(files: list[Path]) -> dict[str, str]:
+    """What fragments ask for: symbol -> value, ``n`` for *is not set*; the last one wins."""
+    wanted: dict[str, str] = {}
+    for file in files:
+        for line in file.read_text(encoding="utf-8").splitlines():
+            unset = re.fullmatch(r"# (CONFIG_\w+) is not set", line.strip())
+            assigned = re.fullmatch(r"(CONFIG_\w+)=(.*)", line.strip())
+            if unset:
+                wanted[unset[1]] = "n"
+            elif assigned:
+                wanted[assigned[1]] = assigned[2]
+            elif line.strip() and not line.startswith("#"):
+                raise LabError(
+                    f"{file.name} has a line that is no configuration",
+                    line.strip(),
+                    "write CONFIG_X=y, or: # CONFIG_X is not set",
+                )
+    return wanted
+
+
+def lost(wanted: dict[str, str], config: str) -> list[str]:
+    """The symbols of ``wanted`` that the final .config does not have as asked."""
+    final = dict(re.findall(r"^(CONFIG_\w+)=(.*)$", config, re.MULTILINE))
+    return [
+        f"{name}={value} (became {final.get(name, 'n')})"
+        for name, value in wanted.items()
+        if final.get(name, "n") != value
+    ]
+
+
+def clean_environment() -> dict[str, str]:
+    """The environment without what would steer kbuild or make behind our back."""
+    drop = {
+        "ARCH",
+        "SUBARCH",
+        "CROSS_COMPILE",
+        "KBUILD_OUTPUT",
+        "O",
+        "MAKEFLAGS",
+        "MFLAGS",
+        "MAKELEVEL",
+        "KCFLAGS",
+        "LOCALVERSION",
+        "KCONFIG_CONFIG",
+        "LLVM",
+    }
+    return {k: v for k, v in os.environ.items() if k not in drop}
+
+
+def _digest(parts: list[str]) -> str:
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def linux_key(variant: str, arch: str, source: fetch.Source) -> str:
+    """The name of a kernel image: everything that goes into it."""
+    parts = [LINUX_RECIPE, arch, variant, source.key, compiler()]
+    parts += [file.read_text(encoding="utf-8") for file in _checked_fragments(variant, arch)]
+    if variant != "base":
+        parts.append(series.get("linux").key())
+    return _digest(parts)
+
+
+def _checked_fragments(variant: str, arch: str) -> list[Path]:
+    if variant not in VARIANTS:
+        raise UsageError(
+            f"no kernel variant is called {variant!r}",
+            "there are: " + ", ".join(VARIANTS),
+            "choose one of them with --variant",
+        )
+    if arch not in ARCHES:
+        raise UsageError(
+            f"no kernel is built for {arch!r}",
+            "there are: " + ", ".join(ARCHES),
+            "choose one of them with --arch",
+        )
+    return fragments(variant, arch)
+
+
+def _image(prefix: str, key: str, name: str) -> Path:
+    return paths.sub("images") / f"{prefix}-{key[:16]}" / name
+
+
+def linux_image_name(arch: str) -> str:
+    """The file that is booted."""
+    return "linux" if arch == "um" else "bzImage"
+
+
+def find_linux(variant: str, arch: str = "x86_64") -> Path | None:
+    """The image if the cache has it; never builds."""
+    key = linux_key(variant, arch, fetch.identify("linux"))
+    image = _image(f"linux-{arch}-{variant}", key, linux_image_name(arch))
+    return image if image.is_file() else None
+
+
+def build_linux(variant: str, arch: str = "x86_64") -> Path:
+    """The kernel image (bzImage; for um the executable), built when the cache lacks it.
+
+    vmlinux, .config, System.map and metadata.json stand beside it.
+    """
+    found = find_linux(variant, arch)
+    if found:
+        with contextlib.suppress(OSError):
+            os.utime(found.parent)
+        return found
+    need_tools("linux")
+    source = fetch.obtain("linux")
+    with lock.locked(f"build-linux-{arch}-{variant}"):
+        key = linux_key(variant, arch, source)
+        image = _image(f"linux-{arch}-{variant}", key, linux_image_name(arch))
+        if image.is_file():
+            return image
+        with contextlib.ExitStack() as stack:
+            if variant == "base":
+                tree = fetch.pristine(source)
+            else:
+                tree = stack.enter_context(series.working_copy(series.get("linux"), source))
+            obj = paths.sub("obj") / f"linux-{source.key[:8]}-{arch}-{variant}"
+            log = paths.log_file(f"linux-{arch}-{variant}")
+            began = time.monotonic()
+            with progress.step(f"building linux {source.version} {arch} {variant}", log):
+                make_linux(tree, obj, fragments(variant, arch), arch, variant, log, [linux_image_name(arch)])
+            _publish_linux(obj, image, arch, {
+                "what": "linux", "variant": variant, "arch": arch, "version": source.version, "source": source.key,
+                "series": series.get("linux").key() if variant != "base" else "", "compiler": compiler(),
+                "seconds": round(time.monotonic() - began, 1), "key": key,
+            })  # fmt: skip
+        prune_images()
+    return image
+
+
+def configure_linux(
+    tree: Path, obj: Path, files: list[Path], arch: str, log: Path, lenient: bool = False
+) -> None:
+    """Make obj/.config from fragments over allnoconfig; a symbol that is lost is an error.
+
+    ``lenient`` forgives our own symbols, for steps of the series that do not have them yet.
+    """
+    what = f"cannot configure the kernel ({', '.join(f.name for f in files)})"
+    obj.mkdir(parents=True, exist_ok=True)
+    wanted = requested(files)
+    with tempfile.TemporaryDirectory(prefix=".config-", dir=paths.sub("work")) as folder:
+        merge = tree / "scripts" / "kconfig" / "merge_config.sh"
+        fix = "read the log; then mend the fragment in linux/configs"
+        run.logged(
+            ["bash", merge, "-m", "-O", folder, *files], log, what, fix, cwd=tree, env=clean_environment()
+        )
+        merged = Path(folder) / ".config"
+        argv: Argv = [
+            "make",
+            "-s",
+            "-C",
+            tree,
+            f"O={obj}",
+            f"ARCH={arch}",
+            f"KCONFIG_ALLCONFIG={merged}",
+            *KBUILD,
+            "allnoconfig",
+        ]
+        run.logged(argv, log, what, fix, env=clean_environment())
+    missing = lost(wanted, (obj / ".config").read_text(encoding="utf-8"))
+    if lenient:
+        missing = [item for item in missing if not OURS.match(item.split(" ")[0])]
+    if missing:
+        raise LabError(
+            what,
+            "the kernel's Kconfig did not accept: " + ", ".join(missing),
+            "find what the symbol depends on, or whether the series that brings it is there; then mend the fragment in linux/configs",
+        )
+
+
+def make_linux(
+    tree: Path,
+    obj: Path,
+    files: list[Path],
+    arch: str,
+    variant: str,
+    log: Path,
+    targets: list[str],
+    lenient: bool = False,
+) -> None:
+    """Configure and build in ``obj``; only what changed is compiled again."""
+    configure_linux(tree, obj, files, arch, log, lenient)
+    if variant in ("base", "off"):
+        ours = OURS.findall((obj / ".config").read_text(encoding="utf-8"))
+        if ours:
+            raise LabError(
+                f"the kernel variant {variant} has our options on",
+                ", ".join(ours),
+                "mend linux/configs/off.config",
+            )
+    argv: Argv = ["make", "-C", tree, f"O={obj}", f"ARCH={arch}", f"-j{jobs()}", *KBUILD, *targets]
+    fix = "mend the first error above (the log has the rest), then run it again"
+    run.logged(argv, log, f"the kernel does not build ({arch}, {variant})", fix, env=clean_environment())
+
+
+def _publish_linux(obj: Path, image: Path, arch: str, metadata: dict[str, object]) -> None:
+    with lock.new_directory(image.parent) as work:
+        built = obj / "linux" if arch == "um" else obj / "arch" / "x86" / "boot" / "bzImage"
+        shutil.copy2(built, work / image.name)
+        for name in ("vmlinux", ".config", "System.map"):
+            shutil.copy2(obj / name, work / name)
+        metadata["release"] = (
+            (obj / "include" / "config" / "kernel.release").read_text(encoding="utf-8").strip()
+        )
+        (work / "metadata.json").write_text(json.dumps(metadata, indent=1) + "\n", encoding="utf-8")
+
+
+def metadata(image: Path) -> dict[str, object]:
+    """What is known of an image in the cache; empty for others."""
+    for folder in image.parents[:4]:
+        file = folder / "metadata.json"
+        if file.is_file():
+            data: dict[str, object] = json.loads(file.read_text(encoding="utf-8"))
+            return data
+    return {}
+
+
+def qemu_key(variant: str, source: fetch.Source) -> str:
+    """The name of a QEMU build: everything that goes into it."""
+    if variant not in QEMU_VARIANTS:
+        raise UsageError(
+            f"no QEMU variant is called {variant!r}",
+            "there are: " + ", ".join(QEMU_VARIANTS),
+            "choose one of them with --variant",
+        )
+    parts = [QEMU_RECIPE, source.key, compiler(), *QEMU_OPTIONS]
+    if variant != "base":
+        parts.append(series.get("qemu").key())
+    return _digest(parts)
+
+
+def find_qemu(variant: str = "knownzero") -> Path | None:
+    """The binary if the cache has it; never builds."""
+    key = qemu_key(variant, fetch.identify("qemu"))
+    image = _image(f"qemu-{variant}", key, "usr/bin/qemu-system-x86_64")
+    return image if image.is_file() else None
+
+
+def qemu_object_dir(variant: str, source: fetch.Source) -> Path:
+    """Where QEMU is compiled; its qtests are built and run there too."""
+    return paths.sub("obj") / f"qemu-{source.key[:8]}-{variant}"
+
+
+def build_qemu(variant: str = "knownzero") -> Path:
+    """qemu-system-x86_64, built when the cache lacks it; its firmware is found beside it."""
+    found = find_qemu(variant)
+    if found:
+        with contextlib.suppress(OSError):
+            os.utime(found.parents[2])
+        return found
+    need_tools("qemu")
+    source = fetch.obtain("qemu")
+    with lock.locked(f"build-qemu-{variant}"):
+        key = qemu_key(variant, source)
+        image = _image(f"qemu-{variant}", key, "usr/bin/qemu-system-x86_64")
+        if image.is_file():
+            return image
+        with qemu_tree(variant, source) as tree:
+            obj = qemu_object_dir(variant, source)
+            log = paths.log_file(f"qemu-{variant}")
+            began = time.monotonic()
+            with progress.step(f"building qemu {source.version} {variant}", log):
+                make_qemu(tree, obj, log, ["qemu-system-x86_64"])
+            _publish_qemu(obj, image, {
+                "what": "qemu", "variant": variant, "version": source.version, "source": source.key,
+                "series": series.get("qemu").key() if variant != "base" else "", "compiler": compiler(),
+                "seconds": round(time.monotonic() - began, 1), "key": key,
+            })  # fmt: skip
+        prune_images()
+    return image
+
+
+@contextlib.contextmanager
+def qemu_tree(variant: str, source: fetch.Source) -> Iterator[Path]:
+    """The tree a QEMU variant is built from; hold it while building."""
+    if variant == "base":
+        yield fetch.pristine(source)
+    else:
+        with series.working_copy(series.get("qemu"), source) as tree:
+            yield tree
+
+
+def make_qemu(tree: Path, obj: Path, log: Path, targets: list[str]) -> None:
+    """Configure when the recipe changed, then build the targets in ``obj``."""
+    what = "QEMU does not build"
+    fix = "mend the first error above (the log has the rest), then run it again"
+    stamp = obj / ".configured"
+    recipe = _digest([QEMU_RECIPE, compiler(), str(tree), sys.executable, *QEMU_OPTIONS])
+    if not stamp.is_file() or stamp.read_text(encoding="utf-8") != recipe:
+        shutil.rmtree(obj, ignore_errors=True)
+        obj.mkdir(parents=True)
+        argv: Argv = [tree / "configure", f"--python={sys.executable}", *QEMU_OPTIONS]
+        advice = "run `kz doctor`: it names missing packages; the log says the rest"
+        run.logged(argv, log, "QEMU cannot be configured", advice, cwd=obj, env=clean_environment())
+        stamp.write_text(recipe, encoding="utf-8")
+    ninja = Path(sys.executable).parent / "ninja"
+    run.logged([ninja, "-C", obj, f"-j{jobs()}", *targets], log, what, fix, env=clean_environment())
+    make_option_roms(tree, obj / "optionrom", log)
+
+
+def make_option_roms(tree: Path, folder: Path, log: Path) -> None:
+    """Build the ROMs that load kernels, with QEMU's Makefile.
+
+    QEMU's configure leaves them out on machines without a 32-bit libgcc, which they do not need.
+    """
+    folder.mkdir(exist_ok=True)
+    config = f"TOPSRC_DIR={tree}\nCC=cc\nOBJCOPY=objcopy\nPYTHON={sys.executable}\n"
+    lock.write_if_changed(folder / "config.mak", config.encode())
+    argv: Argv = ["make", "-C", folder, "-f", tree / "pc-bios" / "optionrom" / "Makefile", "all"]
+    run.logged(argv, log, "QEMU's option ROMs do not build", "read the log", env=clean_environment())
+
+
+# Firmware that Debian's source leaves out (it ships it as a package of its own).
+FIRMWARE = ("bios-256k.bin", "bios.bin", "bios-microvm.bin")
+
+
+def _publish_qemu(obj: Path, image: Path, metadata: dict[str, object]) -> None:
+    seabios = debs.unpacked("seabios") / "usr" / "share" / "seabios"
+    with lock.new_directory(image.parents[2]) as work:
+        (work / "usr" / "bin").mkdir(parents=True)
+        data = work / "usr" / "share" / "qemu"
+        data.mkdir(parents=True)
+        shutil.copy2(obj / "qemu-system-x86_64", work / "usr" / "bin" / image.name)
+        for rom in sorted((obj / "optionrom").glob("*.bin")):
+            shutil.copy2(rom, data / rom.name)
+        for name in FIRMWARE:
+            if not (data / name).exists():
+                shutil.copy2(seabios / name, data / name)
+        (work / "metadata.json").write_text(json.dumps(metadata, indent=1) + "\n", encoding="utf-8")
+
+
+def prune_images(keep: int = KEEP_IMAGES) -> None:
+    """Drop the images that were not used for longest, and what is left of old work."""
+    folder = paths.sub("images")
+    kept = sorted(
+        (p for p in folder.iterdir() if not p.name.startswith(".")),
+        key=lambda p: p.stat().st_mtime,
+        reverse=True,
+    )
+    for old in kept[keep:]:
+        if time.time() - old.stat().st_mtime > 86400:
+            shutil.rmtree(old, ignore_errors=True)
+    for part in folder.glob(".*.part"):
+        if time.time() - part.stat().st_mtime > 86400:
+            shutil.rmtree(part, ignore_errors=True)
+    for log in paths.sub("logs").iterdir():
+        if time.time() - log.stat().st_mtime > 14 * 86400:
+            log.unlink(missing_ok=True)
+
+
+# What each build needs from the machine: (a check, the Debian package).
+TOOLS: dict[str, tuple[tuple[str, str], ...]] = {
+    "linux": (
+        ("cc", "gcc"), ("ld", "binutils"), ("make", "make"), ("flex", "flex"), ("bison", "bison"), ("bc", "bc"),
+        ("perl", "perl"), ("tar", "tar"), ("xz", "xz-utils"), ("lz4", "lz4"), ("git", "git"), ("dpkg-deb", "dpkg"),
+        ("<stdio.h>", "libc6-dev"), ("<gelf.h>", "libelf-dev"),
+    ),
+    "qemu": (
+        ("cc", "gcc"), ("ld", "binutils"), ("make", "make"), ("pkg-config", "pkg-config"), ("git", "git"), ("tar", "tar"),
+        ("xz", "xz-utils"), ("dpkg-deb", "dpkg"), ("<stdio.h>", "libc6-dev"), ("glib-2.0.pc", "libglib2.0-dev"), ("<libfdt.h>", "libfdt-dev"),
+    ),
+}  # fmt: skip
+
+
+def has(check: str) -> bool:
+    """Whether a program, a header ``<x.h>`` or a pkg-config file ``x.pc`` is there."""
+    if check.startswith("<"):
+        try:
+            done = subprocess.run(
+                ["cc", "-E", "-"], input=f"#include {check}\n", capture_output=True, text=True, check=False
+            )
+        except FileNotFoundError:
+            return False
+        return done.returncode == 0
+    if check.endswith(".pc"):
+        try:
+            return (
+                subprocess.run(
+                    ["pkg-config", "--exists", check[:-3]], capture_output=True, check=False
+                ).returncode
+                == 0
+            )
+        except FileNotFoundError:
+            return False
+    return shutil.which(check) is not None
+
+
+def missing_packages(what: str) -> list[str]:
+    """Debian packages that building ``linux`` or ``qemu`` needs and the machine lacks."""
+    return list(dict.fromkeys(package for check, package in TOOLS[what] if not has(check)))
+
+
+def need_tools(what: str) -> None:
+    """Install what a build needs, or say which command does it."""
+    absent = missing_packages(what)
+    if absent:
+        apt.install(absent, f"cannot build {what}")
+        compiler.cache_clear()
+        still = missing_packages(what)
+        if still:
+            raise LabError(f"cannot build {what}", "still missing: " + ", ".join(still), "run `kz doctor`")

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: GPL-2.0
+"""Bar charts as inline SVG. Colours come from the page's CSS, so that light and dark both work."""
+
+from __future__ import annotations
+
+from html import escape
+
+from lab.results import Metric
+from lab.units import human
+
+# As wide as a phone, in CSS pixels: there the text is shown at its own size, elsewhere larger.
+WIDTH = 340.0
+BAR = 16.0
+GAP = 4.0
+GROUP = 30.0
+TITLE = 20.0
+# Room kept free at the right of the longest bar for its value.
+VALUE = 104.0
+MAX_DOTS = 60
+
+
+def _x(value: float, top: float) -> float:
+    return max(0.0, value / top * (WIDTH - VALUE)) if top > 0 else 0.0
+
+
+def _bar(metric: Metric, side: str, y: float, top: float) -> str:
+    sample = metric.base if side == "base" else metric.ours
+    end, low, high = (_x(value, top) for value in (sample.median, sample.low, sample.high))
+    middle = y + BAR / 2
+    text = human(sample.median, metric.unit)
+    who = "base" if side == "base" else "knownzero"
+    parts = [
+        f"<title>{who}: {escape(text)} (10th to 90th percentile {escape(human(sample.low, metric.unit))} to "
+        f"{escape(human(sample.high, metric.unit))}, n={sample.n})</title>",
+        f'<rect class="{side}" x="0" y="{y:.1f}" width="{max(end, 1.5):.1f}" height="{BAR:.0f}" rx="2"/>',
+    ]
+    # Nothing is drawn where the value is written: far outliers stand at the edge.
+    edge = WIDTH - VALUE + 8
+    reach = [max(end, min(high, edge))]
+    for index, value in enumerate(metric.values.get(side, [])[:MAX_DOTS]):
+        reach.append(min(_x(value, top), edge))
+        parts.append(
+            f'<circle class="dot" cx="{reach[-1]:.1f}" cy="{y + 3.5 + (index * 5) % 10:.1f}" r="1.3"/>'
+        )
+    if high - low > 1:
+        right = min(high, edge)
+        ends = "".join(f"M{at:.1f} {middle - 4:.1f}v8" for at in (low, right))
+        parts.append(f'<path class="whisker" d="M{low:.1f} {middle:.1f}H{right:.1f}{ends}"/>')
+    label = max(reach) + 7
+    parts.append(f'<text class="value" x="{label:.1f}" y="{middle + 4.5:.1f}">{escape(text)}</text>')
+    return f"<g>{''.join(parts)}</g>"
+
+
+def bars(metrics: list[Metric], labels: list[str], title: str) -> str:
+    """One chart: for each metric a bar for base and one for ours, on one scale from zero.
+
+    The metrics must share a unit; ValueError otherwise.
+    """
+    if len({metric.unit for metric in metrics}) != 1:
+        raise ValueError("metrics of one chart share a unit")
+    top = max(max(metric.base.median, metric.ours.median) for metric in metrics)
+    step = TITLE + 2 * BAR + GAP
+    height = len(metrics) * step + (len(metrics) - 1) * (GROUP - TITLE) + 2
+    parts = []
+    y = 0.0
+    for metric, label in zip(metrics, labels, strict=True):
+        parts.append(f'<text class="label" x="0" y="{y + 13:.1f}">{escape(label)}</text>')
+        parts.append(_bar(metric, "base", y + TITLE, top))
+        parts.append(_bar(metric, "ours", y + TITLE + BAR + GAP, top))
+        y += step + GROUP - TITLE
+    return (
+        f'<svg viewBox="0 0 {WIDTH:.0f} {height:.0f}" role="img" aria-label="{escape(title, quote=True)}" '
+        f'xmlns="http://www.w3.org/2000/svg">{"".join(parts)}</svg>'
+    )

@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: GPL-2.0
+"""Checks of a series: it applies exactly, reads well to checkpatch, survives saving, builds at each step."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from lab import build, fetch, lock, paths, progress, series, tree
+from lab.errors import LabError
+
+# Headers that come from the kernel series next door, not from a released kernel.
+EXPECTED = re.compile(r"0\d+-linux-headers-.*added, moved or deleted file\(s\) imported from Linux")
+# Rules that ask for what only the kernel has, and not a program of its own in tools/.
+KERNEL_ONLY = (
+    "ARRAY_SIZE,COMPLEX_MACRO,EMBEDDED_FILENAME,FLEXIBLE_ARRAY,IS_ENABLED_CONFIG,"
+    "MACRO_ARG_UNUSED,NEW_TYPEDEFS,PREFER_DEFINED_ATTRIBUTE_MACRO"
+)
+# Texts without a place for a licence line, as their neighbours in the kernel are.
+NO_SPDX = re.compile(r"^Documentation/ABI/|\.txt$|\.kunitconfig$|/\.gitignore$|\.json$")
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is not in order: which check, where, and what."""
+
+    check: str
+    where: str
+    text: str
+
+
+def check(name: str, each: bool = False) -> list[Problem]:
+    """Run all checks of one series; an empty list means that it is in order."""
+    what = series.get(name)
+    if what.empty():
+        raise LabError(
+            f"there is no {name} series",
+            f"{what.root} has neither patches nor new files",
+            "save one with kz series save",
+            1,
+        )
+    pristine = fetch.pristine(fetch.obtain(name))
+    found = listing(what) + licences(what)
+    with progress.step(f"applying the {name} series"):
+        found += applies(what, pristine)
+    if any(p.check == "apply" for p in found):
+        return found
+    with progress.step(f"checkpatch on the {name} series"):
+        found += checkpatch(what, pristine)
+    with progress.step(f"saving the {name} series again"):
+        found += saves_clean(what, pristine)
+    if each:
+        found += builds(what) if name == "linux" else builds_qemu(what)
+    return found
+
+
+def listing(what: series.Series) -> list[Problem]:
+    """Every patch is listed once, and numbers rise."""
+    listed = [p.name for p in what.patches()]
+    found = [
+        Problem("listing", n, "is not in patches/series")
+        for n in sorted(p.name for p in what.patch_root.glob("*.patch"))
+        if n not in listed
+    ]
+    for before, after in itertools.pairwise(listed):
+        if tree.number_of(after) <= tree.number_of(before):
+            found.append(Problem("listing", after, f"its number does not come after that of {before}"))
+    return found
+
+
+def licences(what: series.Series) -> list[Problem]:
+    """New files say their licence in one of their first lines."""
+    found = []
+    for name in what.new_files():
+        head = (what.new_root / name).read_text(errors="replace").splitlines()[:3]
+        if not NO_SPDX.search(name) and not any("SPDX-License-Identifier:" in line for line in head):
+            found.append(Problem("licence", name, "has no SPDX-License-Identifier in its first three lines"))
+    return found
+
+
+def applies(what: series.Series, pristine: Path) -> list[Problem]:
+    """All patches apply with their whole context."""
+    try:
+        series.result(what, pristine)
+    except LabError as error:
+        return [Problem("apply", what.name, f"{error.what}: {error.why}")]
+    return []
+
+
+def checkpatch(what: series.Series, pristine: Path) -> list[Problem]:
+    """The source's own scripts/checkpatch.pl has nothing to say."""
+    script = pristine / "scripts" / "checkpatch.pl"
+    common = ["perl", str(script), "--no-summary", "--terse", "--color=never"]
+    if what.name == "linux":
+        common += ["--show-types"]
+    found = []
+    for patch in what.patches():
+        found += _complaints([*common, str(patch)], pristine, patch.name)
+    for name in what.new_files():
+        # A relative name, as if it stood in the tree: some rules go by the path.
+        with tempfile.TemporaryDirectory(prefix=".checkpatch-", dir=paths.sub("work")) as folder:
+            place = Path(folder) / name
+            place.parent.mkdir(parents=True)
+            place.write_bytes((what.new_root / name).read_bytes())
+            ignore = [f"--ignore={KERNEL_ONLY}"] if name.startswith("tools/") else []
+            argv = [*common, *ignore, f"--root={pristine}", "-f", name]
+            found += _complaints(argv, Path(folder), name)
+    return found
+
+
+def _complaints(argv: list[str], cwd: Path, where: str) -> list[Problem]:
+    done = subprocess.run(
+        argv, cwd=cwd, env=series.git_environment(cwd.parent), capture_output=True, text=True, check=False
+    )
+    lines = [line for line in done.stdout.splitlines() if re.search(r"\b(?:ERROR|WARNING|CHECK)\b", line)]
+    if not lines and done.returncode:
+        lines = (done.stdout + done.stderr).strip().splitlines()[-3:] or [f"exit code {done.returncode}"]
+    return [
+        Problem("checkpatch", where, line.strip()) for line in lines if not EXPECTED.search(f"{where} {line}")
+    ]
+
+
+def saves_clean(what: series.Series, pristine: Path) -> list[Problem]:
+    """Saving the commits that the series makes gives the very files that are kept."""
+    with tree.small(what, pristine) as repo:
+        tip = tree.commit_series(repo, tree.BASE, what)
+        changed = tree.differences(what, tree.kept(repo, tree.BASE, tip, tree.known_numbers(what)))
+    return [Problem("save", name, "saving the unchanged series would change this file") for name in changed]
+
+
+def builds(what: series.Series) -> list[Problem]:
+    """The kernel builds after every patch, with the feature on and off, for x86_64 and um."""
+    build.need_tools("linux")
+    source = fetch.obtain("linux")
+    pristine = fetch.pristine(source)
+    tree_ = paths.sub("work") / f"each-{source.key[:12]}"
+    found = []
+    count = len(what.patches())
+    with lock.locked("each-linux"):
+        for upto in range(1, count + 1):
+            patch = what.patches()[upto - 1]
+            series.at_step(what, pristine, tree_, upto)
+            for arch in build.ARCHES:
+                for variant in ("knownzero", "off"):
+                    log = paths.log_file(f"each-{patch.stem[:4]}-{arch}-{variant}")
+                    with progress.step(f"{upto}/{count} {patch.name[:40]} {arch} {variant}", log):
+                        try:
+                            obj = paths.sub("obj") / f"each-{arch}-{variant}"
+                            # Before the patch that brings an option, asking for it has no effect.
+                            build.make_linux(
+                                tree_,
+                                obj,
+                                build.fragments(variant, arch),
+                                arch,
+                                variant,
+                                log,
+                                ["vmlinux"],
+                                lenient=True,
+                            )
+                        except LabError as error:
+                            found.append(Problem("build", patch.name, f"{arch}, {variant}: {error.why}"))
+    return found
+
+
+def builds_qemu(what: series.Series) -> list[Problem]:
+    """QEMU builds after every patch."""
+    build.need_tools("qemu")
+    source = fetch.obtain("qemu")
+    pristine = fetch.pristine(source)
+    tree_ = paths.sub("work") / f"each-{source.key[:12]}"
+    found = []
+    count = len(what.patches())
+    with lock.locked("each-qemu"):
+        for upto in range(1, count + 1):
+            patch = what.patches()[upto - 1]
+            series.at_step(what, pristine, tree_, upto)
+            log = paths.log_file(f"each-{patch.stem[:4]}-qemu")
+            with progress.step(f"{upto}/{count} {patch.name[:40]}", log):
+                try:
+                    build.make_qemu(tree_, paths.sub("obj") / "each-qemu", log, ["qemu-system-x86_64"])
+                except LabError as error:
+                    found.append(Problem("build", patch.name, error.why))
+    return found

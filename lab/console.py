@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: GPL-2.0
+"""What a guest's console says about the health of its kernel."""
+
+from __future__ import annotations
+
+import re
+
+# Lines that mean the kernel found fault with itself.
+PATTERNS = (
+    r"page_zeroed: BUG",
+    r"\bWARNING:",
+    r"\bBUG:",
+    r"\bkernel BUG at\b",
+    r"\bOops\b",
+    r"general protection fault",
+    r"\bKASAN\b",
+    r"\bKMSAN\b",
+    r"\bKCSAN\b",
+    r"UBSAN:",
+    r"INFO: task .* blocked",
+    r"INFO: trying to register non-static key",
+    r"rcu.*\bstall",
+    r"soft lockup",
+    r"hard LOCKUP",
+    r"Kernel panic",
+    r"possible circular locking",
+    r"possible recursive locking",
+    r"possible deadlock",
+    r"inconsistent lock state",
+    r"lock held when returning to user space",
+    r"held lock freed",
+    r"bad unlock balance",
+    r"invalid wait context",
+    r"sleeping function called from invalid context",
+    r"scheduling while atomic",
+    r"suspicious RCU usage",
+    r"Bad page",
+    r"bad page state",
+    r"list_(?:add|del) corruption",
+    r"ODEBUG:",
+    r"Unable to handle kernel",
+    r"workqueue lockup",
+)
+# Lines that hold a pattern and are no fault: options that are echoed or announced.
+HARMLESS = (
+    r"Kernel command line:",
+    r"Command line:",
+    r"Unknown kernel command line parameters",
+    r"stall warnings timeout",
+    r"KernelAddressSanitizer initialized",
+)
+# Bits of /proc/sys/kernel/tainted that only a fault sets.
+TAINTS = {5: "bad page", 7: "oops or BUG", 9: "warning", 14: "soft lockup"}
+
+_FAULT = re.compile("|".join(f"(?:{p})" for p in PATTERNS))
+_HARMLESS = re.compile("|".join(f"(?:{p})" for p in HARMLESS))
+_STAMP = re.compile(r"^(?:<\d+>)?\[\s*\d+\.\d+\](?:\[[^]]*\])? ?")
+
+
+def violations(text: str) -> list[str]:
+    """The lines of a console log that report a fault, in order."""
+    return [line.rstrip() for line in text.splitlines() if _FAULT.search(line) and not _HARMLESS.search(line)]
+
+
+def taint_reasons(taint: int) -> list[str]:
+    """What a kernel's taint value says about faults; empty for harmless bits (modules, …)."""
+    return [f"kernel tainted: {reason} (bit {bit})" for bit, reason in TAINTS.items() if taint >> bit & 1]
+
+
+def unstamped(line: str) -> str:
+    """A console line without its time stamp."""
+    return _STAMP.sub("", line)
+
+
+def last_lines(text: str, count: int = 8) -> str:
+    """The end of a console log, for errors; empty lines left out."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    return "\n".join(lines[-count:]) or "(nothing was printed)"

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: GPL-2.0
+"""Errors a user sees: what failed, why, and what to do next."""
+
+from __future__ import annotations
+
+import errno
+
+OK = 0
+FAILED = 1
+USAGE = 2
+MACHINE = 3
+INTERRUPTED = 130
+
+
+class LabError(Exception):
+    """An error in three parts; ``code`` is the exit code (2 bad usage, 3 broken machine)."""
+
+    def __init__(self, what: str, why: str, fix: str, code: int = MACHINE) -> None:
+        super().__init__(what, why, fix, code)
+        self.what = what
+        self.why = why
+        self.fix = fix
+        self.code = code
+
+    def __str__(self) -> str:
+        why = self.why.strip().replace("\n", "\n       ")
+        return f"{self.what}\n  why: {why}\n  fix: {self.fix}"
+
+
+class TestFailure(LabError):
+    """Something under test did not behave; exit code 1."""
+
+    __test__ = False  # not a test class, whatever pytest thinks of the name
+
+    def __init__(self, what: str, why: str, fix: str) -> None:
+        super().__init__(what, why, fix, FAILED)
+
+
+class UsageError(LabError):
+    """The user asked for something that does not exist; exit code 2."""
+
+    def __init__(self, what: str, why: str, fix: str) -> None:
+        super().__init__(what, why, fix, USAGE)
+
+
+def from_oserror(error: OSError, doing: str) -> LabError:
+    """Turn an OSError into a three-part error; a full disk gets its own advice."""
+    where = f" ({error.filename})" if error.filename else ""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return full_disk(doing, f"{error.strerror}{where}")
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return LabError(
+            doing,
+            f"{error.strerror}{where}",
+            "mend the permissions, or set KNOWNZERO_CACHE to a folder you may write",
+        )
+    return LabError(
+        doing,
+        f"{error.strerror or error}{where}",
+        "see the reason above; `kz doctor` shows the state of the machine",
+    )
+
+
+def full_disk(doing: str, why: str) -> LabError:
+    """The error for a disk without room."""
+    return LabError(
+        doing,
+        why,
+        "free some space (the cache needs about 12 GB), or set KNOWNZERO_CACHE to a folder on a larger disk, then run it again",
+    )

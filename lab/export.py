@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: GPL-2.0
+"""The series as mails for a list: cover letter, threading, new files where they are first used."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from lab import lock, series, tree
+from lab.errors import LabError
+
+
+def hooks(name: str, text: str, place: str = "") -> bool:
+    """Whether added ``text`` (of the file ``place``) makes the tree use the new file ``name``."""
+    path = Path(name)
+    stem = re.escape(path.stem)
+    if path.suffix in (".c", ".S"):
+        return bool(re.search(rf"\b{stem}\.(?:o|c)\b", text)) or (
+            Path(place).name == "meson.build" and path.name in text
+        )
+    if path.suffix == ".h":
+        includes = {name.removeprefix("include/"), path.name, re.sub(r"^arch/\w+/include/", "", name)}
+        return any(re.search(rf'#\s*include\s+[<"](?:\S*/)?{re.escape(i)}[>"]', text) for i in includes)
+    if path.suffix == ".rst":
+        return place.startswith("Documentation/") and bool(re.search(rf"\b{stem}\b", text))
+    if path.name.startswith("Kconfig"):
+        return name in text or f'"{path.name}"' in text
+    return False
+
+
+def added(patch: bytes) -> list[tuple[str, str]]:
+    """The lines a patch adds, by file."""
+    found: dict[str, list[str]] = {}
+    place = ""
+    for line in series.diff_part(patch).decode(errors="replace").splitlines():
+        if line.startswith("+++ "):
+            place = line[4:].removeprefix("b/")
+        elif line.startswith("+") and place:
+            found.setdefault(place, []).append(line[1:])
+    return [(name, "\n".join(lines)) for name, lines in found.items()]
+
+
+def homes(what: series.Series) -> dict[str, int]:
+    """For each new file, the position of the patch that first uses it.
+
+    A file used by other new files comes at the latest with them. One that nothing names (an ABI
+    text, a selftest) comes with the patch of its own folder, or with the last one.
+    """
+    files = {n: (what.new_root / n).read_text(errors="replace") for n in what.new_files()}
+    patches = [added(p.read_bytes()) for p in what.patches()]
+    if not patches:
+        raise LabError(
+            f"the {what.name} series has no patches",
+            "there is nothing that uses its new files",
+            "save patches first",
+        )
+    found: dict[str, int] = {}
+    for name in files:
+        for position, changes in enumerate(patches):
+            if any(hooks(name, text, place) for place, text in changes):
+                found[name] = position
+                break
+    changed = True
+    while changed:
+        changed = False
+        for user, position in list(found.items()):
+            for name in files:
+                if (
+                    name != user
+                    and hooks(name, files[user], user)
+                    and found.get(name, len(patches)) > position
+                ):
+                    found[name] = position
+                    changed = True
+    for name in files:
+        if name not in found:
+            top = name.split("/", 1)[0]
+            near = [
+                i
+                for i, changes in enumerate(patches)
+                if any(place.split("/", 1)[0] == top for place, _ in changes)
+            ]
+            found[name] = near[-1] if near else len(patches) - 1
+    return found
+
+
+def cover_letter(what: series.Series) -> tuple[str, str]:
+    """Subject and text of the cover letter: <name>/cover-letter.txt, or placeholders."""
+    file = what.root / "cover-letter.txt"
+    if not file.is_file():
+        return "*** SUBJECT HERE ***", "*** BLURB HERE ***"
+    subject, _, text = file.read_text(encoding="utf-8").partition("\n")
+    return subject.strip(), text.strip()
+
+
+def export(name: str, directory: Path) -> list[Path]:
+    """Write the mails into ``directory`` and return them in order."""
+    what = series.get(name)
+    if directory.exists() and any(directory.iterdir()):
+        raise LabError(
+            f"{directory} is not empty", "old mails would mix with the new ones", "name a new directory", 2
+        )
+    repo = tree.Repo(tree.make(name, None))
+    tip = tree.commit_series(repo, tree.BASE, what, homes(what))
+    subject, text = cover_letter(what)
+    with lock.new_directory(directory.absolute()) as work:
+        repo.git(
+            "format-patch", "-o", str(work), "--cover-letter", "--thread=shallow", "--numbered", "--no-renames", f"--base={tree.BASE}",
+            "--no-notes", "--no-ext-diff", f"{tree.BASE}..{tip}",
+        )  # fmt: skip
+        letter = next(work.glob("0000-*"))
+        body = (
+            letter.read_text(encoding="utf-8")
+            .replace("*** SUBJECT HERE ***", subject)
+            .replace("*** BLURB HERE ***", text)
+        )
+        letter.write_text(body, encoding="utf-8")
+    return sorted(directory.absolute().iterdir())

@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: GPL-2.0
+"""Progress on stderr: a live line on a terminal, one plain line per step elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+
+console = Console(stderr=True, highlight=False)
+_live = 0
+
+
+def duration(seconds: float) -> str:
+    """Seconds as people read them: ``7 s``, ``3m12``."""
+    whole = round(seconds)
+    return f"{whole} s" if whole < 60 else f"{whole // 60}m{whole % 60:02d}"
+
+
+def note(text: str) -> None:
+    """One line to the user on stderr."""
+    if console.is_terminal:
+        console.print(f"[dim]kz:[/dim] {escape(text)}")
+    else:
+        print(f"kz: {text}", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def step(name: str, log: Path | None = None) -> Iterator[None]:
+    """Show that ``name`` is being done, how long it has taken, and where its log is."""
+    global _live
+    began = time.monotonic()
+    where = f" (log: {log})" if log else ""
+    if not console.is_terminal or _live:
+        note(f"{name} …{where}")
+        yield
+        note(f"{name}: done in {duration(time.monotonic() - began)}")
+        return
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    _live += 1
+    try:
+        with Progress(*columns, console=console, transient=True) as bar:
+            bar.add_task(escape(name + where), total=None)
+            yield
+    finally:
+        _live -= 1
+    took = time.monotonic() - began
+    if took > 3:
+        note(f"{name}: done in {duration(took)}")

@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: GPL-2.0
+"""Figures as people read them."""
+
+from __future__ import annotations
+
+
+def human(value: float, unit: str) -> str:
+    """A value with its unit, three digits or so: ``256 MiB``, ``51.2 ms``, ``1,204 instructions``."""
+    if unit == "bytes":
+        return binary(value)
+    if unit == "percent":
+        return f"{value:.1f} %"
+    if unit in ("ms", "s"):
+        return f"{digits(value)} {unit}"
+    if unit == "instructions":
+        return f"{value:,.1f}" if value < 10000 else f"{value:,.0f}"
+    return f"{digits(value)} {unit}".strip()
+
+
+def digits(value: float) -> str:
+    """A number with about three significant digits and no exponent."""
+    size = abs(value)
+    if size >= 100 or size == 0:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if size >= 10 else f"{value:.2f}"
+
+
+def binary(value: float) -> str:
+    """Bytes in the largest fitting binary unit."""
+    for name in ("B", "KiB", "MiB"):
+        if abs(value) < 1024:
+            return f"{digits(value)} {name}"
+        value /= 1024
+    return f"{digits(value)} GiB"
+
+
+def percent(value: float | None) -> str:
+    """A change in percent with its sign, or a dash where there is none."""
+    if value is None:
+        return "–"
+    # Digits where they matter: near nothing at all, and near everything.
+    size = abs(value)
+    if size < 2:
+        return f"{value:+.2f} %"
+    return f"{value:+.1f} %" if 98 <= size <= 102 else f"{value:+.0f} %"
