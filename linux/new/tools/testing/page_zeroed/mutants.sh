@@ -1,0 +1,124 @@
+#!/bin/sh
+# SPDX-License-Identifier: GPL-2.0
+#
+# Break the extracted functions, one after the other, and see whether that is
+# noticed. Exits with 1 if it is not, or if a mutation no longer applies.
+
+set -u
+: "${ROUNDS:=2000}" "${CC:=cc}" "${CFLAGS:?run make mutants}"
+failed=0
+
+# mutant DESCRIPTION FILE SED-SCRIPT
+mutant() {
+	rm -rf mutant
+	cp -r generated mutant
+	sed "$3" "generated/$2" > "mutant/$2"
+	if cmp -s "generated/$2" "mutant/$2"; then
+		echo "NOT APPLIED  $1"
+		failed=1
+		return
+	fi
+
+	# The last -I of two would lose, so put ours first.
+	if ! $CC -Imutant $CFLAGS -o mutant/page_zeroed main.c; then
+		echo "NOT BUILT    $1"
+		failed=1
+		return
+	fi
+
+	out=$(./mutant/page_zeroed 1 "$ROUNDS" | grep '^BROKEN' | head -n 1)
+	if [ -z "$out" ]; then
+		echo "NOT NOTICED  $1"
+		failed=1
+		return
+	fi
+	echo "noticed      $1"
+	echo "             ${out#BROKEN }"
+}
+
+# What cannot be trusted is a base for nothing.
+if ! ./page_zeroed 1 "$ROUNDS" > /dev/null; then
+	echo "The code fails as it is: run make run first"
+	exit 1
+fi
+
+mutant "merge: one zero half is enough" page_zeroed.h \
+	's/if (a && b)/if (a || b)/'
+mutant "merge: never known zero" page_zeroed.h \
+	's/if (a && b)/if (0)/'
+mutant "merge: the mark stays on the page" page_zeroed.h \
+	's/a = page_zeroed_take(page)/a = page_zeroed_sources(page)/'
+mutant "merge: the mark stays on the buddy" page_zeroed.h \
+	's/b = page_zeroed_take(buddy)/b = page_zeroed_sources(buddy)/'
+mutant "merge: the page is marked, not the merged head" page_zeroed.h \
+	's/page_zeroed_mark(merged, a | b)/page_zeroed_mark(page, a | b)/'
+mutant "merge: one of the sources is forgotten" page_zeroed.h \
+	's/page_zeroed_mark(merged, a | b)/page_zeroed_mark(merged, a)/'
+mutant "merge: not looked at when blocks merge" functions.h \
+	's/^\t\tpage_zeroed_merge(.*/\t\t;/'
+mutant "merge: the head is that of the buddy" functions.h \
+	's/page_zeroed_merge(page, buddy, page + (combined_pfn - pfn), order)/page_zeroed_merge(page, buddy, buddy, order)/'
+mutant "split: expand() does not mark the parts" functions.h \
+	's/^\t\tpage_zeroed_split(page, &page\[size\]);/\t\t;/'
+mutant "split: the whole loses its mark" page_zeroed.h \
+	's/page_zeroed_mark(part, page_zeroed_sources(page))/page_zeroed_mark(part, page_zeroed_take((struct page *)page))/'
+mutant "split_large_buddy(): marked when already freed" functions.h \
+	'/^static void split_large_buddy/,/^}/{/^\t\tpage_zeroed_mark(page, zeroed);/d
+s/^\t\t__free_one_page(.*/&\n\t\tpage_zeroed_mark(page, zeroed);/}'
+mutant "split_large_buddy(): the parts are not marked" functions.h \
+	'/^static void split_large_buddy/,/^}/s/^\t\tpage_zeroed_mark(page, zeroed);/\t\t;/'
+mutant "split_large_buddy(): the next part is marked" functions.h \
+	'/^static void split_large_buddy/,/^}/{s/^\t\tpage_zeroed_mark(page, zeroed);/\t\tpage_zeroed_mark(page + (1 << order), zeroed);/}'
+mutant "take off: the mark stays where it was" functions.h \
+	'/^static void break_down_buddy_pages/,/^}/s/page_zeroed_take(page)/page_zeroed_sources(page)/'
+mutant "take off: the parts are not marked" functions.h \
+	'/^static void break_down_buddy_pages/,/^}/s/^\t\tpage_zeroed_mark(.*/\t\t;/'
+mutant "take off: guard pages are marked" functions.h \
+	'/^static void break_down_buddy_pages/,/^}/s/^\t\tif (set_page_guard(zone, current_buddy, high))/\t\tpage_zeroed_mark(current_buddy, zeroed);\n&/'
+mutant "contiguous: the first block vouches for all" functions.h \
+	'/^static void merge_free_frozen_pages/,/^}/s/if (nr_zeroed == nr_pages)/if (page_zeroed_sources(head) || zeroed)/'
+mutant "contiguous: never known zero" functions.h \
+	'/^static void merge_free_frozen_pages/,/^}/s/if (nr_zeroed == nr_pages)/if (0)/'
+mutant "contiguous: other heads keep their marks" functions.h \
+	'/^static void merge_free_frozen_pages/,/^}/s/page_zeroed_take(page)/page_zeroed_sources(page)/'
+mutant "contiguous: not looked at" functions.h \
+	'/^static void merge_free_frozen_pages/,/^}/s/if (!page_zeroed_tracked())/if (1)/'
+mutant "allocation: the mark stays" page_zeroed.h \
+	's/^\tsources = page_zeroed_take(page);/\tsources = page_zeroed_sources(page);/'
+mutant "allocation: never taken for zero" page_zeroed.h \
+	's/^\tif (sources && page_zeroed_consume(page, order, sources, wanted))/\tif (0)/'
+mutant "allocation: liars are believed" functions.h \
+	'/^bool page_zeroed_consume/,/^}/s/if (unlikely(READ_ONCE(page_zeroed_distrusted) & sources))/if (0)/'
+mutant "claim: liars are believed" functions.h \
+	'/^void page_zeroed_claim/,/^}/s/if (READ_ONCE(page_zeroed_distrusted) & sources)/if (0)/'
+mutant "claim: what was known before stays" functions.h \
+	'/^void page_zeroed_claim/,/^}/s/known = page_zeroed_take(page);/known = false; sources |= page_zeroed_take(page);/'
+mutant "free: everything is zero" functions.h \
+	'/^static void __free_pages_ok/,/^}/s/if (fpi_flags & FPI_ZEROED)/if (1)/'
+mutant "free: zeros are forgotten" functions.h \
+	'/^static void __free_pages_ok/,/^}/s/if (fpi_flags & FPI_ZEROED)/if (0)/'
+mutant "free: what was queued goes by the flags of others" functions.h \
+	'/^static void free_one_page/,/^}/s/unsigned int p_order = p->private;/&\n\t\t\tif (fpi_flags \& FPI_ZEROED)\n\t\t\t\tpage_zeroed_mark(p, BIT(PAGE_ZEROED_FREED));/'
+mutant "report: what is not confirmed keeps its mark" functions.h \
+	's/^\t\t\tpage_zeroed_drop(page, order, PAGE_ZEROED_LOST_REPORT);/\t\t\t;/'
+mutant "report: the answer counts though it failed" functions.h \
+	's/if (reported && prdev->tells_zeroed &&/if (prdev->tells_zeroed \&\&/'
+mutant "report: all devices are believed" functions.h \
+	's/if (reported && prdev->tells_zeroed &&/if (reported \&\&/'
+mutant "report: the answer is that for the next block" functions.h \
+	's/test_bit(i, prdev->zeroed)/test_bit(i + 1, prdev->zeroed)/'
+mutant "report: told after it was put back" functions.h \
+	'/page_reporting_drain(/,/^}/{/^\t\tif (reported && prdev->tells_zeroed/i\
+		__putback_isolated_page(page, order, mt);
+/^\t\t__putback_isolated_page(page, order, mt);/d}'
+mutant "reported: parts of a block that was not" functions.h \
+	'/^static.* expand(/,/^}/s/page_reporting_inherit(&page\[size\], reported)/page_reporting_inherit(\&page[size], true)/'
+mutant "compaction: all that it gives back is zero" functions.h \
+	'/^void putback_untouched_block/,/^}/s/split_large_buddy(/page_zeroed_mark(page, 1);\n\t&/; /release_free_list(/,/^}/s/if (page_zeroed_sources(page))/if (1)/'
+mutant "compaction: what it gives back is not zero" functions.h \
+	'/release_free_list(/,/^}/s/if (page_zeroed_sources(page))/if (0)/'
+mutant "resume: some is not forgotten" functions.h \
+	'/^void page_zeroed_forget_all/,/^}/s/order = 0; order/order = 1; order/'
+
+rm -rf mutant
+exit $failed
