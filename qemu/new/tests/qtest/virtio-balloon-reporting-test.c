@@ -1,0 +1,1144 @@
+/* SPDX-License-Identifier: GPL-2.0-or-later */
+/*
+ * QTest test cases for free page reporting and what the used length promises
+ *
+ * The test plays the driver: it fills guest memory, reports it, and compares
+ * what the device says with what the memory reads as afterwards. A promise that
+ * is not kept is the one thing that must never happen, so nearly every test
+ * ends with both.
+ */
+
+#include "qemu/osdep.h"
+#include <sys/mman.h>
+#include "libqtest.h"
+#include "libqos/libqos-malloc.h"
+#include "libqos/malloc-pc.h"
+#include "libqos/pci-pc.h"
+#include "libqos/virtio.h"
+#include "libqos/virtio-pci.h"
+#include "qobject/qdict.h"
+#include "qemu/bswap.h"
+#include "qemu/memfd.h"
+#include "qemu/units.h"
+#include "standard-headers/linux/virtio_balloon.h"
+#include "standard-headers/linux/virtio_config.h"
+#include "standard-headers/linux/virtio_ring.h"
+
+#define TIMEOUT_US  (60 * G_USEC_PER_SEC)
+
+#define BIT_POISON  (1ull << VIRTIO_BALLOON_F_PAGE_POISON)
+#define BIT_REPORT  (1ull << VIRTIO_BALLOON_F_REPORTING)
+#define BIT_INIT    (1ull << VIRTIO_BALLOON_F_DEVICE_INIT_REPORTED)
+
+/* Inflate, deflate and stats come first; free page hinting is not offered. */
+#define REPORTING_VQ  3
+
+#define PATTERN     0x5a
+#define RAM_SIZE    (128 * MiB)
+/* Far above what the libqos allocator gives out for rings. */
+#define BLOCK       (32 * MiB)
+#define BLOCK_SIZE  (2 * MiB)
+
+#define MACHINE     "-M pc-i440fx-10.0 -nodefaults "
+#define BALLOON     "-device virtio-balloon-pci,id=balloon,addr=0x04," \
+                    "free-page-reporting=on"
+#define ANON        MACHINE "-m 128M " BALLOON
+
+typedef struct Balloon {
+    QTestState *qts;
+    QGuestAllocator alloc;
+    QPCIBus *bus;
+    QVirtioPCIDevice *dev;
+    QVirtQueue *vq;
+} Balloon;
+
+typedef struct Range {
+    uint64_t addr;
+    uint32_t len;
+    bool readable;
+} Range;
+
+/* The machine, and the balloon in it as far as reading its features. */
+static Balloon *balloon_new(const char *args)
+{
+    Balloon *b = g_new0(Balloon, 1);
+    QPCIAddress addr = { .devfn = QPCI_DEVFN(4, 0) };
+
+    b->qts = qtest_init(args);
+    pc_alloc_init(&b->alloc, b->qts, 0);
+    b->bus = qpci_new_pc(b->qts, &b->alloc);
+    b->dev = virtio_pci_new(b->bus, &addr);
+    g_assert_nonnull(b->dev);
+    qvirtio_pci_device_enable(b->dev);
+    qvirtio_start_device(&b->dev->vdev);
+    return b;
+}
+
+/* Bring the driver up with all features that are offered but @refused. */
+static void balloon_drive(Balloon *b, uint64_t refused)
+{
+    QVirtioDevice *vdev = &b->dev->vdev;
+    uint64_t features = qvirtio_get_features(vdev);
+
+    features &= ~(refused | QVIRTIO_F_BAD_FEATURE |
+                  (1ull << VIRTIO_RING_F_INDIRECT_DESC) |
+                  (1ull << VIRTIO_RING_F_EVENT_IDX));
+    qvirtio_set_features(vdev, features);
+    b->vq = vdev->bus->virtqueue_setup(vdev, &b->alloc, REPORTING_VQ);
+    qvirtio_set_driver_ok(vdev);
+}
+
+static Balloon *balloon_start(const char *args, uint64_t refused)
+{
+    Balloon *b = balloon_new(args);
+
+    balloon_drive(b, refused);
+    return b;
+}
+
+static void balloon_free(Balloon *b)
+{
+    if (b->vq) {
+        qvirtqueue_cleanup(b->dev->vdev.bus, b->vq, &b->alloc);
+    }
+    qvirtio_pci_device_disable(b->dev);
+    qvirtio_pci_destructor(&b->dev->obj);
+    g_free(b->dev);
+    qpci_free_pc(b->bus);
+    alloc_destroy(&b->alloc);
+    qtest_quit(b->qts);
+    g_free(b);
+}
+
+static void set_poison(Balloon *b, uint32_t value)
+{
+    qpci_io_writel(b->dev->pdev, b->dev->bar, b->dev->device_cfg_offset +
+                   offsetof(struct virtio_balloon_config, poison_val), value);
+}
+
+/* Queue one element. The ranges must be listed readable ones first. */
+static void report_add(Balloon *b, const Range *ranges, int n)
+{
+    uint32_t head = 0;
+    int i;
+
+    for (i = 0; i < n; i++) {
+        uint32_t desc = qvirtqueue_add(b->qts, b->vq, ranges[i].addr,
+                                       ranges[i].len, !ranges[i].readable,
+                                       i + 1 < n);
+        head = i ? head : desc;
+    }
+    /* The ring holds what is queued before the kick, one entry an element. */
+    qvirtqueue_kick(b->qts, &b->dev->vdev, b->vq, head);
+}
+
+static uint32_t report_wait(Balloon *b)
+{
+    gint64 start = g_get_monotonic_time();
+    uint32_t len;
+
+    while (!qvirtqueue_get_buf(b->qts, b->vq, NULL, &len)) {
+        g_assert(g_get_monotonic_time() - start < TIMEOUT_US);
+    }
+    return len;
+}
+
+static void wait_interrupt(Balloon *b)
+{
+    QVirtioDevice *vdev = &b->dev->vdev;
+    gint64 start = g_get_monotonic_time();
+
+    while (!vdev->bus->get_queue_isr_status(vdev, b->vq)) {
+        g_assert(g_get_monotonic_time() - start < TIMEOUT_US);
+    }
+}
+
+/* Report one element and return its used length. */
+static uint32_t report(Balloon *b, const Range *ranges, int n)
+{
+    uint32_t used;
+
+    qvirtqueue_reset_pool(b->vq);
+    report_add(b, ranges, n);
+    used = report_wait(b);
+    wait_interrupt(b);
+    return used;
+}
+
+static uint32_t report_one(Balloon *b, uint64_t addr, uint32_t len)
+{
+    Range range = { addr, len };
+
+    return report(b, &range, 1);
+}
+
+/* Whether the guest finds nothing but @value in [@addr, @addr + @len). */
+static bool reads_as(Balloon *b, uint64_t addr, uint64_t len, uint8_t value)
+{
+    uint8_t buf[4096];
+
+    /* Small pieces: libqtest is slow with long lines. */
+    while (len) {
+        uint64_t n = MIN(len, sizeof(buf));
+        uint64_t i;
+
+        qtest_bufread(b->qts, addr, buf, n);
+        for (i = 0; i < n; i++) {
+            if (buf[i] != value) {
+                return false;
+            }
+        }
+        addr += n;
+        len -= n;
+    }
+    return true;
+}
+
+static QDict *query_stats(QTestState *qts)
+{
+    return qtest_qmp_assert_success_ref(
+        qts, "{ 'execute': 'qom-get', 'arguments': {"
+             "  'path': '/machine/peripheral/balloon',"
+             "  'property': 'free-page-reporting-stats' } }");
+}
+
+static uint64_t skipped(QTestState *qts, const char *reason)
+{
+    QDict *stats = query_stats(qts);
+    QDict *by_reason = qdict_get_qdict(stats, "skipped");
+    uint64_t bytes;
+
+    g_assert_true(qdict_haskey(by_reason, reason));
+    bytes = qdict_get_int(by_reason, reason);
+    qobject_unref(stats);
+    return bytes;
+}
+
+/* Report a filled block of which nothing must be promised or lost. */
+static void expect_skip(Balloon *b, uint64_t addr, uint32_t len,
+                        const char *reason)
+{
+    uint64_t before = skipped(b->qts, reason);
+
+    qtest_memset(b->qts, addr, PATTERN, len);
+    g_assert_cmphex(report_one(b, addr, len), ==, 0);
+    g_assert_true(reads_as(b, addr, len, PATTERN));
+    g_assert_cmpuint(skipped(b->qts, reason) - before, ==, len);
+}
+
+/* Report a filled block that must come back as zeros. */
+static void expect_zero(Balloon *b, uint64_t addr, uint32_t len)
+{
+    qtest_memset(b->qts, addr, PATTERN, len);
+    g_assert_cmphex(report_one(b, addr, len), ==, len);
+    g_assert_true(reads_as(b, addr, len, 0));
+}
+
+/*
+ * What is offered
+ */
+
+static void test_offered(void)
+{
+    static const struct {
+        const char *machine;
+        const char *properties;
+        bool reporting;
+        bool init;
+    } cases[] = {
+        { "pc-i440fx-10.0", "", false, false },
+        { "pc-i440fx-10.0", ",x-device-init-reported=auto", false, false },
+        { "pc-i440fx-10.0", ",x-device-init-reported=off", false, false },
+        { "pc-i440fx-10.0", ",free-page-reporting=on", true, true },
+        { "pc-i440fx-10.0",
+          ",free-page-reporting=on,x-device-init-reported=auto", true, true },
+        { "pc-i440fx-10.0",
+          ",free-page-reporting=on,x-device-init-reported=on", true, true },
+        { "pc-i440fx-10.0",
+          ",free-page-reporting=on,x-device-init-reported=off", true, false },
+        { "pc-i440fx-9.2", ",free-page-reporting=on", true, false },
+        { "pc-i440fx-9.2",
+          ",free-page-reporting=on,x-device-init-reported=on", true, true },
+        { "pc-i440fx-5.1", ",free-page-reporting=on", true, false },
+    };
+    int i;
+
+    for (i = 0; i < G_N_ELEMENTS(cases); i++) {
+        g_autofree char *args = g_strdup_printf(
+            "-M %s -nodefaults -device virtio-balloon-pci,addr=0x04%s",
+            cases[i].machine, cases[i].properties);
+        Balloon *b;
+        uint64_t features;
+
+        if (!qtest_has_machine(cases[i].machine)) {
+            g_test_message("no machine type %s", cases[i].machine);
+            continue;
+        }
+        b = balloon_new(args);
+        features = qvirtio_get_features(&b->dev->vdev);
+        g_test_message("%s", args);
+        g_assert_cmpint(!!(features & BIT_REPORT), ==, cases[i].reporting);
+        g_assert_cmpint(!!(features & BIT_INIT), ==, cases[i].init);
+        balloon_free(b);
+    }
+}
+
+/* Takes over @properties. */
+static void expect_device_error(QTestState *qts, QDict *properties,
+                                const char *message)
+{
+    QDict *rsp;
+
+    qdict_put_str(properties, "driver", "virtio-balloon-pci");
+    rsp = qtest_qmp(qts, "{ 'execute': 'device_add', 'arguments': %p }",
+                    properties);
+    g_assert_cmpstr(qdict_get_str(qdict_get_qdict(rsp, "error"), "desc"), ==,
+                    message);
+    qobject_unref(rsp);
+}
+
+static void test_refused_properties(void)
+{
+    QTestState *qts = qtest_init(MACHINE);
+    QDict *properties = qdict_new();
+
+    qdict_put_str(properties, "x-device-init-reported", "on");
+    expect_device_error(qts, properties,
+                        "'x-device-init-reported=on' requires"
+                        " 'free-page-reporting=on'");
+    properties = qdict_new();
+    qdict_put_bool(properties, "free-page-hint", true);
+    expect_device_error(qts, properties,
+                        "'free-page-hint' requires 'iothread' to be set");
+
+    /* Nothing of the refused devices is left to be asked or in the way. */
+    qobject_unref(qtest_qmp_assert_failure_ref(
+        qts, "{ 'execute': 'query-balloon' }"));
+    qtest_qmp_device_add(qts, "virtio-balloon-pci", "good",
+                         "{ 'free-page-reporting': true,"
+                         "  'x-device-init-reported': 'on' }");
+    qtest_qmp_assert_success(qts, "{ 'execute': 'query-balloon' }");
+    qtest_quit(qts);
+}
+
+/*
+ * What is promised
+ */
+
+static void test_zero(void)
+{
+    Balloon *b = balloon_start(ANON, 0);
+    QDict *stats;
+
+    /* A page on either side shows that no more than the block is gone. */
+    qtest_memset(b->qts, BLOCK - 4096, PATTERN, BLOCK_SIZE + 8192);
+    expect_zero(b, BLOCK, BLOCK_SIZE);
+    g_assert_true(reads_as(b, BLOCK - 4096, 4096, PATTERN));
+    g_assert_true(reads_as(b, BLOCK + BLOCK_SIZE, 4096, PATTERN));
+
+    /* Again, now that there is nothing behind it. */
+    g_assert_cmphex(report_one(b, BLOCK, BLOCK_SIZE), ==, BLOCK_SIZE);
+    g_assert_true(reads_as(b, BLOCK, BLOCK_SIZE, 0));
+
+    expect_zero(b, BLOCK, 4096);
+    expect_zero(b, BLOCK, 8 * MiB);
+
+    stats = query_stats(b->qts);
+    g_assert_cmpuint(qdict_get_int(stats, "discarded"), ==,
+                     2 * BLOCK_SIZE + 4096 + 8 * MiB);
+    g_assert_cmpuint(qdict_get_int(stats, "zero"), ==,
+                     2 * BLOCK_SIZE + 4096 + 8 * MiB);
+    qobject_unref(stats);
+    balloon_free(b);
+}
+
+static void test_legacy_driver(void)
+{
+    Balloon *b = balloon_start(ANON ",disable-modern=on", 0);
+
+    g_assert_false(b->dev->vdev.features & (1ull << VIRTIO_F_VERSION_1));
+    expect_zero(b, BLOCK, BLOCK_SIZE);
+    balloon_free(b);
+}
+
+static void test_not_negotiated(void)
+{
+    Balloon *b = balloon_start(ANON, BIT_INIT);
+    Range chain[] = {
+        { BLOCK + BLOCK_SIZE, 4096, .readable = true },
+        { BLOCK, BLOCK_SIZE },
+    };
+    QDict *stats;
+
+    /* The memory is gone as ever, and as ever nothing is said of it. */
+    qtest_memset(b->qts, BLOCK, PATTERN, BLOCK_SIZE);
+    g_assert_cmphex(report_one(b, BLOCK, BLOCK_SIZE), ==, 0);
+    g_assert_true(reads_as(b, BLOCK, BLOCK_SIZE, 0));
+
+    qtest_memset(b->qts, BLOCK, PATTERN, BLOCK_SIZE);
+    g_assert_cmphex(report(b, chain, 2), ==, 0);
+    g_assert_true(reads_as(b, BLOCK, BLOCK_SIZE, 0));
+
+    stats = query_stats(b->qts);
+    g_assert_cmpuint(qdict_get_int(stats, "discarded"), ==, 2 * BLOCK_SIZE);
+    g_assert_cmpuint(qdict_get_int(stats, "zero"), ==, 0);
+    qobject_unref(stats);
+    balloon_free(b);
+}
+
+static void test_renegotiated(void)
+{
+    Balloon *b = balloon_start(ANON, 0);
+
+    expect_zero(b, BLOCK, BLOCK_SIZE);
+
+    /* The next driver, say after a kexec, does not know the bit. */
+    qvirtqueue_cleanup(b->dev->vdev.bus, b->vq, &b->alloc);
+    qvirtio_start_device(&b->dev->vdev);
+    balloon_drive(b, BIT_INIT);
+    g_assert_cmphex(report_one(b, BLOCK, BLOCK_SIZE), ==, 0);
+    balloon_free(b);
+}
+
+static void test_elements(void)
+{
+    Balloon *b = balloon_start(ANON, 0);
+    Range blocks[] = {
+        { BLOCK, BLOCK_SIZE },
+        { BLOCK + 2 * BLOCK_SIZE, 4096 },
+        { BLOCK + 3 * BLOCK_SIZE + 1, 4096 },
+        { BLOCK + 5 * BLOCK_SIZE, 3 * BLOCK_SIZE },
+    };
+    uint32_t used[] = { BLOCK_SIZE, 4096, 0, 3 * BLOCK_SIZE };
+    int i;
+
+    qtest_memset(b->qts, BLOCK, PATTERN, 10 * BLOCK_SIZE);
+    qvirtqueue_reset_pool(b->vq);
+    for (i = 0; i < G_N_ELEMENTS(blocks); i++) {
+        report_add(b, &blocks[i], 1);
+    }
+    for (i = 0; i < G_N_ELEMENTS(blocks); i++) {
+        g_assert_cmphex(report_wait(b), ==, used[i]);
+        g_assert_true(reads_as(b, blocks[i].addr, blocks[i].len,
+                               used[i] ? 0 : PATTERN));
+    }
+    balloon_free(b);
+}
+
+static void test_buffers_of_one_element(void)
+{
+    Balloon *b = balloon_start(ANON, 0);
+    Range chain[] = {
+        { BLOCK, BLOCK_SIZE },
+        { BLOCK + 2 * BLOCK_SIZE, 4096 },
+        { BLOCK + 3 * BLOCK_SIZE, BLOCK_SIZE },
+    };
+
+    qtest_memset(b->qts, BLOCK, PATTERN, 5 * BLOCK_SIZE);
+    g_assert_cmphex(report(b, chain, 3), ==, 2 * BLOCK_SIZE + 4096);
+    g_assert_true(reads_as(b, BLOCK, BLOCK_SIZE, 0));
+    g_assert_true(reads_as(b, BLOCK + BLOCK_SIZE, BLOCK_SIZE, PATTERN));
+    g_assert_true(reads_as(b, BLOCK + 2 * BLOCK_SIZE, 4096, 0));
+    g_assert_true(reads_as(b, BLOCK + 3 * BLOCK_SIZE, BLOCK_SIZE, 0));
+
+    /* One that cannot be promised, wherever it is, spoils the element. */
+    chain[1].len = 4095;
+    g_assert_cmphex(report(b, chain, 3), ==, 0);
+    chain[1].len = 4096;
+    chain[0].addr++;
+    g_assert_cmphex(report(b, chain, 3), ==, 0);
+    chain[0].addr--;
+    chain[2].addr++;
+    g_assert_cmphex(report(b, chain, 3), ==, 0);
+    balloon_free(b);
+}
+
+static void test_used_length_overflow(void)
+{
+    /* Memory that is never touched costs nothing. */
+    Balloon *b = balloon_start(MACHINE "-m 2G " BALLOON, 0);
+    Range chain[] = {
+        { BLOCK, 0x60000000 },
+        { BLOCK, 0x60000000 },
+        { BLOCK, 0x60000000 },
+    };
+
+    qtest_memset(b->qts, BLOCK, PATTERN, BLOCK_SIZE);
+    g_assert_cmphex(report(b, chain, 2), ==, 0xc0000000);
+    g_assert_true(reads_as(b, BLOCK, BLOCK_SIZE, 0));
+    /* 0x120000000 does not fit, and 0x20000000 is not the answer. */
+    g_assert_cmphex(report(b, chain, 3), ==, 0);
+    balloon_free(b);
+}
+
+/*
+ * What is not a report
+ */
+
+static void test_unaligned(void)
+{
+    Balloon *b = balloon_start(ANON, 0);
+
+    expect_skip(b, BLOCK + 1, BLOCK_SIZE, "unaligned");
+    expect_skip(b, BLOCK + 2048, 4096, "unaligned");
+    expect_skip(b, BLOCK, BLOCK_SIZE - 1, "unaligned");
+    expect_skip(b, BLOCK, 4097, "unaligned");
+    expect_skip(b, BLOCK, 1, "unaligned");
+    expect_zero(b, BLOCK, BLOCK_SIZE);
+    balloon_free(b);
+}
+
+static void test_over_long(void)
+{
+    Balloon *b = balloon_start(ANON, 0);
+    uint64_t last = RAM_SIZE - 4096;
+
+    /* The last page is RAM, what follows is nothing. */
+    qtest_memset(b->qts, last, PATTERN, 4096);
+    g_assert_cmphex(report_one(b, last, 8192), ==, 0);
+    g_assert_cmpuint(skipped(b->qts, "bad-address"), ==, 4096);
+
+    /* The device is none the worse for it. */
+    expect_zero(b, last, 4096);
+    balloon_free(b);
+}
+
+static void test_not_ram(void)
+{
+    Balloon *b = balloon_start(ANON, 0);
+    uint64_t rom = 4 * GiB - 4096;
+    uint8_t before[4096], after[4096];
+
+    qtest_memread(b->qts, rom, before, sizeof(before));
+    g_assert_cmphex(report_one(b, rom, 4096), ==, 0);
+    qtest_memread(b->qts, rom, after, sizeof(after));
+    g_assert_cmpmem(before, sizeof(before), after, sizeof(after));
+
+    g_assert_cmphex(report_one(b, 2 * GiB, 4096), ==, 0);
+    g_assert_cmpuint(skipped(b->qts, "bad-address"), ==, 8192);
+    balloon_free(b);
+}
+
+static void test_readable_buffers(void)
+{
+    Balloon *b = balloon_start(ANON, 0);
+    Range mixed[] = {
+        { BLOCK + BLOCK_SIZE, 4096, .readable = true },
+        { BLOCK, BLOCK_SIZE },
+    };
+
+    qtest_memset(b->qts, BLOCK, PATTERN, 2 * BLOCK_SIZE);
+    g_assert_cmphex(report(b, mixed, 2), ==, 0);
+    g_assert_cmphex(report(b, mixed, 1), ==, 0);
+    g_assert_true(reads_as(b, BLOCK, 2 * BLOCK_SIZE, PATTERN));
+    g_assert_cmpuint(skipped(b->qts, "readable-buffer"), ==, BLOCK_SIZE);
+    expect_zero(b, BLOCK, BLOCK_SIZE);
+    balloon_free(b);
+}
+
+static void test_poison(void)
+{
+    Balloon *b = balloon_start(ANON, 0);
+
+    /* Negotiated with a value of 0, which is what the device fills with. */
+    set_poison(b, 0);
+    expect_zero(b, BLOCK, BLOCK_SIZE);
+    set_poison(b, 0xaaaaaaaa);
+    expect_skip(b, BLOCK, BLOCK_SIZE, "page-poison");
+    set_poison(b, 0);
+    expect_zero(b, BLOCK, BLOCK_SIZE);
+    balloon_free(b);
+
+    /* Not negotiated: the guest cannot expect anything from its value. */
+    b = balloon_start(ANON, BIT_POISON);
+    set_poison(b, 0xaaaaaaaa);
+    expect_zero(b, BLOCK, BLOCK_SIZE);
+    balloon_free(b);
+}
+
+/*
+ * What is behind the memory
+ */
+
+static Balloon *balloon_on(const char *backend, uint64_t refused)
+{
+    g_autofree char *args = g_strdup_printf(
+        "-M pc-i440fx-10.0,memory-backend=ram -nodefaults -m 128M "
+        "-object %s,id=ram,size=128M " BALLOON, backend);
+
+    return balloon_start(args, refused);
+}
+
+static void expect_discard_without_promise(Balloon *b)
+{
+    QDict *stats;
+
+    qtest_memset(b->qts, BLOCK, PATTERN, BLOCK_SIZE);
+    g_assert_cmphex(report_one(b, BLOCK, BLOCK_SIZE), ==, 0);
+    stats = query_stats(b->qts);
+    g_assert_cmpuint(qdict_get_int(stats, "discarded"), ==, BLOCK_SIZE);
+    g_assert_cmpuint(qdict_get_int(stats, "zero"), ==, 0);
+    qobject_unref(stats);
+}
+
+static void test_anonymous(void)
+{
+    Balloon *b = balloon_on("memory-backend-ram,share=off", 0);
+
+    expect_zero(b, BLOCK, BLOCK_SIZE);
+    balloon_free(b);
+
+    b = balloon_on("memory-backend-ram,share=on", 0);
+    expect_zero(b, BLOCK, BLOCK_SIZE);
+    balloon_free(b);
+}
+
+static void test_memfd(void)
+{
+    Balloon *b;
+
+    if (!qemu_memfd_check(0)) {
+        g_test_skip("no memfd");
+        return;
+    }
+
+    b = balloon_on("memory-backend-memfd,share=on", 0);
+    expect_zero(b, BLOCK, BLOCK_SIZE);
+    balloon_free(b);
+
+    b = balloon_on("memory-backend-memfd,share=off", 0);
+    expect_discard_without_promise(b);
+    balloon_free(b);
+}
+
+static void test_file(void)
+{
+    g_autofree char *path = NULL;
+    g_autofree char *shared = NULL;
+    g_autofree char *private = NULL;
+    GError *err = NULL;
+    int fd = g_file_open_tmp("virtio-balloon-ram-XXXXXX", &path, &err);
+    Balloon *b;
+
+    g_assert_no_error(err);
+    if (ftruncate(fd, RAM_SIZE) ||
+        fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, 4096)) {
+        g_test_skip("no holes in files here");
+        goto out;
+    }
+
+    shared = g_strdup_printf("memory-backend-file,share=on,mem-path=%s", path);
+    b = balloon_on(shared, 0);
+    expect_zero(b, BLOCK, BLOCK_SIZE);
+    balloon_free(b);
+
+    private = g_strdup_printf("memory-backend-file,share=off,mem-path=%s",
+                              path);
+    b = balloon_on(private, 0);
+    expect_discard_without_promise(b);
+    balloon_free(b);
+out:
+    close(fd);
+    unlink(path);
+}
+
+static void test_discard_fails(void)
+{
+    g_autofree char *backend = NULL;
+    int fd = memfd_create("virtio-balloon-ram", MFD_ALLOW_SEALING);
+    Balloon *b;
+
+    if (fd < 0) {
+        g_test_skip("no memfd");
+        return;
+    }
+    g_assert_cmpint(ftruncate(fd, RAM_SIZE), ==, 0);
+    backend = g_strdup_printf(
+        "memory-backend-file,share=on,mem-path=/proc/%d/fd/%d", getpid(), fd);
+    b = balloon_on(backend, 0);
+    expect_zero(b, BLOCK, BLOCK_SIZE);
+
+    /* The guest can go on writing, but nobody can punch holes any more. */
+    if (fcntl(fd, F_ADD_SEALS, F_SEAL_FUTURE_WRITE)) {
+        g_test_skip("no F_SEAL_FUTURE_WRITE");
+    } else {
+        expect_skip(b, BLOCK, BLOCK_SIZE, "discard-failed");
+    }
+    balloon_free(b);
+    close(fd);
+}
+
+static uint64_t free_huge_pages(void)
+{
+    g_autofree char *text = NULL;
+
+    if (!g_file_get_contents("/sys/kernel/mm/hugepages/hugepages-2048kB/"
+                             "free_hugepages", &text, NULL, NULL)) {
+        return 0;
+    }
+    return g_ascii_strtoull(text, NULL, 10);
+}
+
+static void test_hugetlb(void)
+{
+    Balloon *b;
+
+    if (!qemu_memfd_check(MFD_HUGETLB) || free_huge_pages() < 64) {
+        g_test_skip("needs 64 free huge pages of 2 MiB");
+        return;
+    }
+
+    b = balloon_on("memory-backend-memfd,share=on,hugetlb=on,hugetlbsize=2M",
+                   0);
+    expect_zero(b, BLOCK, BLOCK_SIZE);
+    expect_zero(b, BLOCK, 4 * BLOCK_SIZE);
+    /* The pages of the guest are smaller than those of the host. */
+    expect_skip(b, BLOCK, 4096, "unaligned");
+    expect_skip(b, BLOCK + 4096, BLOCK_SIZE, "unaligned");
+    expect_skip(b, BLOCK, BLOCK_SIZE + 4096, "unaligned");
+    balloon_free(b);
+
+    b = balloon_on("memory-backend-memfd,share=off,hugetlb=on,hugetlbsize=2M",
+                   0);
+    expect_discard_without_promise(b);
+    balloon_free(b);
+}
+
+/* One buffer that goes from one RAM block to the next. */
+static void test_two_backends(void)
+{
+    const char *second[] = {
+        "memory-backend-ram", "memory-backend-memfd,share=off"
+    };
+    int i;
+
+    for (i = 0; i < 2; i++) {
+        g_autofree char *args = g_strdup_printf(
+            MACHINE "-m 128M -smp 2,sockets=2 "
+            "-object memory-backend-ram,id=m0,size=64M "
+            "-object %s,id=m1,size=64M "
+            "-numa node,nodeid=0,cpus=0,memdev=m0 "
+            "-numa node,nodeid=1,cpus=1,memdev=m1 " BALLOON, second[i]);
+        Balloon *b = balloon_start(args, 0);
+        uint64_t addr = 64 * MiB - 4096;
+
+        if (i == 0) {
+            expect_zero(b, addr, 8192);
+        } else {
+            g_assert_cmphex(report_one(b, addr, 8192), ==, 0);
+        }
+        balloon_free(b);
+    }
+}
+
+/*
+ * While the guest is saved or moved
+ */
+
+static void set_capability(QTestState *qts, const char *name)
+{
+    qtest_qmp_assert_success(
+        qts, "{ 'execute': 'migrate-set-capabilities', 'arguments': {"
+             "  'capabilities': [ { 'capability': %s, 'state': true } ] } }",
+        name);
+}
+
+/* Whether the host can do it; if not, say so as the reason to skip. */
+static bool try_capability(const char *name)
+{
+    QTestState *qts = qtest_init(ANON);
+    QDict *rsp = qtest_qmp(
+        qts, "{ 'execute': 'migrate-set-capabilities', 'arguments': {"
+             "  'capabilities': [ { 'capability': %s, 'state': true } ] } }",
+        name);
+    bool ok = !qdict_haskey(rsp, "error");
+
+    if (!ok) {
+        g_test_skip(qdict_get_str(qdict_get_qdict(rsp, "error"), "desc"));
+    }
+    qobject_unref(rsp);
+    qtest_quit(qts);
+    return ok;
+}
+
+static void set_bandwidth(QTestState *qts, const char *which, uint64_t rate)
+{
+    qtest_qmp_assert_success(
+        qts, "{ 'execute': 'migrate-set-parameters',"
+             "  'arguments': { %s: %" PRIu64 " } }", which, rate);
+}
+
+static void migrate_start(QTestState *qts, const char *uri)
+{
+    qtest_qmp_assert_success(
+        qts, "{ 'execute': 'migrate', 'arguments': { 'uri': %s } }", uri);
+}
+
+static char *migrate_status(QTestState *qts)
+{
+    QDict *info = qtest_qmp_assert_success_ref(
+        qts, "{ 'execute': 'query-migrate' }");
+    char *status = g_strdup(qdict_haskey(info, "status") ?
+                            qdict_get_str(info, "status") : "none");
+
+    qobject_unref(info);
+    return status;
+}
+
+static uint64_t migrate_remaining(QTestState *qts)
+{
+    QDict *info = qtest_qmp_assert_success_ref(
+        qts, "{ 'execute': 'query-migrate' }");
+    uint64_t bytes = UINT64_MAX;
+
+    if (g_str_equal(qdict_get_try_str(info, "status") ?: "", "active")) {
+        bytes = qdict_get_int(qdict_get_qdict(info, "ram"), "remaining");
+    }
+    qobject_unref(info);
+    return bytes;
+}
+
+static void migrate_wait(QTestState *qts, const char *wanted)
+{
+    gint64 start = g_get_monotonic_time();
+
+    for (;;) {
+        g_autofree char *status = migrate_status(qts);
+
+        if (g_str_equal(status, wanted)) {
+            return;
+        }
+        g_assert_cmpstr(status, !=, "completed");
+        if (!g_str_equal(wanted, "failed")) {
+            g_assert_cmpstr(status, !=, "failed");
+        }
+        g_assert(g_get_monotonic_time() - start < TIMEOUT_US);
+        g_usleep(10000);
+    }
+}
+
+/* The balloon of a machine that took over from @from. */
+static Balloon *balloon_arrived(Balloon *from, QTestState *qts)
+{
+    Balloon *b = g_memdup2(from, sizeof(*from));
+    QPCIAddress addr = { .devfn = QPCI_DEVFN(4, 0) };
+
+    b->qts = qts;
+    b->bus = qpci_new_pc(qts, NULL);
+    b->dev = virtio_pci_new(b->bus, &addr);
+    g_assert_nonnull(b->dev);
+    /* This puts the BAR where it is already: the same for the same machine. */
+    qvirtio_pci_device_enable(b->dev);
+    b->dev->vdev.features = from->dev->vdev.features;
+    b->dev->vdev.features_negotiated = true;
+    b->vq = g_memdup2(from->vq, sizeof(QVirtQueuePCI));
+    b->vq->vdev = &b->dev->vdev;
+    return b;
+}
+
+static void balloon_arrived_free(Balloon *b)
+{
+    g_free(b->vq);
+    qvirtio_pci_destructor(&b->dev->obj);
+    g_free(b->dev);
+    qpci_free_pc(b->bus);
+    g_free(b);
+}
+
+typedef struct Migration {
+    char *dir;
+    char *uri;
+    char *socket;
+    Balloon *from;
+    QTestState *to;
+} Migration;
+
+static void migration_new(Migration *m, const char *from, const char *to,
+                          uint64_t refused)
+{
+    g_autofree char *incoming = NULL;
+
+    m->dir = g_dir_make_tmp("virtio-balloon-XXXXXX", NULL);
+    g_assert_nonnull(m->dir);
+    m->socket = g_strdup_printf("%s/migration", m->dir);
+    m->uri = g_strdup_printf("unix:%s", m->socket);
+    incoming = g_strdup_printf("%s -incoming defer", to);
+    m->from = balloon_start(from, refused);
+    m->to = qtest_init(incoming);
+}
+
+static void migration_listen(Migration *m)
+{
+    qtest_qmp_assert_success(
+        m->to, "{ 'execute': 'migrate-incoming', 'arguments': {"
+               "  'uri': %s, 'exit-on-error': false } }", m->uri);
+}
+
+static void migration_free(Migration *m)
+{
+    balloon_free(m->from);
+    qtest_quit(m->to);
+    unlink(m->socket);
+    rmdir(m->dir);
+    g_free(m->uri);
+    g_free(m->socket);
+    g_free(m->dir);
+}
+
+/*
+ * Start a migration in which a block of @b is sent, then report that block
+ * while the rest is still being sent.
+ */
+static void report_what_was_sent(Balloon *b, const char *uri)
+{
+    g_autofree char *status = NULL;
+    gint64 start;
+
+    qtest_memset(b->qts, BLOCK, PATTERN, BLOCK_SIZE);
+    /* Enough to send after it to keep the first pass busy. */
+    qtest_memset(b->qts, BLOCK + BLOCK_SIZE, PATTERN, 64 * MiB);
+    set_bandwidth(b->qts, "max-bandwidth", 4 * MiB);
+    migrate_start(b->qts, uri);
+
+    /* RAM goes in order, and first of all this machine's only big block. */
+    start = g_get_monotonic_time();
+    while (migrate_remaining(b->qts) > RAM_SIZE - BLOCK - 2 * BLOCK_SIZE) {
+        g_assert(g_get_monotonic_time() - start < TIMEOUT_US);
+        g_usleep(10000);
+    }
+
+    g_assert_cmphex(report_one(b, BLOCK, BLOCK_SIZE), ==, BLOCK_SIZE);
+    g_assert_true(reads_as(b, BLOCK, BLOCK_SIZE, 0));
+    status = migrate_status(b->qts);
+    g_assert_cmpstr(status, ==, "active");
+
+    set_bandwidth(b->qts, "max-bandwidth", 0);
+    migrate_wait(b->qts, "completed");
+}
+
+/* The guest was promised zeros, and the bit has moved along with it. */
+static void expect_promise_kept(Balloon *from, QTestState *to)
+{
+    Balloon *b;
+
+    qtest_qmp_eventwait(to, "RESUME");
+    b = balloon_arrived(from, to);
+    g_assert_true(reads_as(b, BLOCK, BLOCK_SIZE, 0));
+    g_assert_true(reads_as(b, BLOCK + BLOCK_SIZE, BLOCK_SIZE, PATTERN));
+    expect_zero(b, BLOCK + BLOCK_SIZE, BLOCK_SIZE);
+    expect_skip(b, BLOCK + 1, 4096, "unaligned");
+    balloon_arrived_free(b);
+}
+
+/*
+ * A page is sent, then reported, then the guest moves. Zeros it must find, and
+ * not the copy that was sent before.
+ */
+static void test_precopy(const void *opaque)
+{
+    const char *capability = opaque;
+    Migration m;
+
+    if (capability && !try_capability(capability)) {
+        return;
+    }
+
+    migration_new(&m, ANON, ANON, 0);
+    if (capability) {
+        set_capability(m.from->qts, capability);
+        set_capability(m.to, capability);
+    }
+    migration_listen(&m);
+    report_what_was_sent(m.from, m.uri);
+    expect_promise_kept(m.from, m.to);
+    migration_free(&m);
+}
+
+/* The same for a guest that is saved to a file in which pages have a place. */
+static void test_mapped_ram(void)
+{
+    g_autofree char *dir = g_dir_make_tmp("virtio-balloon-XXXXXX", NULL);
+    g_autofree char *file = g_strdup_printf("%s/guest", dir);
+    g_autofree char *uri = g_strdup_printf("file:%s", file);
+    Balloon *b = balloon_start(ANON, 0);
+    QTestState *to = qtest_init(ANON " -incoming defer");
+
+    set_capability(b->qts, "mapped-ram");
+    set_capability(to, "mapped-ram");
+    report_what_was_sent(b, uri);
+    qtest_qmp_assert_success(
+        to, "{ 'execute': 'migrate-incoming', 'arguments': { 'uri': %s } }",
+        uri);
+    expect_promise_kept(b, to);
+    balloon_free(b);
+    qtest_quit(to);
+    unlink(file);
+    rmdir(dir);
+}
+
+/* A guest that uses the bit cannot move to where it is not offered. */
+static void test_destination_without_bit(void)
+{
+    Migration m;
+
+    migration_new(&m, ANON, ANON ",x-device-init-reported=off", 0);
+    expect_zero(m.from, BLOCK, BLOCK_SIZE);
+    migration_listen(&m);
+    migrate_start(m.from->qts, m.uri);
+    migrate_wait(m.to, "failed");
+    migration_free(&m);
+}
+
+/* A guest that does not use it can move to where it is, and back. */
+static void test_source_without_bit(void)
+{
+    static const char off[] = ANON ",x-device-init-reported=off";
+    const char *from[] = { off, ANON };
+    const char *to[] = { ANON, off };
+    int i;
+
+    for (i = 0; i < 2; i++) {
+        Migration m;
+        Balloon *b;
+
+        migration_new(&m, from[i], to[i], BIT_INIT);
+        migration_listen(&m);
+        migrate_start(m.from->qts, m.uri);
+        migrate_wait(m.from->qts, "completed");
+        qtest_qmp_eventwait(m.to, "RESUME");
+
+        b = balloon_arrived(m.from, m.to);
+        g_assert_cmphex(report_one(b, BLOCK, BLOCK_SIZE), ==, 0);
+        balloon_arrived_free(b);
+        migration_free(&m);
+    }
+}
+
+static void test_incoming_postcopy(void)
+{
+    Migration m;
+    Balloon *b;
+    gint64 start;
+
+    if (!try_capability("postcopy-ram")) {
+        return;
+    }
+
+    migration_new(&m, ANON, ANON, 0);
+    set_capability(m.from->qts, "postcopy-ram");
+    set_capability(m.to, "postcopy-ram");
+    qtest_memset(m.from->qts, BLOCK, PATTERN, 64 * MiB);
+    set_bandwidth(m.from->qts, "max-bandwidth", 4 * MiB);
+    set_bandwidth(m.from->qts, "max-postcopy-bandwidth", 4 * MiB);
+    migration_listen(&m);
+    migrate_start(m.from->qts, m.uri);
+    migrate_wait(m.from->qts, "active");
+    qtest_qmp_assert_success(m.from->qts,
+                             "{ 'execute': 'migrate-start-postcopy' }");
+    qtest_qmp_eventwait(m.to, "RESUME");
+
+    /* The guest runs here while most of its memory is still there. */
+    b = balloon_arrived(m.from, m.to);
+    expect_skip(b, BLOCK + 60 * MiB, BLOCK_SIZE, "incoming-postcopy");
+    {
+        g_autofree char *status = migrate_status(m.from->qts);
+
+        g_assert_cmpstr(status, ==, "postcopy-active");
+    }
+
+    set_bandwidth(m.from->qts, "max-postcopy-bandwidth", 0);
+    migrate_wait(m.from->qts, "completed");
+    migrate_wait(m.to, "completed");
+    /* The state that inhibits ends a moment after the one that we see. */
+    start = g_get_monotonic_time();
+    while (!report_one(b, BLOCK + 62 * MiB, BLOCK_SIZE)) {
+        g_assert(g_get_monotonic_time() - start < TIMEOUT_US);
+        g_usleep(10000);
+    }
+    expect_zero(b, BLOCK + 60 * MiB, BLOCK_SIZE);
+    balloon_arrived_free(b);
+    migration_free(&m);
+}
+
+static void test_background_snapshot(void)
+{
+    g_autofree char *dir = g_dir_make_tmp("virtio-balloon-XXXXXX", NULL);
+    g_autofree char *file = g_strdup_printf("%s/snapshot", dir);
+    g_autofree char *uri = g_strdup_printf("file:%s", file);
+    Balloon *b;
+
+    if (!try_capability("background-snapshot")) {
+        rmdir(dir);
+        return;
+    }
+
+    b = balloon_start(ANON, 0);
+    set_capability(b->qts, "background-snapshot");
+    qtest_memset(b->qts, BLOCK, PATTERN, 64 * MiB);
+    set_bandwidth(b->qts, "max-bandwidth", 4 * MiB);
+    migrate_start(b->qts, uri);
+    migrate_wait(b->qts, "active");
+
+    /* What the guest held when the snapshot began must get into it. */
+    expect_skip(b, BLOCK + 60 * MiB, BLOCK_SIZE, "background-snapshot");
+    {
+        g_autofree char *status = migrate_status(b->qts);
+
+        g_assert_cmpstr(status, ==, "active");
+    }
+
+    set_bandwidth(b->qts, "max-bandwidth", 0);
+    migrate_wait(b->qts, "completed");
+    expect_zero(b, BLOCK + 60 * MiB, BLOCK_SIZE);
+    balloon_free(b);
+    unlink(file);
+    rmdir(dir);
+}
+
+static void add(const char *name, void (*fn)(void))
+{
+    g_autofree char *path = g_strdup_printf("virtio-balloon/reporting/%s",
+                                            name);
+
+    qtest_add_func(path, fn);
+}
+
+int main(int argc, char **argv)
+{
+    g_test_init(&argc, &argv, NULL);
+
+    add("offered", test_offered);
+    add("refused-properties", test_refused_properties);
+    add("zero", test_zero);
+    add("legacy-driver", test_legacy_driver);
+    add("not-negotiated", test_not_negotiated);
+    add("renegotiated", test_renegotiated);
+    add("elements", test_elements);
+    add("buffers-of-one-element", test_buffers_of_one_element);
+    add("used-length-overflow", test_used_length_overflow);
+    add("unaligned", test_unaligned);
+    add("over-long", test_over_long);
+    add("not-ram", test_not_ram);
+    add("readable-buffers", test_readable_buffers);
+    add("poison", test_poison);
+    add("anonymous", test_anonymous);
+    add("memfd", test_memfd);
+    add("file", test_file);
+    add("discard-fails", test_discard_fails);
+    add("hugetlb", test_hugetlb);
+    add("two-backends", test_two_backends);
+    qtest_add_data_func("virtio-balloon/reporting/precopy", NULL, test_precopy);
+    qtest_add_data_func("virtio-balloon/reporting/precopy-xbzrle", "xbzrle",
+                        test_precopy);
+    qtest_add_data_func("virtio-balloon/reporting/precopy-multifd", "multifd",
+                        test_precopy);
+    qtest_add_data_func("virtio-balloon/reporting/precopy-postcopy-capable",
+                        "postcopy-ram", test_precopy);
+    add("mapped-ram", test_mapped_ram);
+    add("destination-without-bit", test_destination_without_bit);
+    add("source-without-bit", test_source_without_bit);
+    add("incoming-postcopy", test_incoming_postcopy);
+    add("background-snapshot", test_background_snapshot);
+
+    return g_test_run();
+}
