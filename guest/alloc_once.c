@@ -1,0 +1,314 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * alloc_once: allocates memory once, in a child process, and says what that cost.
+ *
+ * The child is measured from outside, from its exec to its exit, with the task-clock software
+ * event, as `perf stat -e task-clock` measures a command.
+ */
+#include "common.h"
+
+#include <dirent.h>
+#include <getopt.h>
+#include <linux/perf_event.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+
+enum mode { POPULATE, TOUCH_LINE, TOUCH_ALL, READ_ALL };
+
+static const char *const mode_names[] = { "populate", "touch_line", "touch_all", "read_all" };
+
+static void usage(FILE *out)
+{
+	fprintf(out,
+"usage: alloc_once [options]\n"
+"Allocates memory once in a measured child process; one JSON line per repetition.\n"
+"  --size MB        how much (default 256)\n"
+"  --mode MODE      populate    have the kernel populate the mapping, touch nothing (default)\n"
+"                   touch_line  then write one byte in each 4 KiB page\n"
+"                   touch_all   then write every byte\n"
+"                   read_all    then read every byte\n"
+"  --pages KIND     system      whatever the system gives (default)\n"
+"                   thp         MADV_HUGEPAGE\n"
+"                   nothp       MADV_NOHUGEPAGE\n"
+"                   mthp=KB     only folios of KB kilobytes (sets and restores sysfs)\n"
+"                   hugetlb     MAP_HUGETLB\n"
+"  --verify         read everything as zero before anything is written; exit 1 if it is not\n"
+"  --reps N         repetitions (default 1)\n"
+"  --help           this text\n"
+"Exit: 0 done, 1 memory was not zero, 2 bad usage, 3 the machine cannot do it.\n");
+}
+
+struct job {
+	unsigned long bytes;
+	enum mode mode;
+	const char *pages;
+	bool verify;
+};
+
+/* What the measured child does. It ends the process. */
+static void child_job(const struct job *job)
+{
+	int flags = MAP_PRIVATE | MAP_ANONYMOUS;
+	unsigned char *mem;
+	size_t i;
+
+	if (!strcmp(job->pages, "hugetlb"))
+		flags |= MAP_HUGETLB;
+	mem = mmap(NULL, job->bytes, PROT_READ | PROT_WRITE, flags, -1, 0);
+	if (mem == MAP_FAILED)
+		kz_die(KZ_BROKEN, "cannot map %lu MB (%s): %s", job->bytes / KZ_MB, job->pages,
+		       strerror(errno));
+	/* ENOSYS-like EINVAL on a kernel without THP is not an error for nothp: there are none. */
+	if (!strcmp(job->pages, "nothp"))
+		madvise(mem, job->bytes, MADV_NOHUGEPAGE);
+	else if (!strcmp(job->pages, "thp") || !strncmp(job->pages, "mthp=", 5))
+		if (madvise(mem, job->bytes, MADV_HUGEPAGE))
+			kz_die(KZ_BROKEN, "MADV_HUGEPAGE: %s; the kernel has no THP",
+			       strerror(errno));
+	if (madvise(mem, job->bytes, MADV_POPULATE_WRITE))
+		kz_die(KZ_BROKEN, "cannot populate %lu MB: %s", job->bytes / KZ_MB,
+		       strerror(errno));
+	if (job->verify) {
+		size_t bad = kz_first_nonzero(mem, job->bytes);
+
+		if (bad < job->bytes)
+			kz_die(KZ_FAILED, "byte %zu of new memory is 0x%02x, not 0", bad,
+			       mem[bad]);
+	}
+	switch (job->mode) {
+	case POPULATE:
+		break;
+	case TOUCH_LINE:
+		for (i = 0; i < job->bytes; i += 4096)
+			((volatile unsigned char *)mem)[i] = 1;
+		break;
+	case TOUCH_ALL:
+		memset(mem, 0x5a, job->bytes);
+		/* Keep the stores although nobody reads them. */
+		__asm__ volatile("" : : "r"(mem) : "memory");
+		break;
+	case READ_ALL:
+		if (kz_first_nonzero(mem, job->bytes) < job->bytes)
+			kz_die(KZ_FAILED, "new memory is not zero");
+		break;
+	}
+	munmap(mem, job->bytes);
+	_exit(KZ_OK);
+}
+
+#define MTHP_DIR "/sys/kernel/mm/transparent_hugepage"
+
+/* The word in brackets of a sysfs choice such as "always [madvise] never". */
+static void chosen_word(const char *path, char *word, size_t size)
+{
+	char text[128], *open_bracket, *close_bracket;
+
+	word[0] = '\0';
+	if (kz_read_file(path, text, sizeof(text)) < 0)
+		return;
+	open_bracket = strchr(text, '[');
+	close_bracket = open_bracket ? strchr(open_bracket, ']') : NULL;
+	if (!close_bracket)
+		return;
+	*close_bracket = '\0';
+	snprintf(word, size, "%s", open_bracket + 1);
+}
+
+#define MAX_SIZES 32
+static struct { char path[160]; char old[32]; } sizes[MAX_SIZES];
+static int nr_sizes;
+
+static void restore_sizes(void)
+{
+	while (nr_sizes > 0) {
+		nr_sizes--;
+		if (sizes[nr_sizes].old[0])
+			kz_write_file(sizes[nr_sizes].path, sizes[nr_sizes].old);
+	}
+}
+
+/* Allows folios of kb kilobytes alone, until the program ends. */
+static void only_size(unsigned long kb)
+{
+	struct dirent *entry;
+	bool found = false;
+	DIR *dir = opendir(MTHP_DIR);
+
+	if (!dir)
+		kz_die(KZ_BROKEN, "no " MTHP_DIR ": the kernel has no THP");
+	atexit(restore_sizes);
+	while ((entry = readdir(dir))) {
+		unsigned long this_kb;
+		int err;
+
+		if (sscanf(entry->d_name, "hugepages-%lukB", &this_kb) != 1 ||
+		    nr_sizes == MAX_SIZES)
+			continue;
+		snprintf(sizes[nr_sizes].path, sizeof(sizes[0].path),
+			 MTHP_DIR "/hugepages-%lukB/enabled", this_kb);
+		/* Some sizes serve shmem alone and have no such file. */
+		if (access(sizes[nr_sizes].path, W_OK))
+			continue;
+		chosen_word(sizes[nr_sizes].path, sizes[nr_sizes].old, sizeof(sizes[0].old));
+		err = kz_write_file(sizes[nr_sizes].path, this_kb == kb ? "always" : "never");
+		nr_sizes++;
+		if (err)
+			kz_die(KZ_BROKEN, "cannot set %s: %s", sizes[nr_sizes - 1].path,
+			       strerror(-err));
+		found |= this_kb == kb;
+	}
+	closedir(dir);
+	if (!found)
+		kz_die(KZ_BROKEN, "the kernel has no folios of %lu kB", kb);
+}
+
+static int open_task_clock(pid_t pid)
+{
+	struct perf_event_attr attr = {
+		.type = PERF_TYPE_SOFTWARE,
+		.size = sizeof(attr),
+		.config = PERF_COUNT_SW_TASK_CLOCK,
+		.disabled = 1,
+		.inherit = 1,
+		.enable_on_exec = 1,
+	};
+
+	return (int)syscall(SYS_perf_event_open, &attr, pid, -1, -1, PERF_FLAG_FD_CLOEXEC);
+}
+
+/* One repetition: starts the child held back by a pipe, attaches the counter, lets it exec. */
+static int measure(unsigned long rep, const struct job *job, char **worker_argv)
+{
+	struct kz_vmstat before, after;
+	uint64_t start, wall, task_clock = 0;
+	int gate[2], counter, status;
+	struct rusage usage;
+	pid_t pid;
+
+	if (pipe2(gate, O_CLOEXEC))
+		kz_die(KZ_BROKEN, "pipe: %s", strerror(errno));
+	fflush(stdout);
+	pid = fork();
+	if (pid < 0)
+		kz_die(KZ_BROKEN, "fork: %s", strerror(errno));
+	if (!pid) {
+		char go;
+
+		if (read(gate[0], &go, 1) != 1)
+			_exit(KZ_BROKEN);
+		execv("/proc/self/exe", worker_argv);
+		_exit(KZ_BROKEN);
+	}
+	counter = open_task_clock(pid);
+	if (counter < 0)
+		kz_die(KZ_BROKEN, "perf_event_open(task-clock): %s", strerror(errno));
+	kz_vmstat_read(&before);
+	start = kz_now_ns();
+	if (write(gate[1], "g", 1) != 1)
+		kz_die(KZ_BROKEN, "write: %s", strerror(errno));
+	while (wait4(pid, &status, 0, &usage) < 0)
+		if (errno != EINTR)
+			kz_die(KZ_BROKEN, "wait4: %s", strerror(errno));
+	wall = kz_now_ns() - start;
+	kz_vmstat_read(&after);
+	if (read(counter, &task_clock, sizeof(task_clock)) != sizeof(task_clock))
+		kz_die(KZ_BROKEN, "cannot read the task-clock counter");
+	close(counter);
+	close(gate[0]);
+	close(gate[1]);
+
+	if (WIFSIGNALED(status))
+		kz_die(KZ_BROKEN, "the measured child was killed by signal %d", WTERMSIG(status));
+	if (WEXITSTATUS(status))
+		return WEXITSTATUS(status);
+	printf("{\"rep\": %lu, \"mode\": \"%s\", \"pages\": \"%s\", \"bytes\": %lu, "
+	       "\"task_clock_ns\": %" PRIu64 ", \"wall_ns\": %" PRIu64 ", "
+	       "\"user_us\": %ld, \"system_us\": %ld, \"minor_faults\": %ld, ",
+	       rep, mode_names[job->mode], job->pages, job->bytes, task_clock, wall,
+	       usage.ru_utime.tv_sec * 1000000L + usage.ru_utime.tv_usec,
+	       usage.ru_stime.tv_sec * 1000000L + usage.ru_stime.tv_usec, usage.ru_minflt);
+	kz_vmstat_print_delta(&before, &after);
+	printf("}\n");
+	fflush(stdout);
+	return 0;
+}
+
+int main(int argc, char **argv)
+{
+	static const struct option options[] = {
+		{ "size", required_argument, NULL, 's' },
+		{ "mode", required_argument, NULL, 'm' },
+		{ "pages", required_argument, NULL, 'p' },
+		{ "verify", no_argument, NULL, 'v' },
+		{ "reps", required_argument, NULL, 'r' },
+		{ "worker", no_argument, NULL, 'w' },
+		{ "help", no_argument, NULL, 'h' },
+		{ NULL, 0, NULL, 0 },
+	};
+	struct job job = { .bytes = 256 * KZ_MB, .mode = POPULATE, .pages = "system" };
+	unsigned long reps = 1, rep, kb = 0;
+	bool worker = false;
+	char **worker_argv;
+	int opt, i;
+
+	kz_program = "alloc_once";
+	while ((opt = getopt_long(argc, argv, "", options, NULL)) != -1) {
+		switch (opt) {
+		case 's':
+			job.bytes = kz_number("--size", optarg, 1, 1UL << 20) * KZ_MB;
+			break;
+		case 'm':
+			for (i = 0; i < 4; i++)
+				if (!strcmp(optarg, mode_names[i]))
+					break;
+			if (i == 4)
+				kz_die(KZ_USAGE, "--mode: '%s' is unknown; see --help", optarg);
+			job.mode = (enum mode)i;
+			break;
+		case 'p':
+			job.pages = optarg;
+			if (!strncmp(optarg, "mthp=", 5))
+				kb = kz_number("--pages mthp", optarg + 5, 8, 1UL << 20);
+			else if (strcmp(optarg, "system") && strcmp(optarg, "thp") &&
+				 strcmp(optarg, "nothp") && strcmp(optarg, "hugetlb"))
+				kz_die(KZ_USAGE, "--pages: '%s' is unknown; see --help", optarg);
+			break;
+		case 'v':
+			job.verify = true;
+			break;
+		case 'r':
+			reps = kz_number("--reps", optarg, 1, 1000000);
+			break;
+		case 'w':
+			worker = true;
+			break;
+		case 'h':
+			usage(stdout);
+			return KZ_OK;
+		default:
+			usage(stderr);
+			return KZ_USAGE;
+		}
+	}
+	if (optind < argc)
+		kz_die(KZ_USAGE, "unexpected argument '%s'; see --help", argv[optind]);
+	if (worker)
+		child_job(&job);
+
+	if (kb)
+		only_size(kb);
+	worker_argv = calloc((size_t)argc + 2, sizeof(*worker_argv));
+	if (!worker_argv)
+		kz_die(KZ_BROKEN, "out of memory");
+	for (i = 0; i < argc; i++)
+		worker_argv[i] = argv[i];
+	worker_argv[argc] = (char *)"--worker";
+	for (rep = 0; rep < reps; rep++) {
+		int code = measure(rep, &job, worker_argv);
+
+		if (code)
+			return code;
+	}
+	return KZ_OK;
+}

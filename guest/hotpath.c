@@ -1,0 +1,259 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * hotpath: short kernel paths, timed one repetition at a time.
+ *
+ * Under QEMU's `-icount shift=0` every instruction advances the guest's clock by one nanosecond,
+ * and the TSC of an emulated x86 CPU runs at 1 GHz: ticks are then instructions, exactly, and the
+ * same run after run. A repetition is kept shorter than a timer tick, so that the median is free
+ * of interrupts.
+ */
+#include "common.h"
+
+#include <getopt.h>
+#include <sys/wait.h>
+
+static void usage(FILE *out)
+{
+	fprintf(out,
+"usage: hotpath [options] [PATH...]\n"
+"Times kernel paths; one JSON line per path with the cost of one iteration.\n"
+"Under -icount shift=0 the unit is one instruction, otherwise one tick of the clock.\n"
+"Paths (default: all):\n"
+"  fault        write fault on an anonymous 4 KiB page, with its share of MADV_DONTNEED\n"
+"  thp_fault    write fault on a 2 MiB page, with its MADV_DONTNEED\n"
+"  pipe_deep    16 one-byte packets into a pipe and out of it again: each needs a page\n"
+"  pipe_cached  the same 16 packets one by one: the pipe keeps its page, none is allocated\n"
+"  alloc_free   an order-0 page allocated and freed: (pipe_deep - pipe_cached) / pages\n"
+"  buddy        the same with 224 packets, so that the per-CPU list overflows to the buddy lists\n"
+"  fork         fork, exit and wait\n"
+"Options:\n"
+"  --reps N     repetitions per path (default 101)\n"
+"  --help       this text\n"
+"Exit: 0 done, 2 bad usage, 3 the machine cannot do it.\n");
+}
+
+static inline uint64_t ticks(void)
+{
+#if defined(__x86_64__)
+	uint32_t lo, hi;
+
+	__asm__ volatile("lfence; rdtsc; lfence" : "=a"(lo), "=d"(hi) : : "memory");
+	return (uint64_t)hi << 32 | lo;
+#else
+	return kz_now_ns();
+#endif
+}
+
+#define FAULT_PAGES 32
+#define PIPE_DEPTH 16
+/*
+ * A pipe keeps the first eight pages that are read empty; the next write takes one of them and
+ * gives five back, the two writes after it take the last two. Three of a round are not allocated.
+ */
+#define PIPE_KEPT 3
+#define BUDDY_DEPTH 224
+
+static char *small, *huge;
+static int shallow[2], deep[2];
+
+static void run_fault(void)
+{
+	int i;
+
+	for (i = 0; i < FAULT_PAGES; i++)
+		((volatile char *)small)[i * 4096] = 1;
+	madvise(small, FAULT_PAGES * 4096, MADV_DONTNEED);
+}
+
+static void run_thp_fault(void)
+{
+	*(volatile char *)huge = 1;
+	madvise(huge, KZ_HUGE, MADV_DONTNEED);
+}
+
+static void must(bool good, const char *what)
+{
+	if (!good)
+		kz_die(KZ_BROKEN, "%s: %s", what, strerror(errno));
+}
+
+static void fill_and_drain(int fds[2], int depth)
+{
+	char byte = 1;
+	int i;
+
+	for (i = 0; i < depth; i++)
+		must(write(fds[1], &byte, 1) == 1, "pipe write");
+	for (i = 0; i < depth; i++)
+		must(read(fds[0], &byte, 1) == 1, "pipe read");
+}
+
+static void one_by_one(int fds[2], int depth)
+{
+	char byte = 1;
+	int i;
+
+	for (i = 0; i < depth; i++) {
+		must(write(fds[1], &byte, 1) == 1, "pipe write");
+		must(read(fds[0], &byte, 1) == 1, "pipe read");
+	}
+}
+
+static void run_pipe_deep(void) { fill_and_drain(shallow, PIPE_DEPTH); }
+static void run_pipe_cached(void) { one_by_one(shallow, PIPE_DEPTH); }
+static void run_buddy_deep(void) { fill_and_drain(deep, BUDDY_DEPTH); }
+static void run_buddy_cached(void) { one_by_one(deep, BUDDY_DEPTH); }
+
+static void run_fork(void)
+{
+	int status;
+	pid_t pid = fork();
+
+	must(pid >= 0, "fork");
+	if (!pid)
+		_exit(0);
+	must(waitpid(pid, &status, 0) == pid, "waitpid");
+}
+
+struct cost {
+	double min, median, p10, p90;
+};
+
+static int compare(const void *a, const void *b)
+{
+	uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+
+	return x < y ? -1 : x > y;
+}
+
+static uint64_t *samples;
+
+static struct cost time_path(void (*run)(void), unsigned long reps, double iterations)
+{
+	unsigned long i;
+	struct cost cost;
+
+	for (i = 0; i < 16; i++)
+		run();
+	for (i = 0; i < reps; i++) {
+		uint64_t start = ticks();
+
+		run();
+		samples[i] = ticks() - start;
+	}
+	qsort(samples, reps, sizeof(*samples), compare);
+	cost.min = (double)samples[0] / iterations;
+	cost.median = (double)samples[reps / 2] / iterations;
+	cost.p10 = (double)samples[reps / 10] / iterations;
+	cost.p90 = (double)samples[reps - 1 - reps / 10] / iterations;
+	return cost;
+}
+
+static void print_cost(const char *path, struct cost c, unsigned long reps)
+{
+	printf("{\"path\": \"%s\", \"min\": %.3f, \"p10\": %.3f, \"median\": %.3f, "
+	       "\"p90\": %.3f, \"n\": %lu}\n", path, c.min, c.p10, c.median, c.p90, reps);
+	fflush(stdout);
+}
+
+/* The cost of pages alone: the packets that needed one less the packets that did not. */
+static struct cost less(struct cost with, struct cost without, double pages)
+{
+	struct cost c = {
+		.min = (with.min - without.min) / pages,
+		.median = (with.median - without.median) / pages,
+		.p10 = (with.p10 - without.p10) / pages,
+		.p90 = (with.p90 - without.p90) / pages,
+	};
+
+	return c;
+}
+
+static void open_pipe(int fds[2], int depth)
+{
+	/* O_DIRECT: every write is a packet with a page of its own. */
+	must(!pipe2(fds, O_DIRECT | O_CLOEXEC), "pipe2");
+	must(fcntl(fds[1], F_SETPIPE_SZ, depth * 4096) >= depth * 4096, "F_SETPIPE_SZ");
+}
+
+static void run_named(const char *name, unsigned long reps)
+{
+	if (!strcmp(name, "fault")) {
+		print_cost(name, time_path(run_fault, reps, FAULT_PAGES), reps);
+	} else if (!strcmp(name, "thp_fault")) {
+		print_cost(name, time_path(run_thp_fault, reps, 1), reps);
+	} else if (!strcmp(name, "pipe_deep")) {
+		print_cost(name, time_path(run_pipe_deep, reps, PIPE_DEPTH), reps);
+	} else if (!strcmp(name, "pipe_cached")) {
+		print_cost(name, time_path(run_pipe_cached, reps, PIPE_DEPTH), reps);
+	} else if (!strcmp(name, "alloc_free")) {
+		struct cost with = time_path(run_pipe_deep, reps, 1);
+		struct cost without = time_path(run_pipe_cached, reps, 1);
+
+		print_cost(name, less(with, without, PIPE_DEPTH - PIPE_KEPT), reps);
+	} else if (!strcmp(name, "buddy")) {
+		struct cost with = time_path(run_buddy_deep, reps, 1);
+		struct cost without = time_path(run_buddy_cached, reps, 1);
+
+		print_cost(name, less(with, without, BUDDY_DEPTH - PIPE_KEPT), reps);
+	} else if (!strcmp(name, "fork")) {
+		print_cost(name, time_path(run_fork, reps, 1), reps);
+	} else {
+		kz_die(KZ_USAGE, "path '%s' is unknown; see --help", name);
+	}
+}
+
+static void *map_anonymous(size_t bytes, size_t align, int advice)
+{
+	char *raw = mmap(NULL, bytes + align, PROT_READ | PROT_WRITE,
+			 MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	char *mem;
+
+	must(raw != MAP_FAILED, "mmap");
+	mem = (char *)(((uintptr_t)raw + align - 1) & ~(align - 1));
+	madvise(mem, bytes, advice);
+	return mem;
+}
+
+int main(int argc, char **argv)
+{
+	static const char *const all[] = { "fault", "thp_fault", "pipe_deep", "pipe_cached",
+					   "alloc_free", "buddy", "fork" };
+	static const struct option options[] = {
+		{ "reps", required_argument, NULL, 'r' },
+		{ "help", no_argument, NULL, 'h' },
+		{ NULL, 0, NULL, 0 },
+	};
+	unsigned long reps = 101;
+	size_t i;
+	int opt;
+
+	kz_program = "hotpath";
+	while ((opt = getopt_long(argc, argv, "", options, NULL)) != -1) {
+		switch (opt) {
+		case 'r':
+			reps = kz_number("--reps", optarg, 3, 1000000);
+			break;
+		case 'h':
+			usage(stdout);
+			return KZ_OK;
+		default:
+			usage(stderr);
+			return KZ_USAGE;
+		}
+	}
+	samples = calloc(reps, sizeof(*samples));
+	must(samples != NULL, "calloc");
+	/* Present before anything is timed. */
+	memset(samples, 1, reps * sizeof(*samples));
+	small = map_anonymous(FAULT_PAGES * 4096, KZ_HUGE, MADV_NOHUGEPAGE);
+	huge = map_anonymous(KZ_HUGE, KZ_HUGE, MADV_HUGEPAGE);
+	open_pipe(shallow, PIPE_DEPTH);
+	open_pipe(deep, 256);
+	if (optind == argc)
+		for (i = 0; i < sizeof(all) / sizeof(all[0]); i++)
+			run_named(all[i], reps);
+	for (; optind < argc; optind++)
+		run_named(argv[optind], reps);
+	return KZ_OK;
+}

@@ -1,0 +1,259 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * stress: disturbs memory management while something else checks it. Each driver is a process
+ * that repeats one disturbance; a driver that could do nothing is an error, not a success.
+ */
+#include "common.h"
+
+#include <getopt.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+
+static void usage(FILE *out)
+{
+	fprintf(out,
+"usage: stress [options] DRIVER...\n"
+"Runs the drivers side by side; prints one JSON line with what each did.\n"
+"Drivers:\n"
+"  compact      compacts all memory through /proc/sys/vm/compact_memory\n"
+"  hotplug      takes every CPU but the first offline and online again\n"
+"  pressure     takes memory until little is left, gives it back, drops caches\n"
+"  hugetlb      grows and shrinks the pool of huge pages\n"
+"  flush        reports free memory to the host, with changing budgets\n"
+"  memoryblock  takes blocks of memory offline and online again\n"
+"Options:\n"
+"  --seconds S  how long (default 10)\n"
+"  --seed N     the random choices (default 1)\n"
+"  --help       this text\n"
+"Exit: 0 done, 1 a driver did nothing, 2 bad usage, 3 the machine cannot do it.\n");
+}
+
+static uint64_t rng_state;
+
+static unsigned long between(unsigned long low, unsigned long high)
+{
+	rng_state ^= rng_state << 13;
+	rng_state ^= rng_state >> 7;
+	rng_state ^= rng_state << 17;
+	return low + rng_state % (high - low + 1);
+}
+
+static void nap(unsigned long max_ms)
+{
+	usleep((useconds_t)(between(0, max_ms) * 1000));
+}
+
+/* Each step returns 1 if it changed something, 0 if not. */
+static int step_compact(void)
+{
+	int done = !kz_write_file("/proc/sys/vm/compact_memory", "1");
+
+	nap(20);
+	return done;
+}
+
+static int step_hotplug(void)
+{
+	char path[80];
+	long cpus = sysconf(_SC_NPROCESSORS_CONF);
+	int done;
+
+	if (cpus < 2)
+		return 0;
+	snprintf(path, sizeof(path), "/sys/devices/system/cpu/cpu%lu/online",
+		 between(1, (unsigned long)cpus - 1));
+	done = !kz_write_file(path, "0");
+	nap(20);
+	done &= !kz_write_file(path, "1");
+	nap(20);
+	return done;
+}
+
+static int step_pressure(void)
+{
+	const size_t chunk = 2 * KZ_MB, size = 1UL << 36;
+	size_t used = 0;
+	char *mem = mmap(NULL, size, PROT_READ | PROT_WRITE,
+			 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+
+	if (mem == MAP_FAILED)
+		return 0;
+	madvise(mem, size, between(0, 1) ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
+	while (used < size && kz_meminfo("MemAvailable") > between(24, 64) * KZ_MB) {
+		memset(mem + used, 0xa5, chunk);
+		used += chunk;
+	}
+	nap(50);
+	munmap(mem, size);
+	kz_write_file("/proc/sys/vm/drop_caches", between(0, 1) ? "1" : "3");
+	nap(50);
+	return used > 0;
+}
+
+static int step_hugetlb(void)
+{
+	char text[24];
+	int done;
+
+	snprintf(text, sizeof(text), "%lu", between(0, 32));
+	done = !kz_write_file("/proc/sys/vm/nr_hugepages", text);
+	nap(30);
+	return done;
+}
+
+static int step_flush(void)
+{
+	char text[24];
+	int done;
+
+	snprintf(text, sizeof(text), "%lu", between(0, 4) * 1024);
+	done = !kz_write_file("/sys/module/page_reporting/parameters/flush", text);
+	nap(30);
+	return done;
+}
+
+static int step_memoryblock(void)
+{
+	char path[80], text[32];
+	unsigned long block = between(2, 15);
+
+	snprintf(path, sizeof(path), "/sys/devices/system/memory/memory%lu/removable", block);
+	if (kz_read_file(path, text, sizeof(text)) < 0)
+		return 0;
+	snprintf(path, sizeof(path), "/sys/devices/system/memory/memory%lu/state", block);
+	/* Not every block can go: what cannot is no error. */
+	if (kz_write_file(path, "offline"))
+		return 0;
+	nap(10);
+	return !kz_write_file(path, "online");
+}
+
+static const struct driver {
+	const char *name;
+	int (*step)(void);
+} drivers[] = {
+	{ "compact", step_compact },
+	{ "hotplug", step_hotplug },
+	{ "pressure", step_pressure },
+	{ "hugetlb", step_hugetlb },
+	{ "flush", step_flush },
+	{ "memoryblock", step_memoryblock },
+};
+#define NR_DRIVERS (sizeof(drivers) / sizeof(drivers[0]))
+
+static void drive(const struct driver *driver, unsigned long *count, unsigned long seed,
+		  uint64_t deadline)
+{
+	prctl(PR_SET_PDEATHSIG, SIGKILL);
+	kz_write_file("/proc/self/oom_score_adj", "1000");
+	rng_state = (seed + 1) * 0x9e3779b97f4a7c15ULL;
+	while (kz_now_ns() < deadline) {
+		if (driver->step())
+			__atomic_add_fetch(count, 1, __ATOMIC_RELAXED);
+		else
+			usleep(1000);
+	}
+	_exit(KZ_OK);
+}
+
+static pid_t start(const struct driver *driver, unsigned long *count, unsigned long seed,
+		   uint64_t deadline)
+{
+	pid_t pid = fork();
+
+	if (pid < 0)
+		kz_die(KZ_BROKEN, "fork: %s", strerror(errno));
+	if (!pid)
+		drive(driver, count, seed, deadline);
+	return pid;
+}
+
+int main(int argc, char **argv)
+{
+	static const struct option options[] = {
+		{ "seconds", required_argument, NULL, 's' },
+		{ "seed", required_argument, NULL, 'e' },
+		{ "help", no_argument, NULL, 'h' },
+		{ NULL, 0, NULL, 0 },
+	};
+	const struct driver *chosen[NR_DRIVERS];
+	unsigned long seconds = 10, seed = 1, killed = 0, *counts;
+	pid_t pids[NR_DRIVERS];
+	size_t nr = 0, i, running;
+	uint64_t deadline;
+	bool idle = false;
+	int opt;
+
+	kz_program = "stress";
+	while ((opt = getopt_long(argc, argv, "", options, NULL)) != -1) {
+		switch (opt) {
+		case 's':
+			seconds = kz_number("--seconds", optarg, 1, 1000000);
+			break;
+		case 'e':
+			seed = kz_number("--seed", optarg, 0, ULONG_MAX - 1);
+			break;
+		case 'h':
+			usage(stdout);
+			return KZ_OK;
+		default:
+			usage(stderr);
+			return KZ_USAGE;
+		}
+	}
+	if (optind == argc)
+		kz_die(KZ_USAGE, "no driver given; see --help");
+	for (; optind < argc; optind++) {
+		for (i = 0; i < NR_DRIVERS; i++)
+			if (!strcmp(argv[optind], drivers[i].name))
+				break;
+		if (i == NR_DRIVERS)
+			kz_die(KZ_USAGE, "driver '%s' is unknown; see --help", argv[optind]);
+		if (nr == NR_DRIVERS)
+			kz_die(KZ_USAGE, "a driver is named twice");
+		chosen[nr++] = &drivers[i];
+	}
+	counts = mmap(NULL, sizeof(*counts) * NR_DRIVERS, PROT_READ | PROT_WRITE,
+		      MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	if (counts == MAP_FAILED)
+		kz_die(KZ_BROKEN, "mmap: %s", strerror(errno));
+	deadline = kz_now_ns() + seconds * 1000000000ULL;
+	for (i = 0; i < nr; i++)
+		pids[i] = start(chosen[i], &counts[i], seed + i, deadline);
+	for (running = nr; running;) {
+		int status;
+		pid_t pid = wait(&status);
+
+		if (pid < 0 && errno == EINTR)
+			continue;
+		if (pid < 0)
+			kz_die(KZ_BROKEN, "wait: %s", strerror(errno));
+		for (i = 0; i < nr && pids[i] != pid; i++)
+			;
+		if (i == nr)
+			continue;
+		if (WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL && kz_now_ns() < deadline) {
+			/* Out of memory is what the pressure driver is after. */
+			killed++;
+			pids[i] = start(chosen[i], &counts[i], seed + i + killed * NR_DRIVERS,
+					deadline);
+			continue;
+		}
+		if (WIFSIGNALED(status) && WTERMSIG(status) != SIGKILL)
+			kz_die(KZ_FAILED, "%s died of signal %d", chosen[i]->name,
+			       WTERMSIG(status));
+		running--;
+	}
+	printf("{\"seconds\": %lu, \"seed\": %lu, \"killed\": %lu, \"steps\": {", seconds, seed,
+	       killed);
+	for (i = 0; i < nr; i++) {
+		printf("%s\"%s\": %lu", i ? ", " : "", chosen[i]->name, counts[i]);
+		idle |= !counts[i];
+	}
+	printf("}}\n");
+	for (i = 0; i < nr; i++)
+		if (!counts[i])
+			fprintf(stderr, "stress: %s did nothing\n", chosen[i]->name);
+	return idle ? KZ_FAILED : KZ_OK;
+}

@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: GPL-2.0
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Iterator
+from typing import Any, cast
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from lab import paths
+from lab.bench import BENCHES, BenchOptions, jobs, session
+from lab.bench.cli import checked, folder_for, register, table
+from lab.boot import Guest
+from lab.errors import USAGE, LabError, TestFailure, UsageError
+from lab.results import Metric, Result, Target
+
+MIB = 1 << 20
+COST = session.HostCost(100, 0.05, 0.1)
+
+
+class FakeGuest:
+    """A guest that answers each command with what it was told to."""
+
+    def __init__(self, answers: dict[str, list[str]]) -> None:
+        self.answers = answers
+        self.pid = os.getpid()
+        self.accel = "tcg"
+        self.sent: list[str] = []
+        self.waiting: list[str] = []
+
+    def send(self, line: str) -> None:
+        self.sent.append(line)
+        self.waiting += self.answers.get(line, ["@done 0"])
+
+    @property
+    def lines(self) -> Iterator[str]:
+        while self.waiting:
+            yield self.waiting.pop(0)
+
+
+def side(name: str = "base", **answers: list[str]) -> session.Side:
+    return session.Side(name, cast(Guest, FakeGuest(answers)))
+
+
+def told(**vmstat: int | None) -> dict[str, Any]:
+    counters: dict[str, int | None] = {
+        "thp_fault_alloc": 128,
+        "pgzeroed_cleared": None,
+        "pgzeroed_skip_reported": None,
+        "pgzeroed_bad": None,
+    }
+    return {
+        "task_clock_ns": 50_000_000,
+        "bytes": 256 * MIB,
+        "minor_faults": 166,
+        "vmstat": counters | vmstat,
+    }
+
+
+def test_base_counts_folios() -> None:
+    runs = jobs.Runs()
+    runs.add(side("base"), told(), COST)
+    assert runs.zeroed == [256 * MIB + 38 * 4096]
+    assert runs.task_clock_ms == [50]
+    assert runs.skipped_percent == [0]
+    assert runs.host_system_ms == [50]
+
+
+def test_ours_counts_what_the_kernel_says() -> None:
+    runs = jobs.Runs()
+    runs.add(side("ours"), told(pgzeroed_cleared=151, pgzeroed_skip_reported=65536, pgzeroed_bad=0), COST)
+    assert runs.zeroed == [151 * 4096]
+    assert runs.skipped_percent == [100]
+
+
+def test_ours_without_counters_is_no_result() -> None:
+    with pytest.raises(TestFailure, match="Cannot count"):
+        jobs.Runs().add(side("ours"), told(), COST)
+
+
+def test_a_bad_page_ends_the_bench() -> None:
+    with pytest.raises(TestFailure, match="was not"):
+        jobs.Runs().add(side("ours"), told(pgzeroed_cleared=1, pgzeroed_bad=1), COST)
+
+
+def test_a_job_without_huge_pages_is_no_result() -> None:
+    phase = jobs.Phase()
+    for runs in (phase.base, phase.ours):
+        runs.huge_pages += [128, 128]
+    jobs.check_huge(phase, BenchOptions())
+    phase.ours.huge_pages[:] = [3, 3]
+    with pytest.raises(TestFailure, match="huge pages"):
+        jobs.check_huge(phase, BenchOptions())
+
+
+def test_a_step_returns_its_lines() -> None:
+    assert side(x=["one", "two", "@done 0"]).sh("x") == ["one", "two"]
+
+
+def test_a_step_that_fails_is_named() -> None:
+    with pytest.raises(TestFailure) as caught:
+        side(x=["no such thing", "@done 3"]).sh("x")
+    assert "exit code 3" in caught.value.why and "no such thing" in caught.value.why
+    assert side(x=["@done 3"]).sh("x", check=False) == []
+
+
+def test_a_guest_that_ends_is_named() -> None:
+    with pytest.raises(TestFailure, match="ended in the middle"):
+        side(x=["half"]).sh("x")
+
+
+@pytest.mark.parametrize("lines", [[], ["not json"], ["[1]"]])
+def test_a_program_that_says_nothing_is_named(lines: list[str]) -> None:
+    with pytest.raises(TestFailure, match="guest program"):
+        side(x=[*lines, "@done 0"]).json("x")
+
+
+def test_the_other_side_goes_first_by_turns() -> None:
+    both = session.Pair(side("base"), side("ours"), "tcg", session.Built(paths.REPO, "base", "off"))
+    assert [s.name for s in both.sides(0)] == ["base", "ours"]
+    assert [s.name for s in both.sides(1)] == ["ours", "base"]
+    # Warm-ups have negative numbers.
+    assert [s.name for s in both.sides(-1)] == ["ours", "base"]
+
+
+def test_a_quiet_process_settles() -> None:
+    assert session.settle_resident(os.getpid(), timeout=5, what="this", still_s=0.1) > MIB
+
+
+def test_warming_gives_the_memory_back() -> None:
+    before = session.resident(os.getpid())
+    session.warm_host(64 * MIB)
+    assert session.resident(os.getpid()) < before + 16 * MIB
+
+
+def options(**more: Any) -> BenchOptions:
+    plain: dict[str, Any] = {
+        "pairs": 10,
+        "size": 256,
+        "memory": "2G",
+        "accel": "auto",
+        "base": "base",
+        "ours": "knownzero",
+    }
+    return checked(**(plain | more))
+
+
+@pytest.mark.parametrize(
+    "more", [{"accel": "xen"}, {"memory": "much"}, {"memory": "600M"}, {"size": 1800}, {"memory": "2"}]
+)
+def test_options_that_cannot_work_are_bad_usage(more: dict[str, Any]) -> None:
+    with pytest.raises(UsageError) as caught:
+        options(**more)
+    assert caught.value.code == USAGE and caught.value.fix
+
+
+def test_what_reproduces_a_run_can_be_parsed_again() -> None:
+    made = options(pairs=12, memory="4096M", size=512, accel="tcg", ours="off")
+    argv = shlex.split(session.reproduce("thp", made, "tcg"))
+    assert argv[:3] == ["./kz", "bench", "thp"]
+    given = dict(zip(argv[3::2], argv[4::2], strict=True))
+    assert given == {
+        "--pairs": "12",
+        "--size": "512",
+        "--accel": "tcg",
+        "--memory": "4096M",
+        "--ours": "off",
+    }
+
+
+def verbs() -> typer.Typer:
+    app = typer.Typer()
+    register(app)
+    return app
+
+
+def test_an_unknown_bench_is_bad_usage() -> None:
+    told = CliRunner().invoke(verbs(), ["bench", "speed"])
+    assert isinstance(told.exception, LabError)
+    assert told.exception.code == USAGE
+    assert all(name in told.exception.why for name in BENCHES)
+
+
+def test_help_names_every_bench() -> None:
+    shown = CliRunner().invoke(verbs(), ["bench", "--help"]).stdout
+    assert all(name in shown for name in BENCHES)
+
+
+def test_the_table_marks_a_missed_target() -> None:
+    result = Result(
+        name="demo",
+        accelerator="tcg",
+        versions={},
+        reproduce="",
+        metrics=[Metric.of("a.b", "ms", [2.0], [1.0], target=Target("at least 78 % less", False))],
+    )
+    cells = [cell for column in table(result).columns for cell in column.cells]
+    assert any("NO" in str(cell) for cell in cells)
+
+
+def test_two_runs_never_share_a_folder(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lab.paths.out", lambda: tmp_path)
+    first = folder_for("demo")
+    first.mkdir(parents=True)
+    assert folder_for("demo") != first

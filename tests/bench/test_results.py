@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: GPL-2.0
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lab.errors import MACHINE, USAGE, LabError
+from lab.results import Metric, Result, Sample, change_interval, change_percent, load, percentile
+
+finite = st.floats(min_value=0.001, max_value=1e12, allow_nan=False)
+
+
+@given(st.lists(finite, min_size=1, max_size=40))
+def test_a_sample_is_ordered_and_lies_within_its_values(values: list[float]) -> None:
+    sample = Sample.of(values)
+    assert min(values) <= sample.low <= sample.median <= sample.high <= max(values)
+    assert sample.n == len(values)
+
+
+@pytest.mark.parametrize("values", [[], [math.nan], [1.0, math.inf]])
+def test_nonsense_is_not_summarised(values: list[float]) -> None:
+    with pytest.raises(ValueError, match="cannot summarise"):
+        Sample.of(values)
+
+
+def test_percentiles_are_interpolated() -> None:
+    assert percentile([1, 2, 3, 4, 5], 50) == 3
+    assert percentile([1, 2, 3, 4, 5], 10) == pytest.approx(1.4)
+    assert percentile([7], 90) == 7
+
+
+def test_change_is_in_percent_of_base() -> None:
+    assert change_percent(200, 50) == -75
+    assert change_percent(0, 0) == 0
+    assert change_percent(0, 5) is None
+
+
+def test_the_interval_holds_the_change_and_is_repeatable() -> None:
+    base = [100.0, 101, 99, 100, 102, 98, 100, 101, 99, 100]
+    ours = [50.0, 51, 49, 50, 52, 48, 50, 51, 49, 50]
+    found = change_interval(base, ours)
+    assert found is not None
+    assert found[0] <= -50 <= found[1]
+    assert found[0] > -54 and found[1] < -46
+    assert found == change_interval(base, ours)
+    assert change_interval([0.0, 0.0], ours) is None
+
+
+def result(**more: object) -> Result:
+    fields: dict[str, object] = {
+        "name": "thp",
+        "accelerator": "tcg",
+        "versions": {"qemu": "10"},
+        "reproduce": "./kz bench thp",
+        "metrics": [Metric.of("thp.populate.task_clock", "ms", [100.0, 110, 90], [20.0, 22, 18])],
+        "job": {"size_mb": 256},
+    }
+    return Result(**(fields | more))  # type: ignore[arg-type]
+
+
+def test_a_result_survives_its_file(tmp_path: Path) -> None:
+    first = result()
+    path = first.save(tmp_path / "run")
+    again = load(tmp_path / "run")
+    assert again.metrics == first.metrics
+    assert again.job == first.job
+    assert load(path).accelerator == "tcg"
+    assert [entry.name for entry in (tmp_path / "run").iterdir()] == ["result.json"]
+
+
+def test_the_file_has_what_other_programs_read(tmp_path: Path) -> None:
+    data = json.loads(result().save(tmp_path).read_text())
+    assert {"name", "accelerator", "versions", "reproduce", "metrics"} <= set(data)
+    metric = data["metrics"][0]
+    assert metric["name"] == "thp.populate.task_clock"
+    assert metric["unit"] == "ms"
+    assert set(metric["base"]) == set(metric["ours"]) == {"median", "low", "high", "n"}
+    assert metric["change_percent"] == pytest.approx(-80)
+
+
+def test_a_run_that_is_not_there_is_bad_usage(tmp_path: Path) -> None:
+    with pytest.raises(LabError) as caught:
+        load(tmp_path)
+    assert caught.value.code == USAGE
+    assert caught.value.fix
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"format": 99}', '{"name": "x", "metrics": 3}'])
+def test_a_damaged_run_is_named(tmp_path: Path, text: str) -> None:
+    (tmp_path / "result.json").write_text(text)
+    with pytest.raises(LabError) as caught:
+        load(tmp_path)
+    assert caught.value.code == MACHINE
+    assert "is not a result" in caught.value.why

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: GPL-2.0
+"""What all tests share: images by name, and an exit code that tells a broken machine from a failure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lab import boot as guests
+from lab import build
+from lab.errors import MACHINE, LabError
+
+_states: dict[str, int] = {"failed": 0, "machine": 0}
+
+
+@pytest.fixture(scope="session")
+def image() -> Callable[..., Path]:
+    """``image("debug")``: a kernel by the name of its variant, built when needed."""
+    return build.build_linux
+
+
+@pytest.fixture(scope="session")
+def qemu() -> Path:
+    """Our QEMU."""
+    return build.build_qemu("knownzero")
+
+
+@pytest.fixture
+def boot() -> Callable[[guests.BootSpec], guests.BootResult]:
+    """Boot a guest and run its command to the end."""
+    return guests.boot
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[Any]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if call.excinfo is not None and isinstance(call.excinfo.value, LabError):
+        error = call.excinfo.value
+        report.longrepr = f"{error}\n(in {item.nodeid})"
+        if error.code == MACHINE:
+            report.user_properties.append(("machine", "broken"))
+    return report
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if report.failed:
+        _states["failed"] += 1
+        if ("machine", "broken") in report.user_properties:
+            _states["machine"] += 1
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    # Every failure has the same cause, and it is not what was tested.
+    if _states["failed"] and _states["failed"] == _states["machine"]:
+        session.exitstatus = MACHINE

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: GPL-2.0
+"""What the tests that boot guests share."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from lab.boot import BootResult, BootSpec, boot
+
+BALLOON = "virtio-balloon-pci,free-page-reporting=on"
+DELAY = "/sys/module/page_reporting/parameters/page_reporting_delay_ms"
+FLUSH = "/sys/module/page_reporting/parameters/flush"
+# Free memory made dirty, then reported at once: what comes next has to be zero all the same.
+DIRTY = "fillfree --share 70 >/dev/null; echo 3 > /proc/sys/vm/drop_caches"
+REPORT = f"echo 0 > {FLUSH}"
+
+
+def run(
+    script: str,
+    *,
+    kernel: str | Path = "debug",
+    devices: list[str] | None = None,
+    cpus: int = 1,
+    memory: str = "1G",
+    append: str = "",
+    timeout: float = 240.0,
+    allow_warnings: bool = False,
+    **more: Any,
+) -> BootResult:
+    """Run a shell script in a fresh guest; every failing command in it ends it."""
+    spec = BootSpec(
+        kernel=kernel,
+        devices=[BALLOON] if devices is None else devices,
+        cpus=cpus,
+        memory=memory,
+        append=append,
+        timeout=timeout,
+        allow_warnings=allow_warnings,
+        command=["sh", "-ec", script],
+        **more,
+    )
+    return boot(spec)
+
+
+def text(result: BootResult) -> str:
+    """The guest's stdout."""
+    out = result.stdout
+    return out if isinstance(out, str) else out.decode(errors="replace")
+
+
+def objects(result: BootResult) -> list[dict[str, Any]]:
+    """The JSON lines of the guest's stdout, in order."""
+    return [json.loads(line) for line in text(result).splitlines() if line.startswith("{")]
+
+
+def counters(result: BootResult) -> dict[str, int]:
+    """The pgzeroed_ lines (`grep pgzeroed_ /proc/vmstat`) that the guest printed last."""
+    found = {}
+    for line in text(result).splitlines():
+        if line.startswith("pgzeroed_"):
+            name, value = line.split()
+            found[name] = int(value)
+    return found
+
+
+def fine(result: BootResult) -> None:
+    """Nothing went wrong: exit code 0 and a silent console."""
+    assert not result.violations, f"{result.violations[:8]} (console: {result.console})"
+    assert result.exit_code == 0, (
+        f"exit code {result.exit_code} (console: {result.console})\n{text(result)[-2000:]}"
+    )

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: GPL-2.0
+"""The flush parameter: report now, at most so much, and come back when it is done."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.guest.guests import BALLOON, DELAY, DIRTY, fine, objects, run, text
+
+pytestmark = pytest.mark.boots
+
+# Long enough that nothing is reported but by a flush.
+LATE = f"echo 3600000 > {DELAY}"
+
+
+def test_good_and_bad_input() -> None:
+    values = ["0", "512", "1", "18446744073709551615"]
+    wrong = ["x", "-1", "1x", "18446744073709551616", "1 2"]
+    result = run("; ".join(f"flush -- '{value}'" for value in values + wrong), kernel="knownzero")
+    fine(result)
+    told = objects(result)
+    assert [one["error"] for one in told[: len(values)]] == [None] * len(values)
+    for value, one in zip(wrong, told[len(values) :], strict=True):
+        assert one["error"] in ("EINVAL", "ERANGE"), value
+
+
+def test_without_a_reporter() -> None:
+    result = run("flush 0", kernel="knownzero", devices=[])
+    fine(result)
+    assert objects(result)[0]["error"] == "ENODEV"
+
+
+def test_everything_is_reported_when_it_returns() -> None:
+    # Almost everything is dirtied: what was reported before would not be reported again.
+    result = run(
+        f"{LATE}; fillfree --share 90 >/dev/null; flush 0; flush 0; grep MemFree /proc/meminfo",
+        kernel="knownzero",
+    )
+    fine(result)
+    first, second = objects(result)
+    free_kb = next(int(line.split()[1]) for line in text(result).splitlines() if line.startswith("MemFree"))
+    assert first["vmstat"]["pgzeroed_set_reported"] * 4 > free_kb * 0.8
+    # Nothing was left for the second.
+    assert second["vmstat"]["pgzeroed_set_reported"] * 4 < free_kb * 0.02
+
+
+def test_everything_includes_what_the_cpu_keeps() -> None:
+    """Pages in the per-CPU lists are free memory too: after a flush of everything all of it is known."""
+    result = run(
+        f"{LATE}; {DIRTY}; flush 0; alloc_once --size 256 --pages thp --verify --mode touch_all; flush 0; "
+        "alloc_once --size 256 --pages thp --verify --mode touch_all",
+        kernel="knownzero",
+        memory="2G",
+    )
+    fine(result)
+    skips = [one["vmstat"]["pgzeroed_skip_reported"] for one in objects(result) if "mode" in one]
+    assert min(skips) >= 0.99 * (256 << 8), skips
+
+
+def test_a_budget_is_kept() -> None:
+    result = run(f"{LATE}; {DIRTY}; flush 8192; flush 8192; flush 0", kernel="knownzero")
+    fine(result)
+    reported = [one["vmstat"]["pgzeroed_set_reported"] for one in objects(result)]
+    # The last block may pass the budget by a part of itself (order 10 at most).
+    for pages in reported[:2]:
+        assert 0 < pages <= 8192 + 1024
+    assert reported[2] > 8192
+
+
+def test_a_signal_ends_it() -> None:
+    """A signal that comes in meanwhile: EINTR, at least once in many tries, and nothing else."""
+    tries = "; ".join(
+        f"fillfree --share 70 >/dev/null; flush --signal-after {us} 0"
+        for us in (100, 300, 1000, 2000, 5000, 10000)
+    )
+    result = run(f"{LATE}; {tries}; flush 0; alloc_once --size 256 --verify", kernel="debug")
+    fine(result)
+    errors = [one["error"] for one in objects(result) if "error" in one]
+    assert "EINTR" in errors
+    assert set(errors) <= {"EINTR", None}
+    assert errors[-1] is None
+
+
+def test_the_delay_still_works_by_itself() -> None:
+    result = run(
+        f"echo 100 > {DELAY}; {DIRTY}; sleep 3; alloc_once --size 128 --pages thp --verify",
+        kernel="knownzero",
+        devices=[BALLOON],
+    )
+    fine(result)
+    # Not all: what the CPU keeps in its own lists is not reported without a flush.
+    assert objects(result)[0]["vmstat"]["pgzeroed_skip_reported"] >= 0.2 * (128 << 8)

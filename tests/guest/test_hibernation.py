@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: GPL-2.0
+"""Suspend to disk and back: what was known of free memory before is forgotten."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from lab.boot import BootSpec, running
+from tests.guest.guests import BALLOON, DELAY, DIRTY, REPORT
+
+pytestmark = pytest.mark.boots
+
+SWAP_MB = 1024
+SECONDS = 240
+# The lab's own channels are virtio ports, and the host is not connected to them after a resume:
+# from there on the test speaks on the serial console.
+SCRIPT = f"""
+echo 3600000 > {DELAY}; mkswap /dev/vda >/dev/null; swapon /dev/vda
+{DIRTY}; {REPORT}
+before=$(grep pgzeroed_set_reported /proc/vmstat)
+echo test_resume > /sys/power/disk
+echo disk > /sys/power/state
+exec > /dev/ttyS0 2>&1
+echo "before $before"
+alloc_once --size 256 --pages thp --verify --mode touch_all
+alloc_once --size 128 --pages nothp --verify --mode touch_all
+leak_hunter --seconds 3
+fillfree --share 85 > /dev/null
+{REPORT}
+alloc_once --size 256 --pages thp --verify --mode touch_all
+grep pgzeroed_ /proc/vmstat
+echo hibernation-test-done
+"""
+
+
+@pytest.mark.parametrize("cpus", [1, 2])
+def test_resume_forgets(tmp_path: Path, cpus: int) -> None:
+    disk = tmp_path / "swap.img"
+    with disk.open("wb") as image:
+        image.truncate(SWAP_MB << 20)
+    # test_resume writes the image, reads it back and restores it, in the running kernel.
+    spec = BootSpec(
+        kernel="debug",
+        memory="1G",
+        cpus=cpus,
+        devices=[BALLOON, "virtio-blk-pci,drive=swap"],
+        extra_qemu=["-drive", f"file={disk},if=none,id=swap,format=raw,cache=unsafe"],
+        append="resume=/dev/vda",
+        timeout=float(SECONDS),
+        command=[
+            "sh",
+            "-c",
+            f"set -e; trap 'echo hibernation-test-failed > /dev/ttyS0' EXIT\n{SCRIPT}trap - EXIT",
+        ],
+    )
+    deadline = time.monotonic() + SECONDS
+    # Leaving the block judges the console: an oracle report fails the test.
+    with running(spec) as guest:
+        text = ""
+        while "hibernation-test-done" not in text:
+            time.sleep(0.5)
+            text = guest.console.read_text(errors="replace")
+            assert "hibernation-test-failed" not in text, text[-3000:]
+            assert time.monotonic() < deadline, f"not done after {SECONDS} s:\n{text[-3000:]}"
+    lines = [line.strip() for line in text.splitlines()]
+    told = [json.loads(line) for line in lines if line.startswith("{")]
+    counters = dict(line.split() for line in lines if line.startswith("pgzeroed_"))
+    before = next(line.split()[2] for line in lines if line.startswith("before pgzeroed_set_reported"))
+    assert "PM: hibernation: hibernation exit" in text
+    assert int(before) > 0
+    assert int(counters["pgzeroed_bad"]) == 0
+    # Right after the resume nothing is known; once it was used and has been reported again, it is.
+    assert told[0]["vmstat"]["pgzeroed_skip_reported"] < 0.05 * (256 << 8)
+    assert told[-1]["vmstat"]["pgzeroed_skip_reported"] > 0.5 * (256 << 8)

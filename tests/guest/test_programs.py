@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: GPL-2.0
+"""The guest programs themselves, run on the machine that builds them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from lab.guest import build_programs
+from lab.paths import REPO
+
+# init is not run by hand.
+NAMES = sorted(source.stem for source in (REPO / "guest").glob("*.c") if source.stem != "init")
+
+
+@pytest.fixture(scope="module")
+def programs() -> dict[str, Path]:
+    return build_programs()
+
+
+def call(programs: dict[str, Path], name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(programs[name]), *arguments], capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def test_every_source_becomes_a_program(programs: dict[str, Path]) -> None:
+    assert set(NAMES) <= set(programs)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_help_is_there(programs: dict[str, Path], name: str) -> None:
+    told = call(programs, name, "--help")
+    assert told.returncode == 0
+    assert told.stdout.startswith(f"usage: {name}")
+    assert "Exit:" in told.stdout
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_unknown_option_is_bad_usage(programs: dict[str, Path], name: str) -> None:
+    assert call(programs, name, "--no-such-option").returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("alloc_once", ("--size", "0")),
+        ("alloc_once", ("--size", "-1")),
+        ("alloc_once", ("--size", "12x")),
+        ("alloc_once", ("--mode", "often")),
+        ("alloc_once", ("--pages", "large")),
+        ("alloc_once", ("--pages", "mthp=")),
+        ("alloc_once", ("left over",)),
+        ("fillfree", ("--share", "101")),
+        ("fillfree", ("--byte", "256")),
+        ("leak_hunter", ("--kind", "unheard-of")),
+        ("leak_hunter", ("--byte", "0")),
+        ("leak_hunter", ("--workers", "0")),
+        ("hotpath", ("sideways",)),
+        ("hotpath", ("--reps", "1")),
+        ("stress", ()),
+        ("stress", ("idleness",)),
+        ("flush", ("--signal-after", "0")),
+        ("flush", ("1", "2")),
+    ],
+)
+def test_bad_input_is_named(programs: dict[str, Path], name: str, arguments: tuple[str, ...]) -> None:
+    told = call(programs, name, *arguments)
+    assert told.returncode == 2
+    assert told.stderr.startswith(f"{name}: ")
+    assert told.stdout == ""
+
+
+@pytest.mark.parametrize("mode", ["populate", "touch_line", "touch_all", "read_all"])
+def test_alloc_once_measures_its_child(programs: dict[str, Path], mode: str) -> None:
+    told = call(
+        programs, "alloc_once", "--size", "8", "--pages", "nothp", "--mode", mode, "--verify", "--reps", "2"
+    )
+    assert told.returncode == 0, told.stderr
+    lines = [json.loads(line) for line in told.stdout.splitlines()]
+    assert [line["rep"] for line in lines] == [0, 1]
+    for line in lines:
+        assert line["mode"] == mode
+        assert line["bytes"] == 8 << 20
+        assert line["minor_faults"] >= 2048
+        # The counter runs from exec to exit; nothing can use more CPU than there was time.
+        assert 0 < line["task_clock_ns"] <= line["wall_ns"]
+        assert line["vmstat"]["pgfault"] >= 2048
+
+
+def test_fillfree_fills_what_it_was_told(programs: dict[str, Path]) -> None:
+    told = call(programs, "fillfree", "--size", "16", "--byte", "7")
+    assert told.returncode == 0
+    assert json.loads(told.stdout)["filled_bytes"] == 16 << 20
+
+
+def test_the_hunter_finds_a_planted_byte(programs: dict[str, Path]) -> None:
+    told = call(programs, "leak_hunter", "--plant", "--seconds", "5", "--dirty", "2", "--workers", "1")
+    assert told.returncode == 1
+    first, last = (json.loads(line) for line in told.stdout.splitlines())
+    assert first["violation"]["value"] == 0x5A
+    assert last["violations"] >= 1
+
+
+def test_the_hunter_names_what_it_skips(programs: dict[str, Path]) -> None:
+    told = call(programs, "leak_hunter", "--seconds", "2", "--dirty", "2")
+    assert told.returncode == 0, told.stderr
+    report = json.loads(told.stdout)
+    assert report["violations"] == 0
+    listed = set(call(programs, "leak_hunter", "--list").stdout.split())
+    assert set(report["checked_pages"]) | set(report["skipped"]) == listed
+    assert not set(report["checked_pages"]) & set(report["skipped"])
+    assert all(report["skipped"].values())
+    assert report["total_pages"] == sum(report["checked_pages"].values()) > 0
+
+
+def test_a_kind_that_cannot_run_is_no_success(programs: dict[str, Path]) -> None:
+    # No pool of huge pages on the machine that builds: nothing is checked, and that is said.
+    told = call(programs, "leak_hunter", "--kind", "hugetlb_1g", "--seconds", "1", "--dirty", "0")
+    report = json.loads(told.stdout.splitlines()[0])
+    if report["checked_pages"]:
+        pytest.fail("this machine has free 1 GiB pages, so this test says nothing here")
+    assert told.returncode == 3
+
+
+def test_hotpath_prints_each_path(programs: dict[str, Path]) -> None:
+    told = call(programs, "hotpath", "--reps", "5", "fault", "alloc_free", "fork")
+    assert told.returncode == 0
+    lines = [json.loads(line) for line in told.stdout.splitlines()]
+    assert [line["path"] for line in lines] == ["fault", "alloc_free", "fork"]
+    assert all(line["n"] == 5 for line in lines)
+    assert lines[0]["min"] > 0

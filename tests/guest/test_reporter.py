@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: GPL-2.0
+"""A reporter inside the kernel that is honest, lies, does half of it, or fails."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.guest.guests import DIRTY, REPORT, counters, fine, objects, run, text
+
+pytestmark = pytest.mark.boots
+
+JOB = (
+    "{dirty}; {report}; alloc_once --size 128 --pages thp --verify --mode touch_all; "
+    "alloc_once --size 128 --pages nothp --verify --mode touch_all; grep pgzeroed_ /proc/vmstat"
+)
+
+
+def script(report: str = REPORT) -> str:
+    return JOB.format(dirty=DIRTY, report=report)
+
+
+def test_honest() -> None:
+    result = run(script(), devices=[], append="page_zeroed_reporter.mode=honest")
+    fine(result)
+    found = counters(result)
+    assert found["pgzeroed_skip_reported"] > 0
+    assert found["pgzeroed_bad"] == 0
+
+
+def test_partial() -> None:
+    """Half of the blocks are zeroed and said to be; the others must be zeroed by the guest."""
+    result = run(script(), devices=[], append="page_zeroed_reporter.mode=partial")
+    fine(result)
+    found = counters(result)
+    assert found["pgzeroed_set_reported"] > 0
+    assert found["pgzeroed_cleared"] > 0
+    assert found["pgzeroed_bad"] == 0
+
+
+def test_error() -> None:
+    """A report that fails makes nothing known to be zero, whatever the flush says of it."""
+    result = run(
+        script(f"({REPORT}) 2>/dev/null || true"), devices=[], append="page_zeroed_reporter.mode=error"
+    )
+    fine(result)
+    found = counters(result)
+    assert found["pgzeroed_set_reported"] == 0
+    assert found["pgzeroed_skip_reported"] == 0
+    assert found["pgzeroed_bad"] == 0
+
+
+def test_a_lie_is_found() -> None:
+    """The oracle must be able to fail: here it has to."""
+    result = run(script(), devices=[], append="page_zeroed_reporter.mode=lie", allow_warnings=True)
+    assert any("page_zeroed: BUG" in line for line in result.violations), text(result)[-2000:]
+    assert counters(result)["pgzeroed_bad"] > 0
+    # --verify in the guest: what was found to be a lie was zeroed before the program got it.
+    assert result.exit_code == 0
+    assert len(objects(result)) == 2
+
+
+def test_a_liar_is_not_believed_again() -> None:
+    """After the first lie everything else that this source vouched for is zeroed."""
+    result = run(
+        script() + "; " + REPORT + "; alloc_once --size 256 --pages thp --verify --mode touch_all",
+        devices=[],
+        append="page_zeroed_reporter.mode=lie",
+        allow_warnings=True,
+    )
+    assert result.exit_code == 0
+    assert objects(result)[-1]["vmstat"]["pgzeroed_skip_reported"] == 0

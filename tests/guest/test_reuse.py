@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: GPL-2.0
+"""Reported memory is used again without being zeroed again, and it is zero: on the oracle kernel."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.guest.guests import BALLOON, DIRTY, REPORT, counters, fine, objects, run
+
+pytestmark = pytest.mark.boots
+
+
+@pytest.mark.parametrize("cpus", [1, 2])
+@pytest.mark.parametrize(("pages", "at_least"), [("nothp", 0.21), ("mthp=64", 0.4), ("thp", 0.99)])
+def test_report_and_use_again(pages: str, at_least: float, cpus: int) -> None:
+    result = run(
+        f"{DIRTY}; {REPORT}; alloc_once --size 128 --pages {pages} --verify --mode touch_all; "
+        "grep pgzeroed_ /proc/vmstat",
+        cpus=cpus,
+    )
+    fine(result)
+    delta = objects(result)[-1]["vmstat"]
+    skipped = delta["pgzeroed_skip_reported"] * 4096 / (128 << 20)
+    assert skipped >= at_least
+    assert counters(result)["pgzeroed_bad"] == 0
+    assert counters(result)["pgzeroed_set_reported"] > 0
+
+
+def test_used_again_and_again() -> None:
+    """What was used and freed is dirty until it has been reported again."""
+    once = f"{REPORT}; alloc_once --size 128 --pages thp --verify --mode touch_all"
+    result = run(f"echo 3600000 > /sys/module/page_reporting/parameters/page_reporting_delay_ms; {DIRTY}; "
+                 f"{once}; {once}; alloc_once --size 512 --pages thp --verify --mode touch_all")  # fmt: skip
+    fine(result)
+    skips = [told["vmstat"]["pgzeroed_skip_reported"] for told in objects(result)]
+    assert skips[0] >= 0.99 * (128 << 8)
+    assert skips[1] >= 0.99 * (128 << 8)
+    # Not reported since: the 128 MB just freed are among these 512 MB and must have been zeroed.
+    assert objects(result)[2]["vmstat"]["pgzeroed_cleared"] >= 0.5 * (128 << 8)
+
+
+REFUSALS = {
+    "driver told to": (BALLOON, "virtio_balloon.device_init_reported=0"),
+    "device does not offer": (BALLOON + ",x-device-init-reported=off", ""),
+    "no reporting": ("virtio-balloon-pci", ""),
+    "poisoned pages": (BALLOON, "page_poison=1"),
+    "zeroed on free": (BALLOON, "init_on_free=1"),
+}
+
+
+@pytest.mark.parametrize("why", REFUSALS)
+def test_nothing_is_skipped_when(why: str) -> None:
+    device, append = REFUSALS[why]
+    report = "true" if why == "no reporting" else REPORT
+    result = run(
+        f"{DIRTY}; {report}; alloc_once --size 128 --pages thp --verify --mode touch_all; "
+        "grep pgzeroed_ /proc/vmstat",
+        devices=[device],
+        append=append,
+    )
+    fine(result)
+    found = counters(result)
+    assert found["pgzeroed_set_reported"] == 0
+    assert found["pgzeroed_skip_reported"] == 0
+    assert found["pgzeroed_bad"] == 0
+
+
+@pytest.mark.parametrize(
+    "append", ["init_on_alloc=1", "debug_pagealloc=on", "init_on_alloc=1 debug_pagealloc=on"]
+)
+def test_debugging_aids_live_with_it(append: str) -> None:
+    result = run(
+        f"{DIRTY}; {REPORT}; alloc_once --size 128 --pages thp --verify --mode touch_all; "
+        "grep pgzeroed_ /proc/vmstat",
+        append=append,
+    )
+    fine(result)
+    assert counters(result)["pgzeroed_bad"] == 0
+    assert counters(result)["pgzeroed_skip_reported"] > 0

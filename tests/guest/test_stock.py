@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: GPL-2.0
+"""Beside unpatched partners: nothing breaks, and nothing is skipped wrongly."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.guest.guests import BALLOON, DELAY, DIRTY, REPORT, counters, fine, objects, run, text
+
+pytestmark = pytest.mark.boots
+
+JOB = (
+    "alloc_once --size 128 --pages thp --verify --mode touch_all; alloc_once --size 64 --pages nothp --verify"
+)
+
+
+@pytest.mark.parametrize("kernel", ["knownzero", "debug"])
+def test_our_kernel_on_the_distributions_qemu(kernel: str) -> None:
+    """Such a QEMU returns used lengths that mean nothing: without the bit they are not looked at."""
+    result = run(f"{DIRTY}; {REPORT}; {JOB}; grep pgzeroed_ /proc/vmstat", kernel=kernel, qemu="stock")
+    fine(result)
+    found = counters(result)
+    assert found["pgzeroed_set_reported"] == 0
+    assert found["pgzeroed_skip_reported"] == 0
+    assert found["pgzeroed_bad"] == 0
+
+
+def test_the_base_kernel_on_our_qemu() -> None:
+    """It does not know the bit; reporting goes on as ever, and the host gets its memory."""
+    result = run(f"echo 100 > {DELAY}; {DIRTY}; sleep 2; {JOB}", kernel="base", devices=[BALLOON])
+    fine(result)
+    assert all(value is None for value in (told["vmstat"]["pgzeroed_bad"] for told in objects(result)))
+
+
+def test_the_distributions_kernel_on_our_qemu() -> None:
+    result = run(
+        "uname -r; fillfree --share 60; fillfree --share 60; " + JOB, kernel="stock", devices=[BALLOON]
+    )
+    fine(result)
+    assert len(objects(result)) == 4, text(result)

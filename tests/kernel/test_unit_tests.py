@@ -1,0 +1,18 @@
+# SPDX-License-Identifier: GPL-2.0
+"""The kernel's own unit tests, in User-Mode Linux and on x86_64."""
+
+from __future__ import annotations
+
+import pytest
+
+from lab import kunit
+
+pytestmark = pytest.mark.boots
+
+
+@pytest.mark.parametrize("arch", ["um", "x86_64"])
+def test_unit_tests_of_known_zero_blocks(arch: str) -> None:
+    cases = kunit.run(arch, "page_zeroed*")
+    failed = [f"{c.name}: {c.text}" for c in cases if c.state == "failed"]
+    assert not failed, "\n".join(failed)
+    assert any(c.state == "passed" for c in cases)

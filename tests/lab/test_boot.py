@@ -1,0 +1,269 @@
+# SPDX-License-Identifier: GPL-2.0
+"""What a guest reports is read rightly, however it ends; a stand-in plays QEMU."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lab import accel, boot, errors, initramfs, paths
+from lab.errors import LabError, TestFailure
+
+# Plays QEMU: finds the channels by name in its arguments, then does what its script says.
+FAKE = """#!/usr/bin/env python3
+import os, re, signal, sys, time
+words = " ".join(sys.argv[1:])
+fd = {name: int(n) for name, n in re.findall(r"socket,id=kz(\\w+),fd=(\\d+)", words)}
+console = open(re.search(r"file,id=kzconsole,path=(\\S+)", words)[1], "w", buffering=1)
+def tell(name, data):
+    os.write(fd[name], data if isinstance(data, bytes) else data.encode())
+def report(code=0, taint=0):
+    tell("ctl", f"taint {taint}\\nexit {code}\\n")
+tell("ctl", "ready 0\\n")
+"""
+
+
+@pytest.fixture
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., boot.BootSpec]:
+    """Makes a BootSpec whose QEMU runs the given Python lines."""
+    monkeypatch.setattr(paths, "REPO", tmp_path / "repo")
+    (tmp_path / "repo").mkdir()
+    monkeypatch.setattr(initramfs, "write", lambda target, *_: target.write_bytes(b""))
+    (tmp_path / "kernel").write_bytes(b"")
+
+    def make(script: str, **more: object) -> boot.BootSpec:
+        program = tmp_path / "qemu"
+        program.write_text(FAKE + script)
+        program.chmod(0o755)
+        fields = {
+            "kernel": tmp_path / "kernel",
+            "qemu": program,
+            "accel": "tcg",
+            "timeout": 20.0,
+            "command": ["true"],
+            **more,
+        }
+        return boot.BootSpec(**fields)  # type: ignore[arg-type]
+
+    return make
+
+
+Fake = Callable[..., boot.BootSpec]
+
+
+def test_output_and_exit_code_pass_through(fake: Fake) -> None:
+    result = boot.boot(fake('tell("out", b"a\\x00\\xff\\r\\nb"); tell("err", "oh\\n"); report(7)'))
+    assert result.stdout_bytes == b"a\x00\xff\r\nb"
+    assert (result.stderr, result.exit_code, result.violations) == ("oh\n", 7, [])
+
+
+@pytest.mark.parametrize("code", [0, 1, 2, 3, 126, 127, 128, 137, 255])
+def test_every_exit_code(code: int, fake: Fake) -> None:
+    assert boot.boot(fake(f"report({code})")).exit_code == code
+
+
+def test_output_of_any_size_is_whole(fake: Fake) -> None:
+    result = boot.boot(
+        fake(
+            'data = bytes(range(256)) * 20000\nwhile data:\n    data = data[os.write(fd["out"], data[:65536]):]\nreport()'
+        )
+    )
+    assert result.stdout_bytes == bytes(range(256)) * 20000
+
+
+def test_a_trailer_in_the_output_is_output(fake: Fake) -> None:
+    result = boot.boot(fake('tell("out", "exit 0\\n"); report(4)'))
+    assert (result.stdout, result.exit_code) == ("exit 0\n", 4)
+
+
+def test_a_trailer_in_pieces(fake: Fake) -> None:
+    spec = fake('for byte in b"taint 0\\nexit 42\\n":\n    tell("ctl", bytes([byte]))\n    time.sleep(0.01)')
+    assert boot.boot(spec).exit_code == 42
+
+
+def test_a_guest_that_dies_before_it_reports(fake: Fake) -> None:
+    with pytest.raises(TestFailure, match="died before") as caught:
+        boot.boot(fake('print("Kernel panic - not syncing: oh", file=console); tell("ctl", "exit")'))
+    assert caught.value.code == errors.FAILED
+    assert "Kernel panic" in caught.value.why
+    assert "console.log" in caught.value.why
+
+
+def test_a_guest_that_hangs_is_ended_and_quoted(fake: Fake) -> None:
+    began = time.monotonic()
+    with pytest.raises(TestFailure, match="did not finish within 2 s") as caught:
+        boot.boot(fake('print("last words", file=console); time.sleep(100)', timeout=2.0))
+    assert time.monotonic() - began < 15
+    assert "last words" in caught.value.why
+
+
+def test_a_guest_that_does_not_switch_off_is_ended(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(boot, "LAST_WORDS", 0.5)
+    assert (
+        boot.boot(fake("report(3); signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(100)")).exit_code
+        == 3
+    )
+
+
+def test_a_fault_fails_the_run_whatever_the_command_said(fake: Fake) -> None:
+    script = 'print("[    1.0] WARNING: CPU: 0 PID: 1 at mm/x.c:1", file=console); report(0)'
+    with pytest.raises(TestFailure, match="reported a fault") as caught:
+        boot.boot(fake(script))
+    assert "WARNING: CPU: 0" in caught.value.why
+    result = boot.boot(fake(script, allow_warnings=True))
+    assert (result.exit_code, len(result.violations)) == (0, 1)
+
+
+def test_a_taint_is_a_fault_even_if_the_console_lost_it(fake: Fake) -> None:
+    with pytest.raises(TestFailure, match="reported a fault"):
+        boot.boot(fake("report(0, taint=1 << 9)"))
+
+
+def test_a_qemu_that_refuses_its_arguments(fake: Fake) -> None:
+    with pytest.raises(LabError, match="did not start") as caught:
+        boot.boot(fake('print("qemu: no such device", file=sys.stderr); sys.exit(1)'))
+    assert caught.value.code == errors.MACHINE
+    assert "no such device" in caught.value.why
+
+
+def test_a_qemu_that_is_no_program(fake: Fake, tmp_path: Path) -> None:
+    spec = fake("")
+    (tmp_path / "qemu").write_bytes(b"not a program")
+    with pytest.raises(LabError, match="cannot start"):
+        boot.boot(spec)
+
+
+def test_talking_to_a_running_guest(fake: Fake) -> None:
+    script = (
+        'stream = os.fdopen(fd["in"], "r")\n'
+        'for line in stream:\n    tell("out", "got " + line)\n    if line == "end\\n": break\n'
+        "report(5)"
+    )
+    with boot.running(fake(script)) as guest:
+        lines = guest.lines
+        guest.send("one")
+        assert next(lines) == "got one"
+        guest.send("end")
+        assert list(lines) == ["got end"]
+        assert guest.wait().exit_code == 5
+
+
+def test_a_running_guest_that_is_left_is_ended(fake: Fake) -> None:
+    with boot.running(fake("time.sleep(100)", timeout=60.0)) as guest:
+        assert guest.process.poll() is None
+    assert guest.process.poll() is not None
+
+
+def test_a_running_guest_that_is_left_is_judged(fake: Fake) -> None:
+    script = 'print("BUG: Bad page state", file=console); tell("out", "go\\n"); time.sleep(100)'
+    with (
+        pytest.raises(TestFailure, match="reported a fault"),
+        boot.running(fake(script, timeout=60.0)) as guest,
+    ):
+        assert next(guest.lines) == "go"
+
+
+def test_ctrl_c_ends_the_guest(fake: Fake) -> None:
+    spec = fake('tell("out", "go\\n"); time.sleep(100)', timeout=60.0)
+    guests: list[boot.Guest] = []
+    with pytest.raises(KeyboardInterrupt), boot.running(spec) as guest:
+        guests.append(guest)
+        next(guest.lines)
+        raise KeyboardInterrupt
+    assert guests[0].process.poll() is not None
+
+
+def test_sending_to_a_dead_guest_says_so(fake: Fake) -> None:
+    with pytest.raises(TestFailure), boot.running(fake("")) as guest:
+        for _ in range(50):
+            guest.send("anybody?")
+            time.sleep(0.1)
+
+
+def test_no_thread_stays(fake: Fake) -> None:
+    before = threading.active_count()
+    for _ in range(3):
+        boot.boot(fake("report()"))
+    assert threading.active_count() == before
+
+
+@settings(max_examples=200)
+@given(
+    st.lists(
+        st.sampled_from(["ready 0", "taint 512", "exit 3", "exit x", "", "exit 3 4", "noise", "exit -1"])
+    ),
+    st.integers(1, 7),
+)
+def test_reports_are_read_whatever_their_pieces(lines: list[str], size: int) -> None:
+    guest = boot.Guest.__new__(boot.Guest)
+    guest._control, guest._exit, guest._taint, guest._ready = b"", None, 0, threading.Event()
+    data = "".join(f"{line}\n" for line in lines).encode()
+    for start in range(0, len(data), size):
+        guest._take("ctl", data[start : start + size])
+    codes = [int(line.split()[1]) for line in lines if line in ("exit 3", "exit -1")]
+    assert guest._exit == (codes[-1] if codes else None)
+    assert guest._ready.is_set() == ("ready 0" in lines)
+
+
+def test_the_emulated_processor_clears_memory_word_by_word() -> None:
+    assert "erms" not in " ".join(accel.cpu("tcg"))
+    assert accel.cpu("tcg")[-1].startswith("qemu64")
+
+
+def test_an_unknown_accelerator_is_bad_usage(tmp_path: Path) -> None:
+    with pytest.raises(LabError) as caught:
+        accel.choose("hax", tmp_path, tmp_path)
+    assert caught.value.code == errors.USAGE
+
+
+class TestArchive:
+    """The newc archives, read back."""
+
+    def entries(self, data: bytes) -> dict[str, tuple[int, bytes]]:
+        found: dict[str, tuple[int, bytes]] = {}
+        at = 0
+        while data[at : at + 6] == b"070701":
+            fields = [int(data[at + 6 + 8 * i : at + 14 + 8 * i], 16) for i in range(13)]
+            mode, size, length = fields[1], fields[6], fields[11]
+            name = data[at + 110 : at + 110 + length - 1].decode()
+            body = at + (110 + length + 3) // 4 * 4
+            if name == "TRAILER!!!":
+                break
+            found[name] = (mode, data[body : body + size])
+            at = (body + size + 3) // 4 * 4
+        return found
+
+    @given(
+        st.dictionaries(
+            st.from_regex(r"([a-z]{1,5}/){0,2}[A-Z]{1,5}", fullmatch=True), st.binary(max_size=50), max_size=6
+        )
+    )
+    def test_what_goes_in_comes_out(self, files: dict[str, bytes]) -> None:
+        archive = initramfs.Archive()
+        for name, data in files.items():
+            archive.file(name, data, 0o755)
+        made = archive.finish()
+        assert len(made) % 512 == 0
+        found = self.entries(made)
+        for name, data in files.items():
+            assert found[name] == (0o100755, data)
+            for parent in list(Path(name).parents)[:-1]:
+                assert str(parent) in found
+
+    @pytest.mark.parametrize(("place", "expected"), [("", "/a.sh"), ("/x/y", "/x/y"), ("/bin/", "/bin/a.sh")])
+    def test_where_a_file_goes(self, place: str, expected: str) -> None:
+        assert initramfs.guest_path(Path("/tmp/a.sh"), place) == expected
+
+    def test_a_file_that_is_not_there(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(initramfs, "base_archive", lambda: tmp_path / "base")
+        (tmp_path / "base").write_bytes(b"")
+        with pytest.raises(LabError) as caught, contextlib.suppress(FileNotFoundError):
+            initramfs.write(tmp_path / "out", ["true"], "ports", [(tmp_path / "none", "")], [])
+        assert caught.value.code == errors.USAGE

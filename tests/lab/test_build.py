@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: GPL-2.0
+"""Fragments mean what they say, and only whole builds enter the cache."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lab import build, errors, lock, paths, run
+from lab.errors import LabError
+
+SYMBOL = st.from_regex(r"CONFIG_[A-Z0-9_]{1,12}", fullmatch=True)
+VALUE = st.sampled_from(["y", "n", "8", '"text"'])
+
+
+@given(st.dictionaries(SYMBOL, VALUE, max_size=8))
+def test_a_config_that_is_as_asked_has_lost_nothing(wanted: dict[str, str]) -> None:
+    final = "".join(f"# {n} is not set\n" if v == "n" else f"{n}={v}\n" for n, v in wanted.items())
+    assert build.lost(wanted, final) == []
+
+
+@given(st.dictionaries(SYMBOL, VALUE, min_size=1, max_size=8), st.data())
+def test_a_lost_symbol_is_named(wanted: dict[str, str], data: st.DataObject) -> None:
+    victim = data.draw(st.sampled_from(sorted(wanted)))
+    other = data.draw(VALUE.filter(lambda value: value != wanted[victim]))
+    final = "".join(f"{n}={v}\n" for n, v in {**wanted, victim: other}.items() if v != "n")
+    assert [item.split("=")[0] for item in build.lost(wanted, final)] == [victim]
+
+
+def test_fragments_are_read_in_order(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("# a comment\nCONFIG_A=y\nCONFIG_B=y\n\n")
+    (tmp_path / "b").write_text("# CONFIG_A is not set\nCONFIG_C=8\n")
+    assert build.requested([tmp_path / "a", tmp_path / "b"]) == {
+        "CONFIG_A": "n",
+        "CONFIG_B": "y",
+        "CONFIG_C": "8",
+    }
+
+
+def test_a_line_that_is_no_configuration_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("CONFIG A=y\n")
+    with pytest.raises(LabError, match="no configuration"):
+        build.requested([tmp_path / "a"])
+
+
+@pytest.mark.parametrize("arch", build.ARCHES)
+@pytest.mark.parametrize("variant", build.VARIANTS)
+def test_all_variants_share_the_base_configuration(variant: str, arch: str) -> None:
+    base = build.requested(build.fragments("base", arch))
+    full = build.requested(build.fragments(variant, arch))
+    assert {n: full[n] for n in base} == base
+    added = set(full) - set(base)
+    if variant in ("knownzero", "off"):
+        assert all("PAGE_ZEROED" in n or "PREZERO" in n or "REFPAGE" in n for n in added)
+
+
+def test_our_options_are_recognised() -> None:
+    assert build.OURS.findall("CONFIG_PAGE_ZEROED=y\nCONFIG_REFPAGE=y\n") != []
+    assert build.OURS.findall("# CONFIG_PAGE_ZEROED is not set\nCONFIG_PAGE_POISONING=y\n") == []
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: build.build_linux("nonsense"),
+        lambda: build.build_linux("base", "vax"),
+        lambda: build.build_qemu("off"),
+    ],
+)
+def test_a_wrong_name_is_bad_usage(call: object) -> None:
+    assert callable(call)
+    with pytest.raises(LabError) as caught:
+        call()
+    assert caught.value.code == errors.USAGE
+
+
+def test_an_interrupted_build_is_not_taken_for_good(cache: Path) -> None:
+    target = paths.sub("images") / "x"
+    with pytest.raises(KeyboardInterrupt), lock.new_directory(target) as work:
+        (work / "half").write_text("half")
+        raise KeyboardInterrupt
+    assert not target.exists()
+    assert list(target.parent.iterdir()) == []
+
+
+def test_a_finished_build_replaces_the_old_one(cache: Path) -> None:
+    target = paths.sub("images") / "x"
+    for text in ("old", "new"):
+        with lock.new_directory(target) as work:
+            (work / "file").write_text(text)
+    assert (target / "file").read_text() == "new"
+    assert [p.name for p in target.parent.iterdir()] == ["x"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_killed_build_leaves_no_image(cache: Path, number: int) -> None:
+    script = (
+        "import time\nfrom lab import lock, paths\n"
+        "with lock.new_directory(paths.sub('images') / 'x') as work:\n"
+        "    (work / 'half').write_text('half')\n    print('in', flush=True)\n    time.sleep(60)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(build.__file__).parent.parent)}
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, env=environment) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.send_signal(number)
+        process.wait(10)
+    assert not (cache / "images" / "x").exists()
+
+
+def test_files_are_written_whole_or_not(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = paths.sub("a") / "file"
+    lock.write_atomically(target, "old")
+
+    def full(self: Path, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device", str(self))
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(OSError, match="No space"):
+        lock.write_atomically(target, "new")
+    assert target.read_text() == "old"
+    assert [p.name for p in target.parent.iterdir()] == ["file"]
+
+
+def test_a_full_disk_in_a_build_is_told(cache: Path, tmp_path: Path) -> None:
+    with pytest.raises(LabError) as caught:
+        # /dev/full answers every write with ENOSPC, as a full disk does.
+        run.logged(
+            ["sh", "-c", "cat /etc/passwd > /dev/full"],
+            tmp_path / "log",
+            "the kernel does not build",
+            "mend the error",
+        )
+    assert "No space left" in caught.value.why
+    assert "space" in caught.value.fix
+    assert caught.value.code == errors.MACHINE
+
+
+def test_a_limit_on_file_size_is_told_as_a_full_disk(tmp_path: Path) -> None:
+    with pytest.raises(LabError) as caught:
+        run.logged(
+            ["sh", "-c", f"ulimit -f 1; trap '' XFSZ; head -c 100000 /dev/zero > {tmp_path}/big || exit 1"],
+            tmp_path / "log",
+            "it fails",
+            "mend it",
+        )
+    assert "free some space" in caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("number", "word"), [(errno.ENOSPC, "space"), (errno.EACCES, "permissions"), (errno.EIO, "doctor")]
+)
+def test_errors_of_the_system_have_three_parts(number: int, word: str) -> None:
+    error = errors.from_oserror(OSError(number, os.strerror(number), "/x"), "doing it")
+    assert error.what == "doing it"
+    assert os.strerror(number) in error.why
+    assert word in error.fix
+
+
+def test_a_late_program_is_ended_with_its_children(tmp_path: Path) -> None:
+    mark = tmp_path / "pid"
+    with pytest.raises(LabError, match="it hangs"):
+        run.logged(
+            ["sh", "-c", f"sleep 300 & echo $! > {mark}; wait"],
+            tmp_path / "log",
+            "it hangs",
+            "wait",
+            timeout=1,
+        )
+    child = int(mark.read_text())
+    deadline = time.monotonic() + 5
+    while time.monotonic() < deadline and _lives(child):
+        time.sleep(0.05)
+    assert not _lives(child)
+
+
+def _lives(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_a_missing_program_is_named(tmp_path: Path) -> None:
+    with pytest.raises(LabError) as caught:
+        run.logged(["no-such-program"], tmp_path / "log", "what", "fix")
+    assert "no-such-program is not installed" in caught.value.why
+
+
+def test_the_environment_of_a_build_is_clean(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ARCH", "arm64")
+    monkeypatch.setenv("MAKEFLAGS", "-j99")
+    assert {"ARCH", "MAKEFLAGS"}.isdisjoint(build.clean_environment())
+
+
+def test_packages_are_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "has", lambda check: False)
+    absent = build.missing_packages("linux")
+    assert "flex" in absent
+    assert len(absent) == len(set(absent))
+
+
+def test_without_the_right_to_install_the_command_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    from lab import apt
+
+    monkeypatch.setattr(apt, "may_install", lambda: None)
+    monkeypatch.setattr(build, "has", lambda check: check != "bison")
+    with pytest.raises(LabError) as caught:
+        build.need_tools("linux")
+    assert caught.value.fix == "run: sudo apt-get install -y --no-install-recommends bison"
+    assert caught.value.code == errors.MACHINE

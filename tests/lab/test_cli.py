@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: GPL-2.0
+"""What a user of kz sees: help for every verb, exit codes, three-part errors, clean output."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from lab import errors, testing
+from lab.paths import REPO
+
+VERBS = [
+    ["doctor"], ["tree"], ["series", "save"], ["series", "export"], ["series", "check"], ["build", "linux"], ["build", "qemu"],
+    ["boot"], ["shell"], ["demo"], ["bench"], ["report"], ["compare"], ["test"],
+]  # fmt: skip
+
+
+def kz(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "lab", *arguments],
+        env={**os.environ, "PYTHONPATH": str(REPO), "COLUMNS": "200", **environment},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("verb", VERBS, ids=" ".join)
+def test_every_verb_has_help(verb: list[str]) -> None:
+    done = kz(*verb, "--help")
+    assert done.returncode == 0, done.stderr
+    assert "Usage: kz " + " ".join(verb) in done.stdout
+    assert "not in this checkout" not in done.stdout
+
+
+def test_a_wrong_verb_is_bad_usage_with_a_suggestion() -> None:
+    done = kz("biuld")
+    assert done.returncode == errors.USAGE
+    assert "build" in done.stderr
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["build", "linux", "--variant", "nonsense"],
+        ["build", "linux", "--arch", "vax"],
+        ["build", "nonsense"],
+        ["tree", "windows"],
+        ["series", "check", "windows"],
+        ["series", "save", "linux", "--path", "/nonexistent"],
+        ["boot", "--kernel", "/nonexistent", "--", "true"],
+        ["boot", "--add", "/nonexistent", "--", "true"],
+        ["boot", "--no-such-option"],
+        ["boot", "--cpus", "0"],
+    ],
+    ids=" ".join,
+)
+def test_bad_usage(arguments: list[str]) -> None:
+    done = kz(*arguments)
+    assert done.returncode == errors.USAGE, done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_errors_have_three_parts() -> None:
+    done = kz("boot", "--kernel", "/nonexistent", "--", "true")
+    lines = done.stderr.splitlines()
+    assert lines[0].startswith("kz: ")
+    assert [line.split(":")[0].strip() for line in lines[1:]] == ["why", "fix"]
+
+
+def test_a_cache_that_cannot_be_written_is_a_broken_machine() -> None:
+    done = kz("build", "linux", KNOWNZERO_CACHE="/proc/nowhere")
+    assert done.returncode == errors.MACHINE
+    assert "fix:" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_doctor_speaks_json_and_installs_nothing(cache: Path) -> None:
+    done = kz("doctor", "--json")
+    assert done.returncode in (errors.OK, errors.MACHINE), done.stderr
+    names = {finding["name"] for finding in json.loads(done.stdout)}
+    assert {"machine", "cache", "Debian mirror", "tools for linux", "tools for qemu", "KVM"} <= names
+    assert not (cache / "downloads").exists() or not list((cache / "downloads").iterdir())
+
+
+def test_output_to_a_pipe_has_no_control_characters() -> None:
+    for done in (kz("--help"), kz("boot", "--kernel", "/nonexistent"), kz("doctor")):
+        assert "\x1b" not in done.stdout + done.stderr
+
+
+def test_ctrl_c_ends_what_was_started(tmp_path: Path) -> None:
+    """A long step is interrupted: its processes go, the exit code says so, nothing is kept."""
+    script = (
+        "from lab import lock, paths, run\nimport lab.cli as cli\n"
+        "@cli.app.command()\n"
+        "def forever() -> None:\n"
+        "    with lock.new_directory(paths.sub('images') / 'x'):\n"
+        "        print('started', flush=True)\n"
+        "        run.logged(['sh', '-c', 'sleep 311 & wait'], paths.log_file('l'), 'what', 'fix')\n"
+        "raise SystemExit(cli.main())\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(REPO), "KNOWNZERO_CACHE": str(tmp_path)}
+    with subprocess.Popen(
+        [sys.executable, "-c", script, "forever"],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "started\n"
+        time.sleep(0.5)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=20)
+    assert process.returncode == errors.INTERRUPTED
+    assert "interrupted" in said
+    assert list((tmp_path / "images").iterdir()) == []
+    assert not [p for p in Path("/proc").glob("[0-9]*/cmdline") if _reads(p) == b"sleep\x00311\x00"]
+
+
+def _reads(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
+
+
+@pytest.mark.parametrize(("status", "code"), [(0, 0), (1, 1), (2, 130), (3, 3), (4, 2)])
+def test_exit_codes_of_pytest(status: int, code: int) -> None:
+    assert testing.exit_code(status) == code
+
+
+def test_no_test_at_all_is_no_success() -> None:
+    with pytest.raises(errors.LabError) as caught:
+        testing.exit_code(5)
+    assert caught.value.code == errors.USAGE
+
+
+class TestBootstrap:
+    """./kz itself, with the standard library alone."""
+
+    def run(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, str(REPO / "kz"), *arguments],
+            env={**os.environ, **environment},
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+
+    def test_it_starts_from_anywhere(self, tmp_path: Path) -> None:
+        done = subprocess.run(
+            [str(REPO / "kz"), "--help"],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=600,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        assert "doctor" in done.stdout
+
+    def test_a_cache_that_cannot_be_made(self) -> None:
+        done = self.run("doctor", KNOWNZERO_CACHE="/proc/nowhere")
+        assert done.returncode == errors.MACHINE
+        assert [line.split(":")[0].strip() for line in done.stderr.splitlines()] == ["kz", "why", "fix"]
+
+    def test_a_package_index_that_is_not_there(self, tmp_path: Path) -> None:
+        done = self.run(
+            "doctor", KNOWNZERO_CACHE=str(tmp_path), PIP_INDEX_URL="http://127.0.0.1:9/", PIP_FIND_LINKS="",
+            PIP_RETRIES="0", PIP_NO_CACHE_DIR="1", PIP_DEFAULT_TIMEOUT="2",
+        )  # fmt: skip
+        assert done.returncode == errors.MACHINE
+        assert "cannot install the lab's Python packages" in done.stderr
+        assert not list((tmp_path / "venv").glob("*/.ready"))

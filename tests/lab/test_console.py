@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: GPL-2.0
+"""Every fault a kernel reports is seen, and ordinary lines are not."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lab import console
+
+FAULTS = [
+    "page_zeroed: BUG: page 0x1234 is not zero at offset 8",
+    "WARNING: CPU: 0 PID: 1 at mm/page_alloc.c:123 foo+0x1/0x2",
+    "WARNING: possible circular locking dependency detected",
+    "WARNING: inconsistent lock state",
+    "WARNING: suspicious RCU usage",
+    "BUG: kernel NULL pointer dereference, address: 0000000000000000",
+    "BUG: Bad page state in process foo  pfn:00100",
+    "kernel BUG at mm/page_alloc.c:99!",
+    "Oops: 0000 [#1] SMP",
+    "Oops: general protection fault, probably for non-canonical address",
+    "BUG: KASAN: use-after-free in foo",
+    "BUG: KMSAN: uninit-value in foo",
+    "UBSAN: array-index-out-of-bounds in mm/foo.c:1:2",
+    "INFO: task kcompactd0:23 blocked for more than 120 seconds.",
+    "rcu: INFO: rcu_preempt detected stalls on CPUs/tasks:",
+    "rcu: INFO: rcu_preempt self-detected stall on CPU",
+    "watchdog: BUG: soft lockup - CPU#0 stuck for 26s!",
+    "Kernel panic - not syncing: Attempted to kill init!",
+    "list_del corruption. prev->next should be x, but was y",
+    "ODEBUG: free active (active state 0) object",
+    "BUG: sleeping function called from invalid context at mm/x.c:1",
+]
+ORDINARY = [
+    "Linux version 7.3.4 (gcc 12) #1 SMP",
+    "Command line: console=ttyS0 panic=-1 foo=BUG:bar",
+    "Kernel command line: console=ttyS0 test=WARNING:",
+    "rcu: RCU CPU stall warnings timeout set to 60 (rcu_cpu_stall_timeout).",
+    "rcu: Hierarchical RCU implementation.",
+    "ok 1 debug_test",
+    "debugfs: mounted",
+    "virtio_balloon virtio1: free page reporting on",
+]
+
+
+@pytest.mark.parametrize("line", FAULTS)
+@pytest.mark.parametrize("stamp", ["", "[    1.234567] ", "[   12.000001][   T31] "])
+def test_faults_are_seen(line: str, stamp: str) -> None:
+    assert console.violations(f"fine\n{stamp}{line}\nfine\n") == [stamp + line]
+
+
+@pytest.mark.parametrize("line", ORDINARY)
+def test_ordinary_lines_are_not(line: str) -> None:
+    assert console.violations(f"[    0.000000] {line}\n") == []
+
+
+@given(st.lists(st.sampled_from(FAULTS + ORDINARY)))
+def test_order_and_number_are_kept(lines: list[str]) -> None:
+    assert console.violations("\n".join(lines)) == [line for line in lines if line in FAULTS]
+
+
+@given(st.integers(0, 2**20 - 1))
+def test_taint_bits(taint: int) -> None:
+    told = " ".join(console.taint_reasons(taint))
+    for bit in console.TAINTS:
+        assert (f"(bit {bit})" in told) == bool(taint >> bit & 1)
+
+
+def test_modules_of_a_distribution_are_no_fault() -> None:
+    assert console.taint_reasons((1 << 12) | (1 << 13)) == []
+
+
+@given(st.text())
+def test_any_text_is_survived(text: str) -> None:
+    console.violations(text)
+    console.unstamped(text)
+    console.last_lines(text)

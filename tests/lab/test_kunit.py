@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: GPL-2.0
+"""Reading KTAP, whatever happens in the middle of it."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lab import kunit
+
+LOG = """
+[    0.1] booting
+[    0.2] KTAP version 1
+[    0.2] 1..2
+[    0.2]     KTAP version 1
+[    0.2]     # Subtest: page_zeroed
+[    0.2]     # module: page_zeroed_kunit
+[    0.2]     1..4
+[    0.3]     ok 1 merge_both
+[    0.3]     # merge_one: EXPECTATION FAILED at mm/tests/x.c:12
+[    0.3]     not ok 2 merge_one
+[    0.3]     ok 3 split # SKIP no memory
+[    0.3]         KTAP version 1
+[    0.3]         # Subtest: orders
+[    0.3]         ok 1 order 0
+[    0.3]         ok 2 order 9
+[    0.3]     # orders: pass:2 fail:0 skip:0 total:2
+[    0.3]     ok 4 orders
+[    0.3] # page_zeroed: pass:2 fail:1 skip:1 total:4
+[    0.3] not ok 1 page_zeroed
+[    0.3]     KTAP version 1
+[    0.3]     # Subtest: other
+[    0.3]     1..1
+[    0.3]     ok 1 fine
+[    0.3] ok 2 other
+[    0.4] Run /init as init process
+"""
+
+
+def test_a_whole_log() -> None:
+    found = {c.name: c.state for c in kunit.parse(LOG)}
+    assert found == {
+        "page_zeroed.merge_both": "passed",
+        "page_zeroed.merge_one": "failed",
+        "page_zeroed.split": "skipped",
+        "page_zeroed.orders.order 0": "passed",
+        "page_zeroed.orders.order 9": "passed",
+        "other.fine": "passed",
+    }
+    failed = next(c for c in kunit.parse(LOG) if c.state == "failed")
+    assert "EXPECTATION FAILED" in failed.text
+
+
+def test_a_log_that_ends_early_has_failed() -> None:
+    cut = LOG[: LOG.index("[    0.3]     ok 3 split")]
+    states = [c.state for c in kunit.parse(cut) if "unfinished" in c.name]
+    assert states
+    assert set(states) == {"failed"}
+
+
+def test_nothing_is_nothing() -> None:
+    assert kunit.parse("ok 1 looks_like_a_result\n") == []
+
+
+def test_a_suite_that_fails_before_its_tests_has_failed() -> None:
+    log = "KTAP version 1\n1..1\n    KTAP version 1\n    # Subtest: s\n    1..0\nnot ok 1 s\n"
+    assert [c.state for c in kunit.parse(log)] == ["failed"]
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=20), st.integers(0, 20))
+def test_no_failure_is_lost(outcomes: list[bool], cut: int) -> None:
+    lines = ["KTAP version 1", "1..1", "    KTAP version 1", "    # Subtest: s", f"    1..{len(outcomes)}"]
+    shown = outcomes[: max(0, len(outcomes) - cut)]
+    lines += [f"    {'ok' if good else 'not ok'} {i + 1} t{i}" for i, good in enumerate(shown)]
+    if len(shown) == len(outcomes):
+        lines.append(f"{'ok' if all(outcomes) else 'not ok'} 1 s")
+    cases = kunit.parse("\n".join(lines))
+    assert all(c.state == "passed" for c in cases) == (all(outcomes) and len(shown) == len(outcomes))

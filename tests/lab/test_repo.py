@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: GPL-2.0
+"""The repository itself: clean Python, licences, nothing that ties it to one machine."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lab.paths import REPO
+
+PYTHON = ["kz", "lab", "tests"]
+# Files without a place for a comment, texts that are licences, and what other projects write.
+NO_SPDX = re.compile(
+    r"^LICENSES/|\.(?:patch|json|txt|svg|lock|png)$|patches/series$|/Documentation/ABI/|\.kunitconfig$|^linux/cover-letter"
+)
+
+
+def tracked() -> list[str]:
+    done = subprocess.run(
+        ["git", "-C", str(REPO), "ls-files", "-z"], capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        pytest.skip("this is no git checkout")
+    return [name for name in done.stdout.split("\0") if name and (REPO / name).is_file()]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["ruff", "check", *PYTHON], ["ruff", "format", "--check", *PYTHON], ["mypy"]],
+    ids=lambda words: " ".join(words[:2]),
+)
+def test_python_is_clean(arguments: list[str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", *arguments], cwd=REPO, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_file_names_its_licence() -> None:
+    without = []
+    for name in tracked():
+        if not NO_SPDX.search(name):
+            head = (REPO / name).read_bytes()[:600].decode(errors="replace")
+            if "SPDX-License-Identifier:" not in head:
+                without.append(name)
+    assert without == []
+
+
+def test_the_licences_that_are_named_are_there() -> None:
+    named = set()
+    for name in tracked():
+        head = (REPO / name).read_bytes()[:600].decode(errors="replace")
+        named |= set(re.findall(r"SPDX-License-Identifier: ([A-Za-z0-9.+-]+)", head))
+    present = {path.stem for path in (REPO / "LICENSES").iterdir()}
+    names = {"GPL-2.0+": "GPL-2.0-or-later", "GPL-2.0-only": "GPL-2.0"}
+    assert {names.get(n, n) for n in named} <= present
+
+
+def test_the_repository_belongs_to_no_machine() -> None:
+    """Mirrors come from the machine's configuration, and paths from the user."""
+    found = []
+    for name in tracked():
+        text = (REPO / name).read_bytes().decode(errors="replace")
+        for match in re.finditer(
+            r"deb\.debian\.org|pypi\.org|pythonhosted|(?<![\w.])/(?:root|work|home)/[\w.-]+", text
+        ):
+            if Path(name) != Path("tests/lab/test_repo.py"):
+                found.append(f"{name}: {match[0]}")
+    assert found == []
+
+
+def test_the_lock_file_pins_and_hashes_everything() -> None:
+    lines = (REPO / "requirements.lock").read_text().splitlines()
+    packages = [line for line in lines if re.match(r"[A-Za-z0-9]", line)]
+    assert packages
+    assert all("==" in line for line in packages)
+    assert sum("--hash=sha256:" in line for line in lines) >= len(packages)
+    assert not [line for line in lines if "://" in line]
