@@ -8,6 +8,7 @@
 #include <getopt.h>
 #include <signal.h>
 #include <sys/prctl.h>
+#include <sys/time.h>
 #include <sys/wait.h>
 
 static void usage(FILE *out)
@@ -113,6 +114,29 @@ static int step_flush(void)
 	return done;
 }
 
+/* Taking memory offline is tried for ever while a page in it cannot move; only a signal ends it. */
+#define OFFLINE_MS 500
+
+static void on_alarm(int signal)
+{
+	(void)signal;
+}
+
+static int write_or_give_up(const char *path, const char *text)
+{
+	const struct sigaction action = { .sa_handler = on_alarm };
+	/* Again and again: the first may come before the write has begun. */
+	const struct itimerval on = { { 0, OFFLINE_MS * 1000 }, { 0, OFFLINE_MS * 1000 } };
+	const struct itimerval off = { { 0, 0 }, { 0, 0 } };
+	int err;
+
+	sigaction(SIGALRM, &action, NULL);
+	setitimer(ITIMER_REAL, &on, NULL);
+	err = kz_write_file(path, text);
+	setitimer(ITIMER_REAL, &off, NULL);
+	return err;
+}
+
 static int step_memoryblock(void)
 {
 	char path[80], text[32];
@@ -123,7 +147,7 @@ static int step_memoryblock(void)
 		return 0;
 	snprintf(path, sizeof(path), "/sys/devices/system/memory/memory%lu/state", block);
 	/* Not every block can go: what cannot is no error. */
-	if (kz_write_file(path, "offline"))
+	if (write_or_give_up(path, "offline"))
 		return 0;
 	nap(10);
 	return !kz_write_file(path, "online");

@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from pathlib import Path
 
-from lab import lock, series, tree
+from lab import lock, paths, series, tree
 from lab.errors import LabError
 
 
@@ -93,6 +94,23 @@ def cover_letter(what: series.Series) -> tuple[str, str]:
     return subject.strip(), text.strip()
 
 
+def sender() -> dict[str, str]:
+    """Who the cover letter is from: git's own settings of whoever runs this; empty if there are none."""
+    found = {}
+    for role in ("AUTHOR", "COMMITTER"):
+        for part in ("name", "email"):
+            done = subprocess.run(
+                ["git", "config", "--get", f"user.{part}"],
+                cwd=paths.REPO,
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            if value := done.stdout.strip():
+                found[f"GIT_{role}_{part.upper()}"] = value
+    return found
+
+
 def export(name: str, directory: Path) -> list[Path]:
     """Write the mails into ``directory`` and return them in order."""
     what = series.get(name)
@@ -106,7 +124,7 @@ def export(name: str, directory: Path) -> list[Path]:
     with lock.new_directory(directory.absolute()) as work:
         repo.git(
             "format-patch", "-o", str(work), "--cover-letter", "--thread=shallow", "--numbered", "--no-renames", f"--base={tree.BASE}",
-            "--no-notes", "--no-ext-diff", f"{tree.BASE}..{tip}",
+            "--no-notes", "--no-ext-diff", f"{tree.BASE}..{tip}", env=sender(),
         )  # fmt: skip
         letter = next(work.glob("0000-*"))
         body = (
