@@ -23,6 +23,7 @@ static void usage(FILE *out)
 "  hugetlb      grows and shrinks the pool of huge pages\n"
 "  flush        reports free memory to the host, with changing budgets\n"
 "  memoryblock  takes blocks of memory offline and online again\n"
+"  softoffline  takes single pages out of use and back again (needs debugfs, HWPOISON_INJECT)\n"
 "Options:\n"
 "  --seconds S  how long (default 10)\n"
 "  --seed N     the random choices (default 1)\n"
@@ -153,6 +154,29 @@ static int step_memoryblock(void)
 	return !kz_write_file(path, "online");
 }
 
+static int step_softoffline(void)
+{
+	const unsigned long pages = (unsigned long)sysconf(_SC_PHYS_PAGES);
+	const unsigned long pfn = between(KZ_MB * 16 >> 12, pages);
+	char text[24];
+	int tries;
+
+	snprintf(text, sizeof(text), "0x%lx", pfn << 12);
+	/* Holes, pages of the kernel and pages in use that cannot move: refused, which is fine. */
+	if (kz_write_file("/sys/devices/system/memory/soft_offline_page", text)) {
+		nap(2);
+		return 0;
+	}
+	nap(5);
+	snprintf(text, sizeof(text), "0x%lx", pfn);
+	for (tries = 0; tries < 10; tries++) {
+		if (!kz_write_file("/sys/kernel/debug/hwpoison/unpoison-pfn", text))
+			return 1;
+		nap(5);
+	}
+	return 0;
+}
+
 static const struct driver {
 	const char *name;
 	int (*step)(void);
@@ -163,6 +187,7 @@ static const struct driver {
 	{ "hugetlb", step_hugetlb },
 	{ "flush", step_flush },
 	{ "memoryblock", step_memoryblock },
+	{ "softoffline", step_softoffline },
 };
 #define NR_DRIVERS (sizeof(drivers) / sizeof(drivers[0]))
 

@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import itertools
 import os
 import queue
 import re
 import selectors
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -30,6 +32,12 @@ APPEND_UM = "con=null con0=null,fd:1 console=tty0 earlyprintk panic=-1"
 KEEP_RUNS = 200
 LAST_WORDS = 10.0  # seconds a guest gets to switch off after it has reported
 _numbers = itertools.count()
+_libc = ctypes.CDLL(None)  # loaded here: nothing may be loaded between fork and exec
+
+
+def _die_with_parent() -> None:
+    """Between fork and exec: be killed when the thread that forked ends (PR_SET_PDEATHSIG)."""
+    _libc.prctl(1, signal.SIGKILL, 0, 0, 0)
 
 
 @dataclass
@@ -179,6 +187,8 @@ class Guest:
                     pass_fds=[end.fileno() for end in ends.values()],
                     # A terminal stays usable only in its own session.
                     start_new_session=not self.interactive,
+                    # Not even SIGKILL for us may leave a guest behind.
+                    preexec_fn=_die_with_parent,
                 )
             except OSError as error:
                 raise LabError(

@@ -18,7 +18,8 @@ DISTURBANCES = {
     "compaction, CPU hotplug": ("compact", "hotplug", "flush"),
     "memory pressure": ("pressure", "flush"),
     "huge page pool, memory blocks": ("hugetlb", "memoryblock", "flush"),
-    "everything": ("compact", "hotplug", "pressure", "hugetlb", "memoryblock", "flush"),
+    "single pages": ("softoffline", "compact", "flush"),
+    "everything": ("compact", "hotplug", "pressure", "hugetlb", "memoryblock", "softoffline", "flush"),
 }
 # Every kernel of the lab offers these; a hunter that skipped one of them did not do its work.
 MUST_RUN = {"anon_4k", "thp", "mthp_64k", "brk", "stack", "fork_cow", "dontneed", "mremap", "page_tables",

@@ -4,6 +4,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -153,6 +156,27 @@ def test_talking_to_a_running_guest(fake: Fake) -> None:
         guest.send("end")
         assert list(lines) == ["got end"]
         assert guest.wait().exit_code == 5
+
+
+def test_a_guest_dies_with_a_lab_that_is_killed() -> None:
+    script = (
+        "import subprocess; from lab import boot; "
+        "child = subprocess.Popen(['sleep', '100'], preexec_fn=boot._die_with_parent); "
+        "print(child.pid, flush=True); child.wait()"
+    )
+    lab = subprocess.Popen([sys.executable, "-c", script], cwd=paths.REPO, stdout=subprocess.PIPE, text=True)
+    assert lab.stdout
+    pid = int(lab.stdout.readline())
+    lab.kill()
+    lab.wait()
+    lab.stdout.close()
+    for _ in range(100):
+        state = Path(f"/proc/{pid}/stat")
+        if not state.exists() or state.read_text().rsplit(")", 1)[1].split()[0] == "Z":
+            return
+        time.sleep(0.05)
+    os.kill(pid, 9)
+    pytest.fail("it was left behind")
 
 
 def test_a_running_guest_that_is_left_is_ended(fake: Fake) -> None:

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: GPL-2.0
+"""Rare ways in which free memory changes hands, on the oracle kernel."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.guest.guests import DIRTY, REPORT, counters, fine, objects, run, text
+
+pytestmark = pytest.mark.boots
+
+POISON = "/sys/kernel/debug/hwpoison"
+USE_ALL = "alloc_once --size 512 --pages thp --verify --mode touch_all"
+
+
+def test_a_failed_charge_gives_the_zeros_back() -> None:
+    """At the limit of a cgroup a huge page is allocated as zeros, and not paid for."""
+    result = run(
+        f"echo +memory > /sys/fs/cgroup/cgroup.subtree_control; mkdir /sys/fs/cgroup/small; "
+        f"echo 64M > /sys/fs/cgroup/small/memory.max; {DIRTY}; {REPORT}; "
+        "sh -c 'echo 0 > /sys/fs/cgroup/small/cgroup.procs; exec alloc_once --size 96 --pages thp --mode touch_all' || echo killed; "
+        f"grep '^oom_kill ' /sys/fs/cgroup/small/memory.events; grep pgzeroed_ /proc/vmstat; {USE_ALL}; grep pgzeroed_ /proc/vmstat",
+        allow_warnings=True,
+    )
+    assert result.exit_code == 0, text(result)
+    assert not [line for line in result.violations if "page_zeroed" in line or "BUG" in line]
+    assert "killed" in text(result)
+    found = counters(result)
+    assert found["pgzeroed_set_freed"] >= 512
+    assert found["pgzeroed_bad"] == 0
+
+
+@pytest.mark.parametrize("way", ["corrupt", "soft"])
+def test_pages_gone_bad_and_back(way: str) -> None:
+    """Poison is not lost to our flags, and a page that comes back is not called zero."""
+    inject = (
+        f"echo $pfn > {POISON}/corrupt-pfn"
+        if way == "corrupt"
+        else "printf '0x%x' $((pfn * 4096)) > /sys/devices/system/memory/soft_offline_page"
+    )
+    result = run(
+        f"{DIRTY}; {REPORT}; bad=''; "
+        # Free memory as the flush has left it, at odd places inside of large blocks.
+        "for i in $(seq 0 39); do pfn=$((100000 + i * 1777)); "
+        f'({inject}) 2>/dev/null && bad="$bad $pfn"; done; set -- $bad; echo taken $#; '
+        "echo corrupted $(sed -n 's/HardwareCorrupted: *\\([0-9]*\\) kB/\\1/p' /proc/meminfo); "
+        f"{USE_ALL}; for pfn in $bad; do echo $pfn > {POISON}/unpoison-pfn; done; "
+        "echo left $(sed -n 's/HardwareCorrupted: *\\([0-9]*\\) kB/\\1/p' /proc/meminfo); "
+        f"{USE_ALL}; grep pgzeroed_ /proc/vmstat",
+    )
+    fine(result)
+    told = {
+        line.split()[0]: int(line.split()[1]) for line in text(result).splitlines() if line.count(" ") == 1
+    }
+    assert told["taken"] >= 20
+    assert told["corrupted"] == 4 * told["taken"]
+    assert told["left"] == 0
+    assert counters(result)["pgzeroed_bad"] == 0
+    assert all(job["vmstat"]["pgzeroed_skip_reported"] > 0 for job in objects(result))
