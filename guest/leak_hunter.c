@@ -14,6 +14,7 @@
 #include <linux/if_packet.h>
 #include <linux/io_uring.h>
 #include <linux/perf_event.h>
+#include <linux/udmabuf.h>
 #include <linux/userfaultfd.h>
 #include <poll.h>
 #include <signal.h>
@@ -785,22 +786,27 @@ static long run_memfd_secret(const struct kind *kind KZ_MAYBE_UNUSED)
 
 /* --- hugetlb --- */
 
+/* Never touched unless populated: a pool that shrank meanwhile would mean SIGBUS. */
+static long check_populated(unsigned char *mem, size_t bytes)
+{
+	if (madvise(mem, bytes, MADV_POPULATE_WRITE))
+		return cannot("cannot populate: %s", strerror(errno));
+	must_be_zero(mem, bytes);
+	soil(mem, bytes);
+	return pages_of(bytes);
+}
+
 static long hugetlb_map(size_t pages, int extra, size_t page_bytes)
 {
 	size_t bytes = pages * page_bytes;
 	unsigned char *mem = map_private(bytes, MAP_HUGETLB | extra);
+	long checked;
 
 	if (!mem)
 		return -1;
-	/* Never touched unless populated: a pool that shrank meanwhile would mean SIGBUS. */
-	if (madvise(mem, bytes, MADV_POPULATE_WRITE)) {
-		munmap(mem, bytes);
-		return cannot("cannot populate: %s", strerror(errno));
-	}
-	must_be_zero(mem, bytes);
-	soil(mem, bytes);
+	checked = check_populated(mem, bytes);
 	munmap(mem, bytes);
-	return pages_of(bytes);
+	return checked;
 }
 
 static long run_hugetlb_pool(const struct kind *kind KZ_MAYBE_UNUSED)
@@ -814,9 +820,166 @@ static long run_hugetlb_surplus(const struct kind *kind KZ_MAYBE_UNUSED)
 	return hugetlb_map(between(9, 20), 0, KZ_HUGE);
 }
 
+static long run_hugetlb_noreserve(const struct kind *kind KZ_MAYBE_UNUSED)
+{
+	/* Nothing is reserved: what the pool does not have is allocated by the fault itself. */
+	return hugetlb_map(between(9, 20), MAP_NORESERVE, KZ_HUGE);
+}
+
 static long run_hugetlb_1g(const struct kind *kind KZ_MAYBE_UNUSED)
 {
 	return hugetlb_map(1, 30 << 26, 1UL << 30);
+}
+
+/* Pieces that are not all alike make one folio, in the fault. */
+static long run_hugetlb_1g_noreserve(const struct kind *kind KZ_MAYBE_UNUSED)
+{
+	return hugetlb_map(1, 30 << 26 | MAP_NORESERVE, 1UL << 30);
+}
+
+#define POOL "/proc/sys/vm/nr_hugepages"
+#define POOL_1G "/sys/kernel/mm/hugepages/hugepages-1048576kB/"
+
+static long pool_size(const char *path)
+{
+	char text[32];
+
+	return kz_read_file(path, text, sizeof(text)) < 0 ? -1 : atol(text);
+}
+
+/* Changes the size of a pool. How much it has grown, which may be less than was asked for. */
+static long resize_pool(const char *path, long by)
+{
+	long before = pool_size(path), after;
+	char text[32];
+
+	if (before < 0)
+		return 0;
+	snprintf(text, sizeof(text), "%ld", before + by < 0 ? 0 : before + by);
+	if (kz_write_file(path, text))
+		return 0;
+	after = pool_size(path);
+	return after - before;
+}
+
+static long run_hugetlb_grow(const struct kind *kind KZ_MAYBE_UNUSED)
+{
+	long grown = resize_pool(POOL, (long)between(1, 16)), pages;
+
+	if (grown <= 0)
+		return cannot("the pool of huge pages does not grow");
+	pages = hugetlb_map((size_t)grown, 0, KZ_HUGE);
+	resize_pool(POOL, -grown);
+	return pages;
+}
+
+/* Parts of what was a page of 1 GiB. */
+static long run_hugetlb_demote(const struct kind *kind KZ_MAYBE_UNUSED)
+{
+	long before = pool_size(POOL), pages;
+
+	if (pool_size(POOL_1G "nr_hugepages") < 1 && resize_pool(POOL_1G "nr_hugepages", 1) < 1)
+		return cannot("no page of 1 GiB to be had");
+	if (kz_write_file(POOL_1G "demote", "1"))
+		return cannot("cannot demote: %s", strerror(errno));
+	pages = hugetlb_map(between(64, 256), 0, KZ_HUGE);
+	resize_pool(POOL, before - pool_size(POOL));
+	return pages;
+}
+
+static long run_hugetlb_file(const struct kind *kind KZ_MAYBE_UNUSED)
+{
+	size_t bytes = between(1, 4) * KZ_HUGE;
+	char path[] = "/dev/hugepages/hunter.XXXXXX";
+	unsigned char *mem;
+	long pages = -1;
+	int fd = mkstemp(path);
+
+	if (fd < 0)
+		return cannot("%s: %s", path, strerror(errno));
+	unlink(path);
+	if (ftruncate(fd, (off_t)bytes)) {
+		cannot("ftruncate: %s", strerror(errno));
+	} else if (rng() & 1 && fallocate(fd, 0, (off_t)(bytes - KZ_HUGE), (off_t)KZ_HUGE)) {
+		cannot("fallocate: %s", strerror(errno));
+	} else {
+		mem = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
+			   rng() & 1 ? MAP_SHARED : MAP_PRIVATE, fd, 0);
+		if (mem == MAP_FAILED) {
+			cannot("mmap: %s", strerror(errno));
+		} else {
+			pages = check_populated(mem, bytes);
+			munmap(mem, bytes);
+		}
+	}
+	close(fd);
+	return pages;
+}
+
+/* A copy of a huge page is a copy, whatever was known of the page it is made in. */
+static long hugetlb_cow_body(void)
+{
+	size_t i;
+
+	if (madvise(cow_mem, cow_bytes, MADV_POPULATE_WRITE))
+		return cannot("cannot populate the copy: %s", strerror(errno));
+	for (i = 0; i < cow_bytes; i++)
+		if (cow_mem[i] != fill_byte)
+			leak(cow_mem, i, cow_mem[i]);
+	return pages_of(cow_bytes);
+}
+
+static long run_hugetlb_cow(const struct kind *kind KZ_MAYBE_UNUSED)
+{
+	long pages;
+
+	cow_bytes = between(1, 2) * KZ_HUGE;
+	cow_mem = map_private(cow_bytes, MAP_HUGETLB);
+	if (!cow_mem)
+		return -1;
+	pages = check_populated(cow_mem, cow_bytes);
+	if (pages > 0)
+		pages = in_child(hugetlb_cow_body);
+	munmap(cow_mem, cow_bytes);
+	return pages;
+}
+
+/* A file of huge pages that a driver pins before anybody has touched it. */
+static long run_hugetlb_udmabuf(const struct kind *kind KZ_MAYBE_UNUSED)
+{
+	size_t bytes = between(1, 4) * KZ_HUGE;
+	struct udmabuf_create create = { .flags = UDMABUF_FLAGS_CLOEXEC, .size = bytes };
+	int fd = new_memfd(MFD_HUGETLB | MFD_ALLOW_SEALING), dev, buf = -1;
+	unsigned char *mem;
+	long pages = -1;
+
+	if (fd < 0)
+		return -1;
+	dev = open("/dev/udmabuf", O_RDWR | O_CLOEXEC);
+	if (dev < 0) {
+		cannot("/dev/udmabuf: %s", strerror(errno));
+	} else if (ftruncate(fd, (off_t)bytes) || fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK)) {
+		cannot("seal: %s", strerror(errno));
+	} else {
+		create.memfd = (uint32_t)fd;
+		buf = ioctl(dev, UDMABUF_CREATE, &create);
+		if (buf < 0)
+			cannot("UDMABUF_CREATE: %s", strerror(errno));
+	}
+	if (buf >= 0) {
+		mem = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+		if (mem == MAP_FAILED) {
+			cannot("mmap: %s", strerror(errno));
+		} else {
+			pages = check_populated(mem, bytes);
+			munmap(mem, bytes);
+		}
+		close(buf);
+	}
+	if (dev >= 0)
+		close(dev);
+	close(fd);
+	return pages;
 }
 
 static long run_hugetlb_memfd(const struct kind *kind KZ_MAYBE_UNUSED)
@@ -1185,7 +1348,14 @@ static void add_kinds(void)
 	add_kind("hugetlb_pool", run_hugetlb_pool, 0);
 	add_kind("hugetlb_surplus", run_hugetlb_surplus, 0);
 	add_kind("hugetlb_memfd", run_hugetlb_memfd, 0);
+	add_kind("hugetlb_noreserve", run_hugetlb_noreserve, 0);
+	add_kind("hugetlb_grow", run_hugetlb_grow, 0);
+	add_kind("hugetlb_file", run_hugetlb_file, 0);
+	add_kind("hugetlb_cow", run_hugetlb_cow, 0);
+	add_kind("hugetlb_udmabuf", run_hugetlb_udmabuf, 0);
 	add_kind("hugetlb_1g", run_hugetlb_1g, 0);
+	add_kind("hugetlb_1g_noreserve", run_hugetlb_1g_noreserve, 0);
+	add_kind("hugetlb_demote", run_hugetlb_demote, 0);
 	add_kind("perf_ring", run_perf_ring, 0);
 	add_kind("io_uring", run_io_uring, 0);
 	add_kind("aio_ring", run_aio_ring, 0);

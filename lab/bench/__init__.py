@@ -48,6 +48,9 @@ BENCHES: dict[str, Bench] = {
     for bench in (
         Bench("thp", "the main job: 256 MB of huge pages, and all that must hold around it", "lab.bench.thp"),
         Bench("order0", "the same memory in 4 KiB pages", "lab.bench.order0"),
+        Bench(
+            "hugetlb", "the same memory in huge pages of hugetlb, surplus and persistent", "lab.bench.hugetlb"
+        ),
         Bench("host", "host memory that comes back when the guest frees", "lab.bench.hostmemory"),
         Bench("zerobytes", "bytes zeroed as the emulator sees it, from outside", "lab.bench.zerobytes"),
         Bench("hotpath", "instructions of the hot paths with reporting off", "lab.bench.hotpath"),

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,7 +25,8 @@ MODE_WORDS = {
 }
 BASE_COUNTS = (
     "The base kernel has no counter of zeroed pages: its bytes zeroed are 2 MiB for each huge page it "
-    "faulted in (thp_fault_alloc) and 4 KiB for each other fault of the job. On ours they are "
+    "faulted in (thp_fault_alloc; with hugetlb, what the job maps) and 4 KiB for each other fault of the job. "
+    "On ours they are "
     "pgzeroed_cleared, which counts every page the whole kernel cleared meanwhile."
 )
 
@@ -42,7 +45,8 @@ class Runs:
     def add(self, side: Side, told: dict[str, Any], cost: HostCost) -> None:
         """Take in one repetition."""
         vmstat: dict[str, int | None] = told["vmstat"]
-        huge = vmstat["thp_fault_alloc"] or 0
+        # Pages of hugetlb have no counter, but the job can have got nothing else.
+        huge = told["bytes"] // HUGE if told.get("pages") == "hugetlb" else vmstat["thp_fault_alloc"] or 0
         small = max(0, int(told["minor_faults"]) - huge)
         cleared, skipped = vmstat["pgzeroed_cleared"], vmstat["pgzeroed_skip_reported"]
         if vmstat["pgzeroed_bad"]:
@@ -85,8 +89,23 @@ def settle_both(pair: Pair) -> None:
         settle_resident(side.guest.pid, timeout=60, what=f"the {side.name} guest")
 
 
-def allocate(pair: Pair, options: BenchOptions, mode: str, pages: str) -> Phase:
-    """Run the allocation in both guests by turns, ``options.pairs`` times after the warm-up."""
+def unprepared(side: Side) -> AbstractContextManager[None]:
+    """What an allocation needs in the guest around it: nothing."""
+    del side
+    return nullcontext()
+
+
+def allocate(
+    pair: Pair,
+    options: BenchOptions,
+    mode: str,
+    pages: str,
+    around: Callable[[Side], AbstractContextManager[None]] = unprepared,
+) -> Phase:
+    """Run the allocation in both guests by turns, ``options.pairs`` times after the warm-up.
+
+    ``around`` prepares the guest for each of them, unmeasured, and puts it back.
+    """
     phase = Phase()
     argv = ["alloc_once", "--size", str(options.size_mb), "--mode", mode, "--pages", pages]
     with step(f"{pages} {mode}: {options.pairs} pairs of {options.size_mb} MB"):
@@ -94,7 +113,7 @@ def allocate(pair: Pair, options: BenchOptions, mode: str, pages: str) -> Phase:
             settle_both(pair)
             for side in pair.sides(turn):
                 warm_host((options.size_mb + 64) * MIB)
-                with side.host_cost() as cost:
+                with around(side), side.host_cost() as cost:
                     told = side.json(*argv)
                 if turn >= 0:
                     phase.of(side).add(side, told, cost[0])
