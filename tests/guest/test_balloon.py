@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: GPL-2.0
+"""Memory that comes out of the balloon is not zeroed again, and it is zero: on the oracle kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from lab import balloon
+from lab.bench.session import LOOP, Side
+from lab.boot import BootSpec, running
+
+pytestmark = pytest.mark.boots
+
+MB = 1 << 20
+ALL = 1024 * MB
+TAKEN = 512 * MB
+TELLS = balloon.device(device_init_on_inflate="on")
+# Twice: what the first has not reached because the kernel kept it is likely to be free by then.
+DIRTY = "fillfree --share 85 >/dev/null; echo 3 > /proc/sys/vm/drop_caches"
+VERIFY = ("--verify", "--mode", "touch_all")
+
+
+@contextmanager
+def guest(device: str = TELLS, **more: Any) -> Iterator[Side]:
+    """A running guest of 1 GB with a balloon; its console is judged at the end."""
+    spec = BootSpec(
+        **(
+            {
+                "kernel": "debug",
+                "devices": [device],
+                "memory": "1G",
+                "timeout": 300.0,
+                "command": ["sh", "-c", LOOP],
+            }
+            | more
+        )
+    )
+    with running(spec) as one:
+        side = Side("ours", one)
+        side.sh("true")
+        yield side
+
+
+def vmstat(side: Side, prefix: str = "pgzeroed_") -> dict[str, int]:
+    """Counters of the guest whose names begin with ``prefix``."""
+    lines = side.sh(f"grep ^{prefix} /proc/vmstat || true")
+    return {name: int(value) for name, value in (line.split() for line in lines)}
+
+
+def pages(size: int) -> int:
+    return size // 4096
+
+
+def in_and_out(side: Side, taken: int = TAKEN) -> None:
+    """Dirty memory into the balloon and out again."""
+    side.sh(DIRTY)
+    balloon.resize(side.guest, ALL - taken)
+    balloon.resize(side.guest, ALL)
+
+
+def judge(side: Side) -> dict[str, int]:
+    """Use nearly all memory and see that all of it is zero; the counters afterwards."""
+    side.json("alloc_once", "--size", "700", "--pages", "nothp", *VERIFY)
+    found = vmstat(side)
+    assert found.get("pgzeroed_bad", 0) == 0
+    return found
+
+
+@pytest.mark.parametrize("cpus", [1, 2])
+@pytest.mark.parametrize("kind", ["nothp", "thp"])
+def test_used_again_after_deflation(kind: str, cpus: int) -> None:
+    with guest(cpus=cpus) as side:
+        in_and_out(side)
+        found = vmstat(side)
+        assert found["pgzeroed_set_inflated"] == pages(TAKEN)
+        told = side.json("alloc_once", "--size", "256", "--pages", kind, *VERIFY)
+        assert told["vmstat"]["pgzeroed_skip_inflated"] >= 0.99 * pages(256 * MB)
+        assert told["vmstat"]["pgzeroed_cleared"] <= 0.01 * pages(256 * MB)
+        counted = balloon.stats(side.guest)
+        assert counted["zero"] == counted["discarded"] == TAKEN
+        assert set(counted["skipped"].values()) == {0}
+        judge(side)
+        # It was dirtied since: now nobody may take it for zero.
+        told = side.json("alloc_once", "--size", "256", "--pages", kind, *VERIFY)
+        assert told["vmstat"]["pgzeroed_skip_inflated"] <= 0.01 * pages(256 * MB)
+
+
+def test_again_and_again() -> None:
+    with guest(cpus=2) as side:
+        for _ in range(4):
+            in_and_out(side, 256 * MB)
+            side.json("alloc_once", "--size", "128", "--pages", "thp", *VERIFY)
+        assert judge(side)["pgzeroed_set_inflated"] == 4 * pages(256 * MB)
+
+
+def test_together_with_reporting() -> None:
+    """Both kinds of knowledge meet in the same free blocks."""
+    device = balloon.device(device_init_on_inflate="on", free_page_reporting="on")
+    with guest(device, cpus=2) as side:
+        side.sh("echo 100 > /sys/module/page_reporting/parameters/page_reporting_delay_ms")
+        for _ in range(3):
+            in_and_out(side)
+            side.sh("sleep 0.3")
+            side.json("alloc_once", "--size", "256", "--pages", "thp", *VERIFY)
+        found = judge(side)
+        assert found["pgzeroed_set_inflated"] > 0
+        assert found["pgzeroed_set_reported"] > 0
+        assert found["pgzeroed_skip_inflated"] + found["pgzeroed_skip_reported"] > pages(256 * MB)
+
+
+REFUSALS: dict[str, tuple[str, dict[str, Any]]] = {
+    "device does not offer": (balloon.device(), {}),
+    "driver told to": (TELLS, {"append": "virtio_balloon.device_init_on_inflate=0"}),
+    "poisoned pages": (TELLS, {"append": "page_poison=1"}),
+    "zeroed on free": (TELLS, {"append": "init_on_free=1"}),
+    "legacy device": (f"{TELLS},disable-modern=on,disable-legacy=off", {}),
+    "the distribution's QEMU": (balloon.device(), {"qemu": "stock"}),
+    # The device answers, and the answer is no: what it discards may come back.
+    "private file": (
+        TELLS,
+        {
+            "extra_qemu": [
+                "-object",
+                "memory-backend-memfd,id=ram,size=1G,share=off",
+                "-machine",
+                "memory-backend=ram",
+            ]
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("why", REFUSALS)
+def test_nothing_is_skipped_when(why: str) -> None:
+    device, more = REFUSALS[why]
+    with guest(device, **more) as side:
+        in_and_out(side)
+        found = judge(side)
+        assert found["pgzeroed_set_inflated"] == 0
+        assert found["pgzeroed_skip_inflated"] == 0
+        assert vmstat(side, "balloon_")["balloon_deflate"] >= pages(TAKEN)
+
+
+# Half of the memory is of a kind of which nothing is promised: an answer for each page.
+MIXED = [
+    "-object", "memory-backend-ram,id=m0,size=512M",
+    "-object", "memory-backend-memfd,id=m1,size=512M,share=off",
+    "-numa", "node,nodeid=0,memdev=m0",
+    "-numa", "node,nodeid=1,memdev=m1",
+]  # fmt: skip
+
+
+def test_some_are_zero_and_some_are_not() -> None:
+    with guest(extra_qemu=MIXED) as side:
+        for _ in range(2):
+            in_and_out(side, 768 * MB)
+            counted = balloon.stats(side.guest)
+            assert 0 < counted["zero"] < counted["discarded"]
+            assert vmstat(side)["pgzeroed_set_inflated"] == pages(counted["zero"])
+        judge(side)
+
+
+@pytest.mark.parametrize("extra", [[], MIXED], ids=["all zero", "some zero"])
+def test_migrated_while_inflated(extra: list[str]) -> None:
+    """Compaction moves pages of the balloon: the old one is nothing, the new one what was said of it."""
+    with guest(cpus=2, extra_qemu=extra) as side:
+        side.sh(DIRTY)
+        # Small pages held between those of the balloon, so that there is something to compact.
+        balloon.resize(side.guest, ALL - 384 * MB)
+        for _ in range(3):
+            side.sh("fillfree --size 200 --nothp >/dev/null; echo 1 > /proc/sys/vm/compact_memory")
+            balloon.resize(side.guest, ALL - 256 * MB)
+            side.sh("echo 1 > /proc/sys/vm/compact_memory")
+            balloon.resize(side.guest, ALL - 384 * MB)
+        moved = vmstat(side, "balloon_")["balloon_migrate"]
+        assert moved > 100, "nothing was moved: this tests nothing"
+        balloon.resize(side.guest, ALL)
+        found = judge(side)
+        assert found["pgzeroed_set_inflated"] > 0
+        assert found["pgzeroed_skip_inflated"] > 0
+
+
+def test_deflated_when_out_of_memory() -> None:
+    device = balloon.device(device_init_on_inflate="on", deflate_on_oom="on")
+    with guest(device, cpus=2) as side:
+        side.sh(DIRTY)
+        balloon.resize(side.guest, ALL - 700 * MB)
+        # Far more than there is without the balloon.
+        told = side.json("alloc_once", "--size", "500", "--pages", "nothp", *VERIFY)
+        assert told["vmstat"]["pgzeroed_skip_inflated"] > pages(100 * MB)
+        assert vmstat(side, "balloon_")["balloon_deflate"] > pages(100 * MB)
+        assert vmstat(side)["pgzeroed_bad"] == 0
+
+
+def test_suspended_while_inflated() -> None:
+    """Suspend empties the balloon and resume fills it again."""
+    with guest() as side:
+        side.sh(DIRTY)
+        balloon.resize(side.guest, ALL - TAKEN)
+        side.sh("echo devices > /sys/power/pm_test; echo freeze > /sys/power/state")
+        balloon.resize(side.guest, ALL)
+        found = judge(side)
+        assert found["pgzeroed_set_inflated"] == 2 * pages(TAKEN)
+        assert found["pgzeroed_skip_inflated"] > 0
+
+
+@pytest.mark.parametrize("kernel", ["base", "stock"])
+def test_kernels_that_do_not_know_the_bit(kernel: str) -> None:
+    with guest(kernel=kernel) as side:
+        in_and_out(side)
+        side.json("alloc_once", "--size", "700", "--pages", "nothp", *VERIFY)
+        counted = balloon.stats(side.guest)
+        assert counted["discarded"] == TAKEN
+        assert counted["zero"] == 0
