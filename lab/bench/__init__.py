@@ -51,6 +51,7 @@ BENCHES: dict[str, Bench] = {
         Bench(
             "hugetlb", "the same memory in huge pages of hugetlb, surplus and persistent", "lab.bench.hugetlb"
         ),
+        Bench("deflate", "memory that is used again after it was in the balloon", "lab.bench.deflate"),
         Bench("host", "host memory that comes back when the guest frees", "lab.bench.hostmemory"),
         Bench("zerobytes", "bytes zeroed as the emulator sees it, from outside", "lab.bench.zerobytes"),
         Bench("hotpath", "instructions of the hot paths with reporting off", "lab.bench.hotpath"),

@@ -253,15 +253,18 @@ def spec_for(options: BenchOptions, kernel: str | Path, qemu: Path, **more: Any)
 
 
 @contextmanager
-def pair(options: BenchOptions, images: Built, extra: dict[str, list[str]] | None = None) -> Iterator[Pair]:
+def pair(
+    options: BenchOptions, images: Built, extra: dict[str, list[str]] | None = None, balloon: str = BALLOON
+) -> Iterator[Pair]:
     """Boot both guests, hand them out prepared, and end them.
 
-    ``extra`` is what QEMU is told besides, by side (base, ours).
+    ``extra`` is what QEMU is told besides, by side (base, ours); ``balloon`` is the device of both.
     """
     with ExitStack() as stack:
         sides = []
         for name, kernel in (("base", images.base), ("ours", images.ours)):
-            spec = spec_for(options, kernel, images.qemu, extra_qemu=(extra or {}).get(name, []))
+            more = {"extra_qemu": (extra or {}).get(name, []), "devices": [balloon]}
+            spec = spec_for(options, kernel, images.qemu, **more)
             sides.append(Side(name, stack.enter_context(running(spec))))
         accels = {side.guest.accel for side in sides}
         if len(accels) != 1:

@@ -27,19 +27,14 @@ VERIFY = ("--verify", "--mode", "touch_all")
 @contextmanager
 def guest(device: str = TELLS, **more: Any) -> Iterator[Side]:
     """A running guest of 1 GB with a balloon; its console is judged at the end."""
-    spec = BootSpec(
-        **(
-            {
-                "kernel": "debug",
-                "devices": [device],
-                "memory": "1G",
-                "timeout": 300.0,
-                "command": ["sh", "-c", LOOP],
-            }
-            | more
-        )
-    )
-    with running(spec) as one:
+    fields: dict[str, Any] = {
+        "kernel": "debug",
+        "devices": [device],
+        "memory": "1G",
+        "timeout": 300.0,
+        "command": ["sh", "-c", LOOP],
+    }
+    with running(BootSpec(**(fields | more))) as one:
         side = Side("ours", one)
         side.sh("true")
         yield side
