@@ -57,3 +57,16 @@ def test_pages_gone_bad_and_back(way: str) -> None:
     assert told["left"] == 0
     assert counters(result)["pgzeroed_bad"] == 0
     assert all(job["vmstat"]["pgzeroed_skip_reported"] > 0 for job in objects(result))
+
+
+def test_large_folios_are_interleaved_wherever_they_are_touched() -> None:
+    """The allocator now gets the very address of the fault; the policy must not care."""
+    result = run(
+        "echo always > /sys/kernel/mm/transparent_hugepage/hugepages-64kB/enabled; interleave --size 64",
+        append="numa=fake=2",
+    )
+    fine(result)
+    told = objects(result)[-1]
+    assert told["folios"] == 64
+    assert told["same_node"] == 0
+    assert told["not_large"] == 0
