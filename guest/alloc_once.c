@@ -33,6 +33,7 @@ static void usage(FILE *out)
 "                   nothp       MADV_NOHUGEPAGE\n"
 "                   mthp=KB     only folios of KB kilobytes (sets and restores sysfs)\n"
 "                   hugetlb     MAP_HUGETLB\n"
+"                   shmem       shared memory\n"
 "  --verify         read everything as zero before anything is written; exit 1 if it is not\n"
 "  --reps N         repetitions (default 1)\n"
 "  --help           this text\n"
@@ -55,6 +56,8 @@ static void child_job(const struct job *job)
 
 	if (!strcmp(job->pages, "hugetlb"))
 		flags |= MAP_HUGETLB;
+	if (!strcmp(job->pages, "shmem"))
+		flags = MAP_SHARED | MAP_ANONYMOUS;
 	mem = mmap(NULL, job->bytes, PROT_READ | PROT_WRITE, flags, -1, 0);
 	if (mem == MAP_FAILED)
 		kz_die(KZ_BROKEN, "cannot map %lu MB (%s): %s", job->bytes / KZ_MB, job->pages,
@@ -271,7 +274,8 @@ int main(int argc, char **argv)
 			if (!strncmp(optarg, "mthp=", 5))
 				kb = kz_number("--pages mthp", optarg + 5, 8, 1UL << 20);
 			else if (strcmp(optarg, "system") && strcmp(optarg, "thp") &&
-				 strcmp(optarg, "nothp") && strcmp(optarg, "hugetlb"))
+				 strcmp(optarg, "nothp") && strcmp(optarg, "hugetlb") &&
+				 strcmp(optarg, "shmem"))
 				kz_die(KZ_USAGE, "--pages: '%s' is unknown; see --help", optarg);
 			break;
 		case 'v':

@@ -279,6 +279,28 @@ def make_linux(
     run.logged(argv, log, f"the kernel does not build ({arch}, {variant})", fix, env=clean_environment())
 
 
+def build_part(variant: str, arch: str, targets: list[str]) -> Path:
+    """Compile folders or files of a kernel (``mm/``, …) without linking it; returns the object folder.
+
+    For what only needs to compile; what was built and did not change is not built again.
+    """
+    _checked_fragments(variant, arch)
+    need_tools("linux")
+    source = fetch.obtain("linux")
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(lock.locked(f"build-linux-{arch}-{variant}"))
+        tree = (
+            fetch.pristine(source)
+            if variant == "base"
+            else stack.enter_context(series.working_copy(series.get("linux"), source))
+        )
+        obj = paths.sub("obj") / f"linux-{source.key[:8]}-{arch}-{variant}"
+        log = paths.log_file(f"linux-{arch}-{variant}-part")
+        with progress.step(f"compiling {' '.join(targets)} of linux {source.version} {arch} {variant}", log):
+            make_linux(tree, obj, fragments(variant, arch), arch, variant, log, targets)
+    return obj
+
+
 def _publish_linux(obj: Path, image: Path, arch: str, metadata: dict[str, object]) -> None:
     with lock.new_directory(image.parent) as work:
         built = obj / "linux" if arch == "um" else obj / "arch" / "x86" / "boot" / "bzImage"

@@ -70,3 +70,13 @@ def test_large_folios_are_interleaved_wherever_they_are_touched() -> None:
     assert told["folios"] == 64
     assert told["same_node"] == 0
     assert told["not_large"] == 0
+
+
+def test_shared_memory_is_not_zeroed_again() -> None:
+    """Faults in holes of shmem take known-zero pages; what was fallocated and not used is still cleared."""
+    result = run(f"{DIRTY}; {REPORT}; alloc_once --size 64 --pages shmem --verify --mode touch_all; "
+                 "leak_hunter --seconds 5 --kind shmem_mmap --kind shmem_fallocate --kind shmem_huge --kind shmem_write; "
+                 "grep pgzeroed_ /proc/vmstat")  # fmt: skip
+    fine(result)
+    assert objects(result)[0]["vmstat"]["pgzeroed_skip_reported"] >= 0.5 * (64 << 8)
+    assert counters(result)["pgzeroed_bad"] == 0
