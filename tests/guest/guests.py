@@ -4,11 +4,14 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 from lab.boot import BootResult, BootSpec, boot
 
+# The kernel that checks itself, or one that is being worked on.
+KERNEL = os.environ.get("KNOWNZERO_TEST_KERNEL", "debug")
 BALLOON = "virtio-balloon-pci,free-page-reporting=on"
 DELAY = "/sys/module/page_reporting/parameters/page_reporting_delay_ms"
 FLUSH = "/sys/module/page_reporting/parameters/flush"
@@ -20,7 +23,7 @@ REPORT = f"echo 0 > {FLUSH}"
 def run(
     script: str,
     *,
-    kernel: str | Path = "debug",
+    kernel: str | Path = KERNEL,
     devices: list[str] | None = None,
     cpus: int = 1,
     memory: str = "1G",
