@@ -24,6 +24,16 @@ static void usage(FILE *out)
 "Exit: 0 done, 1 neighbours are on one node, 2 bad usage, 3 the machine cannot do it.\n");
 }
 
+/* The node of the page that is mapped at an address. */
+static int node_of(void *page)
+{
+	int node = -1;
+
+	if (syscall(SYS_get_mempolicy, &node, NULL, 0UL, page, MPOL_F_NODE | MPOL_F_ADDR))
+		kz_die(KZ_BROKEN, "get_mempolicy: %s", strerror(errno));
+	return node;
+}
+
 int main(int argc, char **argv)
 {
 	static const struct option options[] = {
@@ -69,16 +79,14 @@ int main(int argc, char **argv)
 		/* 7 is no divisor of a power of two: every place has its turn. */
 		void *page = (void *)(first + i * size + (i * 7 * PAGE) % size);
 		void *other = (void *)(first + i * size + ((i * 7 + 1) * PAGE) % size);
-		int node = -1, neighbour = -1;
+		int node;
 
 		*(volatile unsigned char *)page = 1;
-		if (syscall(SYS_move_pages, 0, 1UL, &page, NULL, &node, 0) || node < 0)
-			kz_die(KZ_BROKEN, "move_pages: %s", strerror(errno));
+		node = node_of(page);
 		same += node == last;
 		last = node;
 		/* The rest of the folio came with it. */
-		syscall(SYS_move_pages, 0, 1UL, &other, NULL, &neighbour, 0);
-		alone += neighbour != node;
+		alone += node_of(other) != node;
 	}
 	printf("{\"folios\": %lu, \"same_node\": %lu, \"not_large\": %lu}\n", COUNT, same, alone);
 	return same ? KZ_FAILED : KZ_OK;

@@ -1481,13 +1481,24 @@ static int next_kind(void)
 	return chosen;
 }
 
+static bool whole_round;
+
+static bool round_is_over(void)
+{
+	return __atomic_load_n(&shared->turns, __ATOMIC_RELAXED) >= (uint64_t)nr_kinds;
+}
+
 static void worker(int index, uint64_t deadline, int only)
 {
+	const uint64_t now = kz_now_ns();
+
 	prctl(PR_SET_PDEATHSIG, SIGKILL);
 	kz_write_file("/proc/self/oom_score_adj", "500");
 	rng_state = (seed + 1) * 0x9e3779b97f4a7c15ULL + (uint64_t)index * 0xbf58476d1ce4e5b9ULL;
-	dirty_free_memory(deadline, ULONG_MAX);
-	while (kz_now_ns() < deadline) {
+	/* On a slow machine this must not take all the time there is. */
+	if (now < deadline)
+		dirty_free_memory(now + (deadline - now) / 3, ULONG_MAX);
+	while (kz_now_ns() < deadline || (whole_round && only < 0 && !round_is_over())) {
 		unsigned long dice = between(0, 63);
 		struct tally *tally;
 		long pages;
@@ -1579,6 +1590,7 @@ static void usage(FILE *out)
 "usage: leak_hunter [options]\n"
 "Dirties free memory and reads new memory of every kind as zero; prints one JSON line.\n"
 "  --seconds S      how long (default 10)\n"
+"  --whole-round    go on until every kind had its turn, however long that takes\n"
 "  --seed N         the random choices (default 1)\n"
 "  --workers N      processes, 1 to 16 (default 2)\n"
 "  --byte VALUE     what free memory is dirtied with, 1 to 255 (default 0x5a)\n"
@@ -1596,6 +1608,7 @@ int main(int argc, char **argv)
 {
 	static const struct option options[] = {
 		{ "seconds", required_argument, NULL, 's' },
+		{ "whole-round", no_argument, NULL, 'W' },
 		{ "seed", required_argument, NULL, 'e' },
 		{ "workers", required_argument, NULL, 'w' },
 		{ "byte", required_argument, NULL, 'b' },
@@ -1622,6 +1635,9 @@ int main(int argc, char **argv)
 		switch (opt) {
 		case 's':
 			seconds = kz_number("--seconds", optarg, 1, 1000000);
+			break;
+		case 'W':
+			whole_round = true;
 			break;
 		case 'e':
 			seed = kz_number("--seed", optarg, 0, ULONG_MAX - 1);
@@ -1703,7 +1719,7 @@ int main(int argc, char **argv)
 		if (WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL) {
 			/* Out of memory: another one takes its place. */
 			killed++;
-			if (kz_now_ns() < deadline) {
+			if (kz_now_ns() < deadline || (whole_round && only < 0 && !round_is_over())) {
 				pids[index] = start_worker(index + (int)killed * nr_workers,
 							   deadline, only);
 				continue;

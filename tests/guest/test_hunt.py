@@ -27,17 +27,17 @@ MUST_RUN = {"anon_4k", "thp", "mthp_64k", "brk", "stack", "fork_cow", "dontneed"
 
 
 @pytest.mark.parametrize("what", DISTURBANCES)
-@pytest.mark.timeout(600 + 6 * SECONDS)
+@pytest.mark.timeout(700 + 6 * SECONDS)
 def test_no_byte_leaks(what: str) -> None:
     drivers = " ".join(DISTURBANCES[what])
     result = run(
         f"echo 200 > {DELAY}; "
         f"stress --seconds {SECONDS} --seed {SEED} {drivers} > /tmp/stress & "
-        f"leak_hunter --setup --seconds {SECONDS} --seed {SEED} --workers 2; "
+        f"leak_hunter --setup --whole-round --seconds {SECONDS} --seed {SEED} --workers 2; "
         "wait $!; cat /tmp/stress; grep pgzeroed_ /proc/vmstat",
         cpus=2,
         memory="1G",
-        timeout=300.0 + 4 * SECONDS,
+        timeout=480.0 + 4 * SECONDS,
     )
     fine(result)
     hunter = next(found for found in objects(result) if "checked_pages" in found)
