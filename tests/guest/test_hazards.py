@@ -9,6 +9,7 @@ from tests.guest.guests import DIRTY, REPORT, counters, fine, objects, run, text
 
 pytestmark = pytest.mark.boots
 
+THP = "/sys/kernel/mm/transparent_hugepage"
 POISON = "/sys/kernel/debug/hwpoison"
 USE_ALL = "alloc_once --size 512 --pages thp --verify --mode touch_all"
 
@@ -62,7 +63,7 @@ def test_pages_gone_bad_and_back(way: str) -> None:
 def test_large_folios_are_interleaved_wherever_they_are_touched() -> None:
     """The allocator now gets the very address of the fault; the policy must not care."""
     result = run(
-        "echo always > /sys/kernel/mm/transparent_hugepage/hugepages-64kB/enabled; interleave --size 64",
+        f"echo never > {THP}/enabled; echo always > {THP}/hugepages-64kB/enabled; interleave --size 64",
         append="numa=fake=2",
     )
     fine(result)
