@@ -1,0 +1,279 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The command line.
+
+use std::num::NonZeroU64;
+use std::os::fd::RawFd;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use balloon_protocol::Features;
+use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
+
+use crate::device::Options;
+
+/// A virtio memory balloon for any VMM that speaks vhost-user, and for User-Mode Linux.
+///
+/// Without a subcommand it is the device: it waits for one front end, serves it, and ends with it. It
+/// never goes into the background. The subcommands talk to a running device by its control socket.
+#[derive(Debug, Parser)]
+#[command(name = "vhost-user-balloon", version, args_conflicts_with_subcommands = true)]
+pub struct Cli {
+    /// What to do with a running device.
+    #[command(subcommand)]
+    pub command: Option<Command>,
+    /// How to be a device.
+    #[command(flatten)]
+    pub daemon: Daemon,
+}
+
+/// How to be a device.
+#[derive(Debug, Clone, Args)]
+pub struct Daemon {
+    /// Listen for the front end on this unix socket
+    #[arg(long, value_name = "PATH", conflicts_with = "fd")]
+    pub socket_path: Option<PathBuf>,
+    /// Use this descriptor: a unix socket that listens, or one that is connected to the front end
+    #[arg(long, value_name = "FD")]
+    pub fd: Option<RawFd>,
+    /// Print what this program can do, as JSON, and end
+    #[arg(long)]
+    pub print_capabilities: bool,
+    /// The size of the balloon at first (bytes, or with K, M, G or T)
+    #[arg(long, value_name = "SIZE", default_value = "0", value_parser = parse_size)]
+    pub target: u64,
+    /// Listen for control requests on this unix socket
+    #[arg(long, value_name = "PATH")]
+    pub control: Option<PathBuf>,
+    /// Answer scrapes of Prometheus (HTTP GET) on this unix socket
+    #[arg(long, value_name = "PATH")]
+    pub metrics_socket: Option<PathBuf>,
+    /// Write the metrics into this file every 15 seconds, for the textfile collector of node_exporter
+    #[arg(long, value_name = "PATH")]
+    pub metrics_file: Option<PathBuf>,
+    /// Ask the guest for statistics this often, in seconds; 0: only when somebody wants to know
+    #[arg(long, value_name = "SECONDS", default_value_t = 10)]
+    pub stats_interval: u64,
+    /// Whether to offer reports of free memory (feature bit 5)
+    #[arg(long, value_name = "SWITCH", default_value = "on")]
+    pub free_page_reporting: Switch,
+    /// Whether to say which reported memory reads as zero (feature bit 6). Turn it off for a VMM that
+    /// serves page faults of the guest itself (userfaultfd), and for guests that use the bit otherwise
+    #[arg(long, value_name = "SWITCH", default_value = "on")]
+    pub device_init_reported: Switch,
+    /// Whether to say which inflated pages read as zero (feature bit 7)
+    #[arg(long, value_name = "SWITCH", default_value = "off")]
+    pub device_init_on_inflate: Switch,
+    /// Whether the guest may take pages back by itself when it is short of memory (feature bit 2)
+    #[arg(long, value_name = "SWITCH", default_value = "on")]
+    pub deflate_on_oom: Switch,
+    /// The front end maps all of the guest's memory shared. Without this a region is only said to be
+    /// zero, and files with a name only discarded, once something the guest wrote was seen in them
+    #[arg(long)]
+    pub memory_is_shared: bool,
+    /// What happens on a system call that is not expected
+    #[arg(long, value_name = "ACTION", default_value = "kill")]
+    pub seccomp: Seccomp,
+    /// Whether to give up access to all files (where the kernel can)
+    #[arg(long, value_name = "SWITCH", default_value = "on")]
+    pub landlock: Switch,
+    /// The least important messages to log
+    #[arg(long, value_name = "LEVEL", default_value = "info")]
+    pub log_level: LogLevel,
+    /// How log lines look
+    #[arg(long, value_name = "FORMAT", default_value = "text")]
+    pub log_format: LogFormat,
+}
+
+/// On or off.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[allow(missing_docs)]
+pub enum Switch {
+    On,
+    Off,
+}
+
+/// What happens on a system call that is not expected.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Seccomp {
+    /// The process ends
+    Kill,
+    /// The kernel logs it
+    Log,
+    /// Nothing
+    Off,
+}
+
+/// How much is logged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[allow(missing_docs)]
+pub enum LogLevel {
+    Error,
+    Warn,
+    Info,
+    Debug,
+    Trace,
+}
+
+/// How log lines look.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    /// For people
+    Text,
+    /// An object in each line
+    Json,
+}
+
+/// What to do with a running device.
+#[derive(Debug, Clone, Subcommand)]
+pub enum Command {
+    /// Show whether it works, and if not, why
+    Status(Where),
+    /// Show the size of the balloon, or change it
+    Target {
+        /// Where the device is.
+        #[command(flatten)]
+        to: Where,
+        /// The new size (bytes, or with K, M, G or T)
+        #[arg(value_parser = parse_size)]
+        size: Option<u64>,
+        /// Wait until the guest has followed, at most so many seconds
+        #[arg(long, value_name = "SECONDS", requires = "size")]
+        wait: Option<NonZeroU64>,
+    },
+    /// Ask the guest about its memory
+    Stats(Where),
+    /// Take all memory that the guest does not use, at once: inflate by what is free, then go back
+    ///
+    /// A host cannot make a guest report its free pages now (a guest that has the flush parameter of
+    /// page_reporting can do it itself); this does it with what every guest's balloon can do.
+    Flush {
+        /// Where the device is.
+        #[command(flatten)]
+        to: Where,
+        /// How much free memory the guest keeps meanwhile
+        #[arg(long, value_name = "SIZE", default_value = "64M", value_parser = parse_size)]
+        leave: u64,
+        /// Give up after so many seconds
+        #[arg(long, value_name = "SECONDS", default_value = "60")]
+        timeout: NonZeroU64,
+    },
+    /// Suspend giving memory back, for example while a snapshot is taken, or go on with it
+    Discard {
+        /// Where the device is.
+        #[command(flatten)]
+        to: Where,
+        /// Whether to give memory back
+        state: Switch,
+    },
+    /// Show the metrics
+    Metrics(Where),
+}
+
+/// Where a running device is.
+#[derive(Debug, Clone, Args)]
+pub struct Where {
+    /// The device's control socket
+    #[arg(long, value_name = "PATH", env = "VHOST_USER_BALLOON_CONTROL")]
+    pub control: PathBuf,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// A number of bytes: digits, and K, M, G or T for powers of 1024.
+pub fn parse_size(text: &str) -> Result<u64, String> {
+    let (digits, shift) = match text.as_bytes().last() {
+        Some(b'K' | b'k') => (text.get(..text.len().saturating_sub(1)), 10),
+        Some(b'M' | b'm') => (text.get(..text.len().saturating_sub(1)), 20),
+        Some(b'G' | b'g') => (text.get(..text.len().saturating_sub(1)), 30),
+        Some(b'T' | b't') => (text.get(..text.len().saturating_sub(1)), 40),
+        _ => (Some(text), 0),
+    };
+    let digits = digits.unwrap_or_default();
+    if digits.is_empty() || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
+        return Err("a size is a number of bytes, or one with K, M, G or T behind it".to_owned());
+    }
+    let number: u64 = digits.parse().map_err(|_| format!("{text} is too large"))?;
+    number.checked_mul(1 << shift).ok_or_else(|| format!("{text} is too large"))
+}
+
+impl Daemon {
+    /// What the device is like.
+    pub fn options(&self) -> Options {
+        let mut features = Options::all_features();
+        for (switch, feature) in [
+            (self.free_page_reporting, Features::REPORTING | Features::DEVICE_INIT_REPORTED),
+            (self.device_init_reported, Features::DEVICE_INIT_REPORTED),
+            (self.device_init_on_inflate, Features::DEVICE_INIT_ON_INFLATE),
+            (self.deflate_on_oom, Features::DEFLATE_ON_OOM),
+        ] {
+            if switch == Switch::Off {
+                features = features.without(feature);
+            }
+        }
+        Options {
+            features,
+            target: self.target,
+            memory_is_shared: self.memory_is_shared,
+            stats_interval: (self.stats_interval != 0).then(|| Duration::from_secs(self.stats_interval)),
+        }
+    }
+}
+
+/// What `--print-capabilities` prints, as QEMU's vhost-user conventions have it.
+pub fn capabilities() -> String {
+    serde_json::json!({ "type": "balloon", "features": [] }).to_string()
+}
+
+/// The definition of the command line, for manual pages.
+pub fn definition() -> clap::Command {
+    Cli::command()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_definition_is_consistent() {
+        definition().debug_assert();
+    }
+
+    #[test]
+    fn sizes() {
+        assert_eq!(parse_size("0"), Ok(0));
+        assert_eq!(parse_size("4096"), Ok(4096));
+        assert_eq!(parse_size("3k"), Ok(3072));
+        assert_eq!(parse_size("2G"), Ok(2 << 30));
+        assert_eq!(parse_size("1T"), Ok(1 << 40));
+        for wrong in
+            ["", "K", "-1", "+1", "1.5G", "1GB", "0x10", " 1", "18446744073709551616", "99999999999T", "1é"]
+        {
+            assert!(parse_size(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn switches_take_features_away() {
+        let features = |arguments: &[&str]| {
+            Cli::try_parse_from([&["x", "--socket-path", "s"], arguments].concat())
+                .unwrap()
+                .daemon
+                .options()
+                .features
+        };
+        assert!(features(&[]).contains(Features::DEVICE_INIT_REPORTED));
+        assert!(!features(&[]).contains(Features::DEVICE_INIT_ON_INFLATE));
+        assert!(features(&["--device-init-on-inflate", "on"]).contains(Features::DEVICE_INIT_ON_INFLATE));
+        assert!(!features(&["--free-page-reporting", "off"]).contains(Features::DEVICE_INIT_REPORTED));
+        assert!(!features(&[]).contains(Features::FREE_PAGE_HINT));
+    }
+
+    #[test]
+    fn subcommands() {
+        let parsed = Cli::try_parse_from(["x", "target", "--control", "c", "1G", "--wait", "5"]).unwrap();
+        assert!(matches!(parsed.command, Some(Command::Target { size: Some(0x4000_0000), .. })));
+        assert!(Cli::try_parse_from(["x", "--fd", "3", "status", "--control", "c"]).is_err());
+        assert!(Cli::try_parse_from(["x", "--fd", "3", "--socket-path", "s"]).is_err());
+    }
+}

@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The program `vhost-user-balloon`.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::fd::{FromRawFd, OwnedFd, RawFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::process::ExitCode;
+
+use clap::Parser;
+use tracing_subscriber::filter::LevelFilter;
+use vhost_user_balloon::cli::{Cli, Daemon, LogFormat, LogLevel, Switch, capabilities};
+use vhost_user_balloon::server::{Server, ServerError, Source};
+use vhost_user_balloon::{client, sandbox, signals};
+
+/// What ends the program before its time.
+#[derive(Debug, thiserror::Error)]
+enum MainError {
+    #[error(transparent)]
+    Server(#[from] ServerError),
+    #[error(transparent)]
+    Sandbox(#[from] sandbox::SandboxError),
+    #[error("signals: {0}")]
+    Signals(io::Error),
+    #[error("cannot open the folder of {path}: {source}")]
+    Folder { path: String, source: io::Error },
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    if let Some(command) = &cli.command {
+        return match client::run(command) {
+            Ok(text) => print(&text),
+            Err(error) => fail(&error),
+        };
+    }
+    if cli.daemon.print_capabilities {
+        return print(&capabilities());
+    }
+    if cli.daemon.socket_path.is_none() && cli.daemon.fd.is_none() {
+        let _ = writeln!(io::stderr(), "vhost-user-balloon: needs --socket-path or --fd; see --help");
+        return ExitCode::from(2);
+    }
+    log(&cli.daemon);
+    match serve(&cli.daemon) {
+        Ok(()) => {
+            signals::remove_sockets();
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            signals::remove_sockets();
+            tracing::error!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn print(text: &str) -> ExitCode {
+    match writeln!(io::stdout(), "{text}") {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(_) => ExitCode::FAILURE,
+    }
+}
+
+fn fail(error: &dyn std::fmt::Display) -> ExitCode {
+    let _ = writeln!(io::stderr(), "vhost-user-balloon: {error}");
+    ExitCode::FAILURE
+}
+
+fn log(daemon: &Daemon) {
+    let level = match daemon.log_level {
+        LogLevel::Error => LevelFilter::ERROR,
+        LogLevel::Warn => LevelFilter::WARN,
+        LogLevel::Info => LevelFilter::INFO,
+        LogLevel::Debug => LevelFilter::DEBUG,
+        LogLevel::Trace => LevelFilter::TRACE,
+    };
+    let lines = tracing_subscriber::fmt().with_max_level(level).with_writer(io::stderr).with_target(false);
+    match daemon.log_format {
+        // The journal has the time.
+        LogFormat::Text => lines.without_time().with_ansi(false).init(),
+        LogFormat::Json => lines.json().flatten_event(true).init(),
+    }
+}
+
+fn serve(daemon: &Daemon) -> Result<(), MainError> {
+    signals::end_when_told().map_err(MainError::Signals)?;
+    signals::end_on_lost_memory().map_err(MainError::Signals)?;
+
+    let mut server = Server::new(daemon.options())?;
+    let source = match (&daemon.socket_path, daemon.fd) {
+        (Some(path), _) => Source::listen(path)?,
+        (None, Some(fd)) => inherited(fd)?,
+        // main() has asked for one of them.
+        (None, None) => return Ok(()),
+    };
+    let mut sockets: Vec<&Path> = daemon.socket_path.as_deref().into_iter().collect();
+    if let Some(path) = &daemon.control {
+        server.control(path)?;
+        sockets.push(path);
+    }
+    if let Some(path) = &daemon.metrics_socket {
+        server.metrics(path)?;
+        sockets.push(path);
+    }
+    signals::remove_at_the_end(&sockets);
+    if let Some(path) = &daemon.metrics_file {
+        server.textfile(path)?;
+    }
+    // A supervisor may connect its VMM now. Before the sandbox, which has no way to reach it.
+    if let Err(error) = sd_notify::notify(&[sd_notify::NotifyState::Ready]) {
+        tracing::warn!(%error, "cannot tell the service manager");
+    }
+
+    let landlock = match daemon.landlock {
+        Switch::Off => "no landlock (switched off)",
+        Switch::On => {
+            let mut folders = Vec::new();
+            for path in &sockets {
+                folders.push(folder(path)?);
+            }
+            let folders: Vec<&File> = folders.iter().collect();
+            let written: Vec<&File> = server.textfile_folder().into_iter().collect();
+            sandbox::landlock(&written, &folders)?
+        }
+    };
+    let seccomp = sandbox::seccomp(daemon.seccomp, daemon.metrics_file.is_some())?;
+    let how = format!("{seccomp}, {landlock}");
+    tracing::info!(sandbox = how, "ready");
+    server.set_sandbox(how);
+    Ok(server.run(source)?)
+}
+
+fn folder(path: &Path) -> Result<File, MainError> {
+    let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or_else(|| Path::new("."));
+    File::open(folder).map_err(|source| MainError::Folder { path: path.display().to_string(), source })
+}
+
+fn inherited(fd: RawFd) -> Result<Source, ServerError> {
+    let failed = |source: io::Error| ServerError::Descriptor { fd, source };
+    if fd <= 2 {
+        return Err(failed(io::Error::from(io::ErrorKind::InvalidInput)));
+    }
+    // SAFETY: whoever started the program says on the command line that it passes this descriptor; this
+    // is the first thing that opens or takes one, but for the standard ones, which were just excluded. A
+    // number that is no descriptor makes the next call fail.
+    let owned = unsafe { OwnedFd::from_raw_fd(fd) };
+    let listens = match rustix::net::sockopt::socket_acceptconn(&owned) {
+        Ok(listens) => listens,
+        Err(error) => {
+            // Closing a number that is no descriptor would end the program.
+            std::mem::forget(owned);
+            return Err(failed(error.into()));
+        }
+    };
+    rustix::io::fcntl_setfd(&owned, rustix::io::FdFlags::CLOEXEC).map_err(|e| failed(e.into()))?;
+    Ok(if listens {
+        Source::Listener(UnixListener::from(owned))
+    } else {
+        Source::Stream(UnixStream::from(owned))
+    })
+}

@@ -1,0 +1,360 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! A queue of the device and the descriptors that go with it.
+
+use std::fs::File;
+use std::os::fd::{AsFd, BorrowedFd};
+
+use balloon_protocol::Range;
+use rustix::fs::{FileType, OFlags};
+use rustix::io::Errno;
+use virtio_queue::{Queue, QueueOwnedT, QueueT};
+use vm_memory::{GuestAddress, GuestMemoryMmap};
+
+/// More descriptors than a chain has any reason to have; the time one chain can take is bounded by it.
+const MAX_DESCRIPTORS: usize = 1024;
+
+/// The largest ring that a front end may ask for.
+pub const MAX_QUEUE_SIZE: u16 = 1024;
+
+/// What a driver has put into a ring.
+#[derive(Debug, Default)]
+pub struct Chain {
+    /// What it is given back by.
+    pub head: u16,
+    /// What the device may read: address and length.
+    pub readable: Vec<(u64, u32)>,
+    /// What the device may write.
+    pub writable: Vec<(u64, u32)>,
+    /// It has no end, too many parts, or parts in the wrong order.
+    pub malformed: bool,
+}
+
+/// A ring that can no longer be used until it is set up anew.
+#[derive(Debug, thiserror::Error)]
+pub enum RingError {
+    /// The driver or the front end made a ring that is none.
+    #[error("the ring cannot be used: {0}")]
+    Broken(virtio_queue::Error),
+    /// The front end gave a descriptor that is neither an event nor a pipe.
+    #[error("descriptor {fd} for {what} of ring {ring} is neither an eventfd nor a pipe nor a socket")]
+    Descriptor {
+        /// The ring.
+        ring: usize,
+        /// What it was to be used for.
+        what: &'static str,
+        /// Its number here.
+        fd: i32,
+    },
+    /// A descriptor cannot be used without waiting.
+    #[error("descriptor for {what} of ring {ring}: {source}")]
+    Fcntl {
+        /// The ring.
+        ring: usize,
+        /// What it was to be used for.
+        what: &'static str,
+        /// What the kernel said.
+        source: std::io::Error,
+    },
+}
+
+/// What came of looking at a ring's kick.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kick {
+    /// The driver has something.
+    Yes,
+    /// Nobody kicked.
+    No,
+    /// It will not be heard of again.
+    Gone,
+}
+
+/// One ring.
+#[derive(Debug)]
+pub struct Ring {
+    queue: Queue,
+    kick: Option<File>,
+    call: Option<File>,
+    error: Option<File>,
+    enabled: bool,
+    broken: bool,
+    addressed: bool,
+    /// The index of the available ring when it was started; it moves when the driver does something.
+    base: u16,
+}
+
+impl Ring {
+    /// A ring that has not been set up.
+    ///
+    /// # Errors
+    ///
+    /// None, as long as [`MAX_QUEUE_SIZE`] is a size that a queue can have.
+    pub fn new() -> Result<Self, virtio_queue::Error> {
+        Ok(Self {
+            queue: Queue::new(MAX_QUEUE_SIZE)?,
+            kick: None,
+            call: None,
+            error: None,
+            enabled: false,
+            broken: false,
+            addressed: false,
+            base: 0,
+        })
+    }
+
+    /// Back to the state before it was set up.
+    pub fn reset(&mut self) {
+        self.stop();
+        self.queue.reset();
+        self.addressed = false;
+        self.enabled = false;
+        self.call = None;
+        self.error = None;
+    }
+
+    /// Use nothing of it any more; what was set up stays.
+    pub fn stop(&mut self) {
+        self.queue.set_ready(false);
+        self.kick = None;
+        self.broken = false;
+    }
+
+    /// How many descriptors it has.
+    pub fn set_size(&mut self, size: u32) -> bool {
+        match u16::try_from(size) {
+            Ok(size) if size != 0 && size <= MAX_QUEUE_SIZE && size.is_power_of_two() => {
+                self.queue.set_size(size);
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Where it is in guest memory.
+    ///
+    /// # Errors
+    ///
+    /// The addresses are not aligned, or not (entirely) in guest memory.
+    pub fn set_addresses(
+        &mut self,
+        descriptors: u64,
+        available: u64,
+        used: u64,
+        memory: &GuestMemoryMmap<()>,
+    ) -> Result<(), RingError> {
+        self.queue.try_set_desc_table_address(GuestAddress(descriptors)).map_err(RingError::Broken)?;
+        self.queue.try_set_avail_ring_address(GuestAddress(available)).map_err(RingError::Broken)?;
+        self.queue.try_set_used_ring_address(GuestAddress(used)).map_err(RingError::Broken)?;
+        // The used index is nowhere but in the ring: after a stop, or when another device used it before.
+        let index =
+            self.queue.used_idx(memory, std::sync::atomic::Ordering::Acquire).map_err(RingError::Broken)?;
+        self.queue.set_next_used(index.0);
+        self.broken = false;
+        self.addressed = true;
+        self.start();
+        Ok(())
+    }
+
+    /// The next entry of the available ring.
+    pub fn set_base(&mut self, base: u16) {
+        self.queue.set_next_avail(base);
+        self.base = base;
+    }
+
+    /// The next entry of the available ring.
+    pub fn next_available(&self) -> u16 {
+        self.queue.next_avail()
+    }
+
+    /// Allow or forbid its use.
+    pub fn set_enabled(&mut self, enabled: bool) {
+        self.enabled = enabled;
+    }
+
+    /// Whether its use is allowed.
+    pub fn is_enabled(&self) -> bool {
+        self.enabled
+    }
+
+    /// Whether it has been started, is enabled and makes sense.
+    pub fn is_running(&self) -> bool {
+        self.queue.ready() && self.enabled && !self.broken
+    }
+
+    /// Whether it has been started.
+    pub fn is_started(&self) -> bool {
+        self.queue.ready()
+    }
+
+    /// Whether it made no sense.
+    pub fn is_broken(&self) -> bool {
+        self.broken
+    }
+
+    /// Whether the driver has put something into it since it was started.
+    pub fn has_moved(&self) -> bool {
+        self.queue.next_avail() != self.base
+    }
+
+    fn start(&mut self) {
+        if self.addressed && self.kick.is_some() {
+            self.queue.set_ready(true);
+        }
+    }
+
+    /// What the driver kicks.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be used without waiting for it.
+    pub fn set_kick(&mut self, ring: usize, file: Option<File>) -> Result<(), RingError> {
+        self.kick = file.map(|file| usable(file, ring, "kicks")).transpose()?;
+        self.broken = false;
+        self.base = self.queue.next_avail();
+        self.start();
+        Ok(())
+    }
+
+    /// What the driver is called by.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be used without waiting for it.
+    pub fn set_call(&mut self, ring: usize, file: Option<File>) -> Result<(), RingError> {
+        self.call = file.map(|file| usable(file, ring, "calls")).transpose()?;
+        Ok(())
+    }
+
+    /// Where a broken ring is told.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be used without waiting for it.
+    pub fn set_error(&mut self, ring: usize, file: Option<File>) -> Result<(), RingError> {
+        self.error = file.map(|file| usable(file, ring, "errors")).transpose()?;
+        Ok(())
+    }
+
+    /// What to wait for.
+    pub fn kick(&self) -> Option<BorrowedFd<'_>> {
+        self.kick.as_ref().map(AsFd::as_fd)
+    }
+
+    /// Take the kick, without waiting.
+    pub fn take_kick(&mut self) -> Kick {
+        let Some(kick) = &self.kick else { return Kick::No };
+        let mut counter = [0; 8];
+        match rustix::io::read(kick, &mut counter) {
+            Ok(8) => Kick::Yes,
+            Err(Errno::AGAIN | Errno::INTR) => Kick::No,
+            _ => {
+                // Its end, or no event: it would be readable for ever.
+                self.kick = None;
+                Kick::Gone
+            }
+        }
+    }
+
+    /// The next thing the driver has put into the ring.
+    ///
+    /// # Errors
+    ///
+    /// The ring makes no sense. It is not looked at again until it is set up anew.
+    pub fn pop(&mut self, memory: &GuestMemoryMmap<()>) -> Result<Option<Chain>, RingError> {
+        if !self.is_running() {
+            return Ok(None);
+        }
+        let popped = match self.queue.iter(memory) {
+            Ok(mut available) => available.next(),
+            Err(error) => {
+                self.fail();
+                return Err(RingError::Broken(error));
+            }
+        };
+        let Some(mut descriptors) = popped else { return Ok(None) };
+        let mut chain = Chain { head: descriptors.head_index(), ..Chain::default() };
+        let mut more = true;
+        for descriptor in descriptors.by_ref().take(MAX_DESCRIPTORS) {
+            let part = (descriptor.addr().0, descriptor.len());
+            if descriptor.is_write_only() {
+                chain.writable.push(part);
+            } else if chain.writable.is_empty() {
+                chain.readable.push(part);
+            } else {
+                chain.malformed = true;
+            }
+            more = descriptor.has_next();
+        }
+        // The iterator ends without a word at a loop, or at an index or address that does not exist.
+        chain.malformed |= more;
+        Ok(Some(chain))
+    }
+
+    /// Forget that the last chain was taken.
+    pub fn step_back(&mut self) {
+        self.queue.go_to_previous_position();
+    }
+
+    /// Give a chain back.
+    ///
+    /// # Errors
+    ///
+    /// The ring makes no sense. It is not looked at again until it is set up anew.
+    pub fn push(&mut self, memory: &GuestMemoryMmap<()>, head: u16, length: u32) -> Result<(), RingError> {
+        self.queue.add_used(memory, head, length).map_err(|error| {
+            self.fail();
+            RingError::Broken(error)
+        })
+    }
+
+    /// Tell the driver. Never waits: where the event cannot be raised it has been, or nobody listens.
+    pub fn call(&mut self) {
+        if let Some(call) = &self.call
+            && !ring_bell(call)
+        {
+            self.call = None;
+        }
+    }
+
+    fn fail(&mut self) {
+        self.broken = true;
+        if let Some(error) = &self.error {
+            ring_bell(error);
+        }
+    }
+
+    /// The memory the ring itself is in.
+    pub fn areas(&self) -> impl Iterator<Item = Range> {
+        let size = u64::from(self.queue.size());
+        let areas = [
+            (self.queue.desc_table(), size.saturating_mul(16)),
+            (self.queue.avail_ring(), size.saturating_mul(2).saturating_add(6)),
+            (self.queue.used_ring(), size.saturating_mul(8).saturating_add(6)),
+        ];
+        let started = self.is_started();
+        areas.into_iter().filter(move |_| started).filter_map(|(start, length)| Range::new(start, length))
+    }
+}
+
+/// Whether a bell may be rung again.
+fn ring_bell(bell: &File) -> bool {
+    match rustix::io::write(bell, &1_u64.to_ne_bytes()) {
+        Ok(_) | Err(Errno::AGAIN | Errno::INTR) => true,
+        Err(_) => false,
+    }
+}
+
+/// A descriptor that can be used without ever waiting.
+fn usable(file: File, ring: usize, what: &'static str) -> Result<File, RingError> {
+    use std::os::fd::AsRawFd;
+    let fcntl = |source: Errno| RingError::Fcntl { ring, what, source: source.into() };
+    let about = rustix::fs::fstat(&file).map_err(fcntl)?;
+    // An eventfd has no type at all. A regular file or /dev/zero would be readable for ever.
+    match FileType::from_raw_mode(about.st_mode) {
+        FileType::Fifo | FileType::Socket => {}
+        FileType::Unknown if about.st_mode & 0o170_000 == 0 => {}
+        _ => return Err(RingError::Descriptor { ring, what, fd: file.as_raw_fd() }),
+    }
+    let flags = rustix::fs::fcntl_getfl(&file).map_err(fcntl)?;
+    rustix::fs::fcntl_setfl(&file, flags | OFlags::NONBLOCK).map_err(fcntl)?;
+    Ok(file)
+}

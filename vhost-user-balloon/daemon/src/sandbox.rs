@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! What the process gives up before it looks at anything a guest or a front end sends.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+
+use landlock::{
+    ABI, Access, AccessFs, AccessNet, CompatLevel, Compatible, PathBeneath, Ruleset, RulesetAttr,
+    RulesetCreatedAttr, RulesetStatus, Scope,
+};
+use libc::{c_int, c_long};
+use seccompiler::{
+    BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,
+};
+use thiserror::Error;
+
+use crate::cli::Seccomp;
+
+/// Why the process cannot be confined.
+#[derive(Debug, Error)]
+pub enum SandboxError {
+    /// Landlock does not do what was asked of it.
+    #[error("landlock: {0} (--landlock off goes on without it)")]
+    Landlock(#[from] landlock::RulesetError),
+    /// No filter for this machine, or it is not accepted.
+    #[error("seccomp: {0} (--seccomp off goes on without it)")]
+    Seccomp(String),
+}
+
+/// Give up all files, network and signals to others, as far as this kernel can. `writable`: folders in
+/// which a file may still be written. `removable`: folders from which sockets are removed at the end.
+///
+/// # Errors
+///
+/// The kernel has landlock and refuses to use it.
+pub fn landlock(writable: &[&File], removable: &[&File]) -> Result<&'static str, SandboxError> {
+    let newest = ABI::V6;
+    let mut rules = Ruleset::default()
+        .set_compatibility(CompatLevel::BestEffort)
+        .handle_access(AccessFs::from_all(newest))?
+        .handle_access(AccessNet::from_all(newest))?
+        .scope(Scope::from_all(newest))?
+        .create()?;
+    for folder in writable {
+        let access = AccessFs::WriteFile | AccessFs::MakeReg | AccessFs::RemoveFile | AccessFs::Truncate;
+        rules = rules.add_rule(PathBeneath::new(folder, access))?;
+    }
+    for folder in removable {
+        rules = rules.add_rule(PathBeneath::new(folder, AccessFs::RemoveFile))?;
+    }
+    Ok(match rules.restrict_self()?.ruleset {
+        RulesetStatus::FullyEnforced => "landlock",
+        RulesetStatus::PartiallyEnforced => "landlock (in part: older kernel)",
+        RulesetStatus::NotEnforced => "no landlock (not in this kernel)",
+    })
+}
+
+/// Allow the system calls that are needed from now on, on all threads. `files`: a text file is written.
+///
+/// # Errors
+///
+/// There is no filter for this machine, or the kernel does not take it.
+pub fn seccomp(action: Seccomp, files: bool) -> Result<&'static str, SandboxError> {
+    let (otherwise, name) = match action {
+        Seccomp::Off => return Ok("no seccomp (switched off)"),
+        Seccomp::Kill => (SeccompAction::KillProcess, "seccomp"),
+        Seccomp::Log => (SeccompAction::Log, "seccomp (logs only)"),
+    };
+    let refused = |error: &dyn std::fmt::Display| SandboxError::Seccomp(error.to_string());
+    let machine = std::env::consts::ARCH.try_into().map_err(|e| refused(&e))?;
+    let filter =
+        SeccompFilter::new(rules(files).map_err(|e| refused(&e))?, otherwise, SeccompAction::Allow, machine)
+            .map_err(|e| refused(&e))?;
+    let program: BpfProgram = filter.try_into().map_err(|e| refused(&e))?;
+    seccompiler::apply_filter_all_threads(&program).map_err(|e| refused(&e))?;
+    Ok(name)
+}
+
+fn is(argument: u8, value: u64) -> Result<SeccompCondition, seccompiler::BackendError> {
+    SeccompCondition::new(argument, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, value)
+}
+
+fn constant(value: c_int) -> u64 {
+    u64::from(value.cast_unsigned())
+}
+
+fn rules(files: bool) -> Result<BTreeMap<i64, Vec<SeccompRule>>, seccompiler::BackendError> {
+    let mut rules: BTreeMap<i64, Vec<SeccompRule>> = ALWAYS.iter().map(|call| (*call, Vec::new())).collect();
+    if files {
+        rules.extend(
+            [libc::SYS_openat, libc::SYS_renameat, libc::SYS_renameat2].map(|call| (call, Vec::new())),
+        );
+    }
+    // Holes, and nothing else: neither writing zeros nor collapsing nor growing a file.
+    let hole = constant(libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE);
+    rules.insert(libc::SYS_fallocate, vec![SeccompRule::new(vec![is(1, hole)?])?]);
+    // Memory that can be executed is never mapped.
+    let data = |read: c_int| SeccompRule::new(vec![is(2, constant(read))?]);
+    let mut protections = Vec::new();
+    for protection in [libc::PROT_NONE, libc::PROT_READ, libc::PROT_READ | libc::PROT_WRITE] {
+        protections.push(data(protection)?);
+    }
+    rules.insert(libc::SYS_mmap, protections.clone());
+    rules.insert(libc::SYS_mprotect, protections);
+    let commands = [
+        libc::F_GETFL,
+        libc::F_SETFL,
+        libc::F_GETFD,
+        libc::F_SETFD,
+        libc::F_DUPFD_CLOEXEC,
+        libc::F_GET_SEALS,
+    ];
+    let mut fcntl = Vec::new();
+    for command in commands {
+        fcntl.push(SeccompRule::new(vec![is(1, constant(command))?])?);
+    }
+    rules.insert(libc::SYS_fcntl, fcntl);
+    Ok(rules)
+}
+
+const ALWAYS: &[c_long] = &[
+    // sockets that exist, pipes and events
+    libc::SYS_read,
+    libc::SYS_write,
+    libc::SYS_writev,
+    libc::SYS_recvmsg,
+    libc::SYS_recvfrom,
+    libc::SYS_sendmsg,
+    libc::SYS_sendto,
+    libc::SYS_accept4,
+    libc::SYS_getsockopt,
+    libc::SYS_setsockopt,
+    libc::SYS_shutdown,
+    libc::SYS_close,
+    libc::SYS_ppoll,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_poll,
+    // what a descriptor is
+    libc::SYS_fstat,
+    libc::SYS_newfstatat,
+    libc::SYS_statx,
+    libc::SYS_fstatfs,
+    libc::SYS_lseek,
+    // memory
+    libc::SYS_munmap,
+    libc::SYS_mremap,
+    libc::SYS_madvise,
+    libc::SYS_brk,
+    // threads and time
+    libc::SYS_futex,
+    libc::SYS_sched_yield,
+    libc::SYS_clock_gettime,
+    libc::SYS_restart_syscall,
+    libc::SYS_getpid,
+    libc::SYS_gettid,
+    libc::SYS_getrandom,
+    // the end
+    libc::SYS_rt_sigprocmask,
+    libc::SYS_rt_sigaction,
+    libc::SYS_rt_sigreturn,
+    libc::SYS_rt_sigtimedwait,
+    libc::SYS_sigaltstack,
+    libc::SYS_tgkill,
+    libc::SYS_unlinkat,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_unlink,
+    libc::SYS_exit,
+    libc::SYS_exit_group,
+];

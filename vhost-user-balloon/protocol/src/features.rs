@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Feature bits, and the queues that exist because of them.
+
+use core::ops::BitOr;
+
+/// Feature bits of the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Features(u64);
+
+impl Features {
+    /// Pages may only be used again after the device has been told (bit 0).
+    pub const MUST_TELL_HOST: Self = Self(1 << 0);
+    /// There is a queue for statistics (bit 1).
+    pub const STATS_VQ: Self = Self(1 << 1);
+    /// The driver takes pages back by itself when memory is short (bit 2).
+    pub const DEFLATE_ON_OOM: Self = Self(1 << 2);
+    /// There is a queue for hints about free pages (bit 3).
+    pub const FREE_PAGE_HINT: Self = Self(1 << 3);
+    /// The driver tells the value it poisons free pages with (bit 4).
+    pub const PAGE_POISON: Self = Self(1 << 4);
+    /// There is a queue for reports of free pages (bit 5).
+    pub const REPORTING: Self = Self(1 << 5);
+    /// The used length of a report says how many bytes read as zero (bit 6).
+    ///
+    /// Some private VMM forks use this bit for an extension of their own.
+    pub const DEVICE_INIT_REPORTED: Self = Self(1 << 6);
+    /// The device tells for each inflated page whether it reads as zero (bit 7).
+    pub const DEVICE_INIT_ON_INFLATE: Self = Self(1 << 7);
+
+    /// Bits as they are on the wire; only the balloon's own are kept.
+    pub const fn from_bits(bits: u64) -> Self {
+        Self(bits & 0xff)
+    }
+
+    /// The bits as they go over the wire.
+    pub const fn bits(self) -> u64 {
+        self.0
+    }
+
+    /// Whether all of `other` is in here.
+    pub const fn contains(self, other: Self) -> bool {
+        self.0 & other.0 == other.0
+    }
+
+    /// What is left without `other`.
+    #[must_use]
+    pub const fn without(self, other: Self) -> Self {
+        Self(self.0 & !other.0)
+    }
+
+    /// What holds once a driver has accepted these bits: bit 6 means nothing without reporting.
+    #[must_use]
+    pub const fn negotiated(accepted: Self) -> Self {
+        if accepted.contains(Self::REPORTING) {
+            accepted
+        } else {
+            accepted.without(Self::DEVICE_INIT_REPORTED)
+        }
+    }
+}
+
+impl BitOr for Features {
+    type Output = Self;
+
+    fn bitor(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+}
+
+/// What a queue is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum QueueKind {
+    /// Pages that go into the balloon.
+    Inflate,
+    /// Pages that leave the balloon.
+    Deflate,
+    /// Statistics about the guest's memory.
+    Stats,
+    /// Hints about free pages, for migration.
+    Hinting,
+    /// Reports of free pages.
+    Reporting,
+}
+
+impl QueueKind {
+    /// The name used in logs and as a metric's label.
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::Inflate => "inflate",
+            Self::Deflate => "deflate",
+            Self::Stats => "stats",
+            Self::Hinting => "hinting",
+            Self::Reporting => "reporting",
+        }
+    }
+}
+
+/// The numbers of the queues: only queues whose feature was negotiated are counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QueueMap {
+    kinds: [Option<QueueKind>; Self::MAX],
+}
+
+impl QueueMap {
+    /// How many queues there can be.
+    pub const MAX: usize = 5;
+
+    /// The queues that there are with these negotiated features.
+    pub fn new(features: Features) -> Self {
+        let optional = [
+            (Features::STATS_VQ, QueueKind::Stats),
+            (Features::FREE_PAGE_HINT, QueueKind::Hinting),
+            (Features::REPORTING, QueueKind::Reporting),
+        ];
+        let present = [QueueKind::Inflate, QueueKind::Deflate]
+            .into_iter()
+            .chain(optional.into_iter().filter(|(bit, _)| features.contains(*bit)).map(|(_, kind)| kind));
+        let mut kinds = [None; Self::MAX];
+        for (slot, kind) in kinds.iter_mut().zip(present) {
+            *slot = Some(kind);
+        }
+        Self { kinds }
+    }
+
+    /// What queue `index` is for; `None` if there is no such queue.
+    pub fn kind(&self, index: usize) -> Option<QueueKind> {
+        self.kinds.get(index).copied().flatten()
+    }
+
+    /// The number of the queue for `kind`, if it was negotiated.
+    pub fn index(&self, kind: QueueKind) -> Option<usize> {
+        self.kinds.iter().position(|k| *k == Some(kind))
+    }
+
+    /// How many queues there are.
+    pub fn count(&self) -> usize {
+        self.kinds.iter().flatten().count()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_follow_what_was_negotiated() {
+        let table: [(u64, &[QueueKind]); 6] = [
+            (0, &[QueueKind::Inflate, QueueKind::Deflate]),
+            (1 << 1, &[QueueKind::Inflate, QueueKind::Deflate, QueueKind::Stats]),
+            (1 << 5, &[QueueKind::Inflate, QueueKind::Deflate, QueueKind::Reporting]),
+            (0b10_0010, &[QueueKind::Inflate, QueueKind::Deflate, QueueKind::Stats, QueueKind::Reporting]),
+            (0b10_1000, &[QueueKind::Inflate, QueueKind::Deflate, QueueKind::Hinting, QueueKind::Reporting]),
+            (
+                0b10_1010,
+                &[
+                    QueueKind::Inflate,
+                    QueueKind::Deflate,
+                    QueueKind::Stats,
+                    QueueKind::Hinting,
+                    QueueKind::Reporting,
+                ],
+            ),
+        ];
+        for (bits, kinds) in table {
+            let map = QueueMap::new(Features::from_bits(bits));
+            assert_eq!(map.count(), kinds.len());
+            for (index, kind) in kinds.iter().enumerate() {
+                assert_eq!(map.kind(index), Some(*kind));
+                assert_eq!(map.index(*kind), Some(index));
+            }
+            assert_eq!(map.kind(kinds.len()), None);
+        }
+    }
+
+    #[test]
+    fn bit_6_needs_reporting() {
+        let both = Features::REPORTING | Features::DEVICE_INIT_REPORTED;
+        assert_eq!(Features::negotiated(both), both);
+        assert_eq!(Features::negotiated(Features::DEVICE_INIT_REPORTED), Features::default());
+    }
+
+    #[test]
+    fn bits_of_others_are_dropped() {
+        assert_eq!(Features::from_bits(u64::MAX).bits(), 0xff);
+    }
+}

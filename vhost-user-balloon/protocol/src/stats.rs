@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! What the driver tells about the guest's memory.
+
+/// More than a driver has any reason to send: 16 bits of tag allow no more than this to be of use.
+pub const MAX_STATS_BYTES: usize = 64 * ENTRY;
+
+const ENTRY: usize = 10;
+
+macro_rules! statistics {
+    ($($(#[$doc:meta])* $tag:literal $name:ident $bytes:literal;)*) => {
+        /// Statistics of the guest; what it did not tell is `None`.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+        pub struct Statistics {
+            $($(#[$doc])* pub $name: Option<u64>,)*
+        }
+
+        impl Statistics {
+            fn set(&mut self, tag: u16, value: u64) {
+                match tag {
+                    $($tag => self.$name = Some(value),)*
+                    _ => {}
+                }
+            }
+
+            /// Name, whether it counts bytes, and value of everything that was told.
+            pub fn entries(&self) -> impl Iterator<Item = (&'static str, bool, u64)> {
+                [$((stringify!($name), $bytes, self.$name),)*]
+                    .into_iter()
+                    .filter_map(|(name, bytes, value)| Some((name, bytes, value?)))
+            }
+        }
+    };
+}
+
+statistics! {
+    /// Memory swapped in.
+    0 swap_in true;
+    /// Memory swapped out.
+    1 swap_out true;
+    /// Major page faults.
+    2 major_faults false;
+    /// Minor page faults.
+    3 minor_faults false;
+    /// Memory that is used for nothing at all.
+    4 free_memory true;
+    /// Memory that there is.
+    5 total_memory true;
+    /// Memory that could be had without swapping.
+    6 available_memory true;
+    /// Memory in disk caches.
+    7 disk_caches true;
+    /// Huge pages that could be allocated.
+    8 hugetlb_allocations false;
+    /// Huge pages that could not.
+    9 hugetlb_failures false;
+    /// How often the OOM killer ran.
+    10 oom_kills false;
+    /// How often an allocation had to wait for reclaim.
+    11 allocation_stalls false;
+    /// Memory scanned in the background.
+    12 async_scans true;
+    /// Memory scanned while an allocation waited.
+    13 direct_scans true;
+    /// Memory reclaimed in the background.
+    14 async_reclaims true;
+    /// Memory reclaimed while an allocation waited.
+    15 direct_reclaims true;
+}
+
+impl Statistics {
+    /// Read what the driver sent: tags of 16 and values of 64 bits, little-endian, not padded.
+    ///
+    /// Tags that are not known and an incomplete last entry are ignored; of a tag that comes twice the
+    /// last value counts.
+    pub fn parse(bytes: &[u8]) -> Self {
+        let mut found = Self::default();
+        for entry in bytes.chunks_exact(ENTRY) {
+            let (tag, value) = entry.split_at(2);
+            if let (Ok(tag), Ok(value)) = (tag.try_into(), value.try_into()) {
+                found.set(u16::from_le_bytes(tag), u64::from_le_bytes(value));
+            }
+        }
+        found
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+    use super::*;
+    use proptest::prelude::*;
+    use std::vec::Vec;
+
+    fn entry(tag: u16, value: u64) -> Vec<u8> {
+        tag.to_le_bytes().into_iter().chain(value.to_le_bytes()).collect()
+    }
+
+    #[test]
+    fn known_and_unknown_tags() {
+        let mut bytes = entry(4, 1 << 40);
+        bytes.extend(entry(999, 5));
+        bytes.extend(entry(5, 7));
+        bytes.extend(entry(5, 8));
+        bytes.extend([1, 2, 3]);
+        let found = Statistics::parse(&bytes);
+        assert_eq!(found.free_memory, Some(1 << 40));
+        assert_eq!(found.total_memory, Some(8));
+        assert_eq!(found.entries().count(), 2);
+    }
+
+    proptest! {
+        #[test]
+        fn anything_can_be_parsed(bytes in proptest::collection::vec(any::<u8>(), 0..700)) {
+            prop_assert!(Statistics::parse(&bytes).entries().count() <= bytes.len() / ENTRY);
+        }
+
+        #[test]
+        fn every_tag_comes_back(values: [u64; 16]) {
+            let bytes: Vec<u8> = (0_u16..).zip(values).flat_map(|(tag, value)| entry(tag, value)).collect();
+            let found: Vec<u64> = Statistics::parse(&bytes).entries().map(|(_, _, value)| value).collect();
+            prop_assert_eq!(found, values);
+        }
+    }
+}
