@@ -1,0 +1,489 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The device against a front end that keeps to the protocol.
+
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
+#![allow(clippy::cast_possible_truncation)]
+
+mod common;
+
+use std::io::Read;
+use std::os::fd::AsRawFd;
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+use common::*;
+use vhost::VhostBackend;
+use vhost::vhost_user::VhostUserFrontend;
+use vhost::vhost_user::message::{VhostUserConfigFlags, VhostUserProtocolFeatures};
+
+const REPORTING: usize = 3;
+
+#[test]
+fn what_is_offered() {
+    let mut vm = Vm::bare(options());
+    vm.frontend.set_owner().unwrap();
+    let features = vm.frontend.get_features().unwrap();
+    assert_eq!(features, ALL | VERSION_1 | PROTOCOL);
+    // Neither indirect descriptors nor event indexes nor hinting.
+    assert_eq!(features & (1 << 28 | 1 << 29 | 1 << 3), 0);
+    let protocol = vm.frontend.get_protocol_features().unwrap();
+    for wanted in [
+        VhostUserProtocolFeatures::MQ,
+        VhostUserProtocolFeatures::CONFIG,
+        VhostUserProtocolFeatures::REPLY_ACK,
+        VhostUserProtocolFeatures::BACKEND_REQ,
+        VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS,
+        VhostUserProtocolFeatures::RESET_DEVICE,
+    ] {
+        assert!(protocol.contains(wanted), "{wanted:?}");
+    }
+    vm.frontend.set_protocol_features(protocol).unwrap();
+    assert_eq!(vm.frontend.get_queue_num().unwrap(), 5);
+    assert!(vm.frontend.get_max_mem_slots().unwrap() >= 32);
+    vm.end().unwrap();
+}
+
+#[test]
+fn inflating_gives_memory_back() {
+    let mut vm = Vm::started(ALL, options());
+    vm.fill(PLAY, 32 * MIB);
+    let before = vm.resident();
+    // In an order and with repetitions no driver has, over several requests.
+    let pfns: Vec<u32> = (0..8192_u32).map(|n| (PLAY >> 12) as u32 + (n * 4099) % 8192).collect();
+    for part in pfns.chunks(250) {
+        assert_eq!(vm.pages(0, part), 0, "no bitmap was asked for");
+    }
+    assert!(vm.resident() + 32 * MIB <= before + MIB);
+    assert!(vm.is_zero(PLAY, 32 * MIB));
+    assert_eq!(vm.pages(1, &pfns[..256]), 0);
+    let status = vm.status();
+    assert_eq!(status["inflated"], 32 * MIB);
+    assert_eq!(status["discarded"], 32 * MIB);
+    vm.end().unwrap();
+}
+
+#[test]
+fn reports_tell_how_much_is_zero() {
+    let mut vm = Vm::started(ALL, options());
+    vm.fill(PLAY, 8 * MIB);
+    assert_eq!(vm.ask(REPORTING, &[(PLAY, 0x40_0000, true)]), 0x40_0000);
+    assert!(vm.is_zero(PLAY, 4 * MIB));
+    assert!(vm.is_filled(PLAY + 4 * MIB, 4 * MIB));
+    // More than one part: the answer is for all of them.
+    assert_eq!(vm.ask(REPORTING, &[(PLAY + 4 * MIB, 0x1000, true), (PLAY + 6 * MIB, 0x3000, true)]), 0x4000);
+    assert!(vm.is_filled(PLAY + 4 * MIB + 0x1000, 0x1000));
+    let status = vm.status();
+    assert_eq!(status["proven_zero"], 4 * MIB + 0x4000);
+    assert_eq!(status["working"], true);
+    assert_eq!(status["problems"], serde_json::json!([]));
+    vm.end().unwrap();
+}
+
+#[test]
+fn without_bit_6_nothing_is_said() {
+    let mut vm = Vm::started(ALL & !(1 << 6), options());
+    vm.fill(PLAY, MIB);
+    assert_eq!(vm.ask(REPORTING, &[(PLAY, 0x10_0000, true)]), 0);
+    assert!(vm.is_zero(PLAY, MIB));
+    vm.end().unwrap();
+}
+
+#[test]
+fn queues_are_numbered_by_what_was_negotiated() {
+    let mut vm = Vm::started(1 << 5 | 1 << 6, options());
+    vm.fill(PLAY, MIB);
+    assert_eq!(vm.ask(2, &[(PLAY, 0x10_0000, true)]), 0x10_0000);
+    vm.end().unwrap();
+
+    // Bit 6 without reports means nothing, and queue 3 does not exist.
+    let mut vm = Vm::started(1 << 1 | 1 << 6, options());
+    vm.start_ring(3, 0);
+    vm.fill(PLAY, MIB);
+    vm.put(3, &[(PLAY, 0x10_0000, true)]);
+    vm.kick(3);
+    assert_eq!(vm.pages(0, &[5000]), 0);
+    assert!(vm.is_filled(PLAY, MIB));
+    assert_eq!(vm.used_index(3), 0);
+    vm.end().unwrap();
+}
+
+#[test]
+fn what_cannot_be_claimed_is_not() {
+    let mut vm = Vm::started(ALL, options());
+    let table: [(&str, &[(u64, u32, bool)], &str); 7] = [
+        ("past the end", &[(RAM - 0x1000, 0x2000, true)], "outside_memory"),
+        ("outside", &[(RAM * 2, 0x1000, true)], "outside_memory"),
+        ("at the end of the world", &[(u64::MAX - 0xfff, 0x1000, true)], "outside_memory"),
+        ("not aligned", &[(PLAY + 8, 0x2000, true)], "misaligned"),
+        ("not whole pages", &[(PLAY, 0x1800, true)], "misaligned"),
+        ("something to read", &[(PLAY, 0x1000, false), (PLAY + 0x1000, 0x1000, true)], "malformed"),
+        ("one good, one bad", &[(PLAY, 0x1000, true), (RAM * 2, 0x1000, true)], "outside_memory"),
+    ];
+    for (what, parts, reason) in table {
+        vm.fill(PLAY, 0x4000);
+        let count = |vm: &Vm| {
+            let status = vm.status();
+            status["skipped"][reason].as_u64().unwrap_or(0) + status["unproven"][reason].as_u64().unwrap_or(0)
+        };
+        let before = count(&vm);
+        assert_eq!(vm.ask(REPORTING, parts), 0, "{what}");
+        assert!(count(&vm) > before, "{what}: {}", vm.status());
+    }
+    assert!(vm.is_alive(REPORTING));
+    vm.end().unwrap();
+}
+
+#[test]
+fn poisoned_pages_are_left_alone() {
+    let mut vm = Vm::started(ALL, options());
+    let flags = VhostUserConfigFlags::WRITABLE;
+    vm.frontend.set_config(12, flags, &0xaaaa_aaaa_u32.to_le_bytes()).unwrap();
+    vm.fill(PLAY, MIB);
+    assert_eq!(vm.ask(REPORTING, &[(PLAY, 0x1000, true)]), 0);
+    assert!(vm.is_filled(PLAY, MIB));
+    let (length, bits) = vm.pages_with_bitmap(&[(PLAY >> 12) as u32], 1);
+    assert_eq!((length, bits[0]), (1, 0), "given back, but nothing is said");
+    assert_eq!(vm.status()["skipped"]["poison"], 0x1000);
+    vm.frontend.set_config(12, flags, &[0; 4]).unwrap();
+    assert_eq!(vm.ask(REPORTING, &[(PLAY, 0x1000, true)]), 0x1000);
+
+    // A driver that has not negotiated it: an old value means nothing.
+    vm.frontend.set_config(12, flags, &[0xaa; 4]).unwrap();
+    vm.start_device(ALL & !(1 << 4));
+    assert_eq!(vm.ask(REPORTING, &[(PLAY, 0x1000, true)]), 0x1000);
+    vm.end().unwrap();
+}
+
+#[test]
+fn the_bitmap_of_an_inflate_request() {
+    let mut vm = Vm::started(ALL, options());
+    let first = (PLAY >> 12) as u32;
+    vm.fill(PLAY, MIB);
+    // Any order; one twice; one outside; nine of them, so two bytes.
+    let pfns = [first + 8, first, first + 3, first, u32::MAX, first + 1, first + 2, first + 9, first + 20];
+    let (length, bits) = vm.pages_with_bitmap(&pfns, 16);
+    assert_eq!(length, 2);
+    assert_eq!(&bits[..3], &[0b1110_1111, 0b0000_0001, 0xff], "no further than it is long");
+    assert!(vm.is_zero(PLAY, 4 * PAGE));
+    assert!(vm.is_filled(PLAY + 4 * PAGE, 4 * PAGE));
+
+    let many: Vec<u32> = (0..256).map(|n| first + n).collect();
+    assert_eq!(vm.pages_with_bitmap(&many, 32), (32, [vec![0xff; 32], vec![0xff; 32]].concat()));
+    let (length, _) = vm.pages_with_bitmap(&(0..257).map(|n| first + n).collect::<Vec<_>>(), 64);
+    assert_eq!(length, 0, "more than a request can have");
+    assert_eq!(vm.pages_with_bitmap(&many, 31).0, 0, "no room for the answer");
+    assert_eq!(vm.pages_with_bitmap(&[], 8).0, 0, "no question");
+    vm.end().unwrap();
+}
+
+#[test]
+fn the_answer_is_not_written_into_a_page_called_zero() {
+    let mut vm = Vm::started(ALL, options());
+    let pfn = (PLAY >> 12) as u32;
+    vm.write(0x8000, &[pfn.to_le_bytes(), (pfn + 1).to_le_bytes()].concat());
+    vm.fill(PLAY, 0x2000);
+    assert_eq!(vm.ask(0, &[(0x8000, 8, false), (PLAY + 0x10, 1, true)]), 1);
+    assert_eq!(vm.read(PLAY + 0x10, 1), [0b10]);
+    vm.end().unwrap();
+}
+
+#[test]
+fn without_bit_7_there_is_no_bitmap() {
+    let mut vm = Vm::started(ALL & !(1 << 7), options());
+    assert_eq!(vm.pages_with_bitmap(&[(PLAY >> 12) as u32], 8), (0, vec![0xff; 64]));
+    vm.end().unwrap();
+}
+
+#[test]
+fn what_a_file_with_a_name_may_be_is_unknown_until_the_guest_is_seen() {
+    let mut vm = Vm::started(ALL, options());
+    // A second file, as a second NUMA node has: nothing has been seen there.
+    let other = tempfile::NamedTempFile::new_in("/dev/shm").unwrap();
+    other.as_file().set_len(8 * MIB).unwrap();
+    let mut region = vm.region(1 << 32, 8 * MIB, 0);
+    region.mmap_handle = other.as_file().as_raw_fd();
+    vm.frontend.add_mem_region(&region).unwrap();
+    std::os::unix::fs::FileExt::write_all_at(other.as_file(), &[7; 4096], 0).unwrap();
+    assert_eq!(vm.ask(REPORTING, &[(1 << 32, 0x10_0000, true)]), 0);
+    let mut byte = [0];
+    std::os::unix::fs::FileExt::read_exact_at(other.as_file(), &mut byte, 0).unwrap();
+    assert_eq!(byte, [7], "it may be a template of other guests");
+    assert_eq!(vm.status()["skipped"]["not_known_shared"], MIB);
+    // A block that spans both is not claimed either.
+    vm.frontend.remove_mem_region(&region).unwrap();
+    assert_eq!(vm.ask(REPORTING, &[(1 << 32, 0x10_0000, true)]), 0);
+    vm.end().unwrap();
+
+    let mut vouched =
+        Vm::started(ALL, vhost_user_balloon::device::Options { memory_is_shared: true, ..options() });
+    vouched.frontend.add_mem_region(&region).unwrap();
+    assert_eq!(vouched.ask(REPORTING, &[(1 << 32, 0x10_0000, true)]), 0x10_0000);
+    vouched.end().unwrap();
+}
+
+#[test]
+fn memory_that_is_plugged_and_unplugged() {
+    let mut vm = Vm::bare(options());
+    vm.negotiate();
+    // A guest with a hole, as on a PC with more than 3 GiB: one file, two regions.
+    vm.frontend.set_mem_table(&[vm.region(0, RAM / 2, 0), vm.region(1 << 32, RAM / 4, RAM / 2)]).unwrap();
+    vm.start_device(ALL);
+    vm.fill(RAM / 2, MIB);
+    assert_eq!(vm.ask(REPORTING, &[(1 << 32, 0x10_0000, true)]), 0x10_0000);
+    assert!(vm.is_zero(RAM / 2, MIB));
+    // The region behind it: the end of the one before is cut at the border, and both together are whole.
+    let behind = (1 << 32) + RAM / 4;
+    assert_eq!(vm.ask(REPORTING, &[(behind - 0x1000, 0x2000, true)]), 0);
+    vm.frontend.add_mem_region(&vm.region(behind, RAM / 4, RAM * 3 / 4)).unwrap();
+    vm.fill(RAM * 3 / 4 - 0x1000, 0x2000);
+    assert_eq!(vm.ask(REPORTING, &[(behind - 0x1000, 0x2000, true)]), 0x2000);
+    assert!(vm.is_zero(RAM * 3 / 4 - 0x1000, 0x2000));
+    assert_eq!(vm.status()["regions"].as_array().unwrap().len(), 3);
+    vm.frontend.remove_mem_region(&vm.region(behind, RAM / 4, RAM * 3 / 4)).unwrap();
+    vm.fill(RAM * 3 / 4, 0x1000);
+    assert_eq!(vm.ask(REPORTING, &[(behind, 0x1000, true)]), 0);
+    assert!(vm.is_filled(RAM * 3 / 4, 0x1000), "no longer the guest's");
+    vm.end().unwrap();
+}
+
+fn stats_bytes() -> Vec<u8> {
+    [(4_u16, 123_u64 << 20), (5, 1 << 30)]
+        .iter()
+        .flat_map(|(tag, value)| [tag.to_le_bytes().to_vec(), value.to_le_bytes().to_vec()].concat())
+        .collect()
+}
+
+#[test]
+fn statistics_when_somebody_wants_to_know() {
+    let mut vm = Vm::started(ALL, options());
+    vm.write(0xa000, &stats_bytes());
+    vm.put(2, &[(0xa000, 20, false)]);
+    vm.kick(2);
+    std::thread::sleep(Duration::from_millis(50));
+    assert_eq!(vm.used_index(2), 0, "the device keeps the buffer until it asks");
+    let control = vm.control.clone();
+    let asker = std::thread::spawn(move || {
+        use std::io::Write;
+        let mut stream = UnixStream::connect(control).unwrap();
+        stream.write_all(b"{\"command\":\"stats\"}\n").unwrap();
+        stream.set_read_timeout(Some(LONG)).unwrap();
+        let mut answer = [0; 4096];
+        let got = stream.read(&mut answer).unwrap();
+        String::from_utf8(answer[..got].to_vec()).unwrap()
+    });
+    assert_eq!(vm.used(2).unwrap().1, 0);
+    vm.put(2, &[(0xa000, 20, false)]);
+    vm.kick(2);
+    let answer = asker.join().unwrap();
+    assert!(answer.contains(&format!("\"free_memory\":{}", 123_u64 << 20)), "{answer}");
+    let metrics = vm.control(r#"{"command":"metrics"}"#);
+    let text = metrics["text"].as_str().unwrap();
+    assert!(text.contains("vhost_user_balloon_guest{stat=\"total_memory\"} 1073741824"), "{text}");
+    vm.end().unwrap();
+}
+
+#[test]
+fn a_guest_that_does_not_answer() {
+    let vm = Vm::started(ALL, options());
+    let answer = vm.control(r#"{"command":"stats"}"#);
+    assert_eq!(answer["ok"], false);
+    vm.end().unwrap();
+}
+
+#[test]
+fn statistics_that_were_held_are_dropped_when_the_ring_stops() {
+    let mut vm = Vm::started(ALL, options());
+    vm.write(0xa000, &stats_bytes());
+    vm.put(2, &[(0xa000, 20, false)]);
+    vm.kick(2);
+    assert!(eventually(|| vm.control(r#"{"command":"metrics"}"#)["text"]
+        .as_str()
+        .unwrap()
+        .contains("free_memory")));
+    vm.frontend.set_vring_enable(2, false).unwrap();
+    // The memory of the ring is somebody else's now.
+    vm.fill(vm.rings[2].used(), 0x1000);
+    vm.control(r#"{"command":"stats"}"#);
+    assert!(vm.is_filled(vm.rings[2].used(), 0x1000));
+    vm.end().unwrap();
+}
+
+#[test]
+fn a_paused_guest_keeps_its_statistics_buffer() {
+    let mut vm = Vm::started(ALL, options());
+    vm.write(0xa000, &stats_bytes());
+    vm.put(2, &[(0xa000, 20, false)]);
+    vm.kick(2);
+    assert!(eventually(|| vm.control(r#"{"command":"metrics"}"#)["text"]
+        .as_str()
+        .unwrap()
+        .contains("free_memory")));
+    let base = vm.frontend.get_vring_base(2).unwrap();
+    assert_eq!(base, 0, "what was not given back is still to be taken");
+    vm.start_ring(2, 0);
+    vm.end().unwrap();
+}
+
+#[test]
+fn a_target_is_pushed_and_read() {
+    let mut vm = Vm::bare(options());
+    vm.negotiate();
+    vm.share_memory();
+    let (mut channel, theirs) = UnixStream::pair().unwrap();
+    vm.frontend.set_backend_request_fd(&theirs).unwrap();
+    drop(theirs);
+    channel.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
+    let mut message = [0; 12];
+
+    // Before the driver has started there is nobody to tell.
+    assert_eq!(vm.control(r#"{"command":"target","bytes":8388608}"#)["target"], 8 * MIB);
+    assert!(channel.read_exact(&mut message).is_err());
+    vm.start_device(ALL);
+    channel.set_read_timeout(Some(LONG)).unwrap();
+    channel.read_exact(&mut message).unwrap();
+    let words: Vec<u32> = message.chunks(4).map(|w| u32::from_ne_bytes(w.try_into().unwrap())).collect();
+    assert_eq!(words, [2, 1, 0], "CONFIG_CHANGE_MSG, version 1, no reply wanted");
+    let (_, config) = vm.frontend.get_config(0, 16, VhostUserConfigFlags::WRITABLE, &[0; 16]).unwrap();
+    assert_eq!(config[..4], 2048_u32.to_le_bytes());
+
+    // No more than the guest has.
+    assert_eq!(vm.control(r#"{"command":"target","bytes":1099511627776}"#)["target"], RAM);
+    channel.read_exact(&mut message).unwrap();
+    // The same target again is no change.
+    vm.control(r#"{"command":"target","bytes":1099511627776}"#);
+    channel.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
+    assert!(channel.read_exact(&mut message).is_err());
+    vm.end().unwrap();
+}
+
+#[test]
+fn configuration_writes() {
+    let mut vm = Vm::started(ALL, options());
+    vm.control(r#"{"command":"target","bytes":8388608}"#);
+    let flags = VhostUserConfigFlags::WRITABLE;
+    // All of it, with an old target, as one front end does.
+    let mut whole = [0; 16];
+    whole[4..8].copy_from_slice(&512_u32.to_le_bytes());
+    vm.frontend.set_config(0, flags, &whole).unwrap();
+    let answer = vm.control(r#"{"command":"target"}"#);
+    assert_eq!((answer["target"].as_u64(), answer["actual"].as_u64()), (Some(8 * MIB), Some(2 * MIB)));
+    // One field, as another does; more than there is.
+    vm.frontend.set_config(4, flags, &u32::MAX.to_le_bytes()).unwrap();
+    assert_eq!(vm.control(r#"{"command":"target"}"#)["actual"], RAM);
+    for (offset, bytes) in [(0, 1), (5, 4), (4, 2), (16, 4), (14, 4), (0xffc, 4)] {
+        assert!(vm.frontend.set_config(offset, flags, &vec![0; bytes]).is_err(), "{bytes} bytes at {offset}");
+    }
+    assert!(vm.is_alive(REPORTING));
+    vm.end().unwrap();
+}
+
+#[test]
+fn a_driver_that_is_bound_again() {
+    let mut vm = Vm::started(ALL, options());
+    for round in 0..3 {
+        vm.fill(PLAY, MIB);
+        assert_eq!(vm.ask(REPORTING, &[(PLAY, 0x10_0000, true)]), 0x10_0000, "{round}");
+        vm.pages(0, &[(PLAY >> 12) as u32]);
+        for index in 0..4 {
+            vm.frontend.get_vring_base(index).unwrap();
+        }
+        if round == 1 {
+            vm.frontend.reset_device().unwrap();
+        }
+        // With other features the queues have other numbers.
+        vm.start_device(1 << 5);
+        vm.fill(PLAY, MIB);
+        assert_eq!(vm.ask(2, &[(PLAY, 0x10_0000, true)]), 0);
+        assert!(vm.is_zero(PLAY, MIB));
+        vm.start_device(ALL);
+    }
+    vm.end().unwrap();
+}
+
+#[test]
+fn a_ring_that_has_stopped_is_not_looked_at() {
+    let mut vm = Vm::started(ALL, options());
+    assert!(vm.is_alive(REPORTING));
+    let base = vm.frontend.get_vring_base(REPORTING).unwrap();
+    assert_eq!(base, 1);
+    vm.fill(PLAY, MIB);
+    vm.put(REPORTING, &[(PLAY, 0x10_0000, true)]);
+    vm.kick(REPORTING);
+    // Another queue answers: the kick above would have been seen by now.
+    vm.pages(1, &[1]);
+    assert!(vm.is_filled(PLAY, MIB));
+    vm.start_ring(REPORTING, 1);
+    vm.kick(REPORTING);
+    assert!(eventually(|| vm.is_zero(PLAY, MIB)));
+    vm.end().unwrap();
+}
+
+#[test]
+fn a_disabled_ring_is_not_looked_at_and_goes_on_later() {
+    let mut vm = Vm::started(ALL, options());
+    vm.frontend.set_vring_enable(REPORTING, false).unwrap();
+    vm.fill(PLAY, MIB);
+    vm.put(REPORTING, &[(PLAY, 0x10_0000, true)]);
+    vm.kick(REPORTING);
+    vm.pages(1, &[1]);
+    assert!(vm.is_filled(PLAY, MIB));
+    vm.frontend.set_vring_enable(REPORTING, true).unwrap();
+    assert_eq!(vm.used(REPORTING).unwrap().1, 0x10_0000);
+    vm.end().unwrap();
+}
+
+#[test]
+fn discarding_can_be_suspended() {
+    let mut vm = Vm::started(ALL, options());
+    vm.control(r#"{"command":"discard","enabled":false}"#);
+    vm.fill(PLAY, MIB);
+    assert_eq!(vm.ask(REPORTING, &[(PLAY, 0x10_0000, true)]), 0);
+    assert_eq!(vm.pages_with_bitmap(&[(PLAY >> 12) as u32], 1).1[0], 0);
+    assert!(vm.is_filled(PLAY, MIB));
+    let status = vm.status();
+    assert_eq!(status["working"], false);
+    assert_eq!(status["skipped"]["inhibited"], MIB + PAGE);
+    vm.control(r#"{"command":"discard","enabled":true}"#);
+    assert_eq!(vm.ask(REPORTING, &[(PLAY, 0x10_0000, true)]), 0x10_0000);
+    vm.end().unwrap();
+}
+
+#[test]
+fn many_reports_at_once() {
+    let mut vm = Vm::started(ALL, options());
+    vm.fill(PLAY, 48 * MIB);
+    for round in 0..6_u64 {
+        for n in 0..SIZE {
+            vm.put(
+                REPORTING,
+                &[(PLAY + (round * u64::from(SIZE) + u64::from(n)) * 0x1_0000, 0x1_0000, true)],
+            );
+        }
+        vm.kick(REPORTING);
+        for _ in 0..SIZE {
+            assert_eq!(vm.used(REPORTING).unwrap().1, 0x1_0000);
+        }
+    }
+    assert!(vm.is_zero(PLAY, 48 * MIB));
+    assert!(vm.rings[REPORTING].call.read().unwrap() >= 1);
+    vm.end().unwrap();
+}
+
+#[test]
+fn status_says_why_it_does_not_work() {
+    let vm = Vm::bare(options());
+    assert_eq!(vm.status()["problems"][0], "no front end is connected");
+    vm.end().unwrap();
+    let mut vm = Vm::bare(options());
+    vm.negotiate();
+    vm.share_memory();
+    let status = vm.status();
+    assert_eq!(status["working"], false);
+    assert_eq!(status["problems"][0], "the guest's driver has not started (or has stopped)");
+    vm.start_device(1 << 1);
+    assert_eq!(
+        vm.status()["problems"][0],
+        "the driver does not report free pages: only inflating gives memory back"
+    );
+    vm.end().unwrap();
+}
