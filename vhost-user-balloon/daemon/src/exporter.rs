@@ -4,7 +4,7 @@
 use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::AsFd;
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -176,10 +176,11 @@ pub fn listen(path: &Path) -> io::Result<UnixListener> {
     if let Ok(about) = std::fs::symlink_metadata(path)
         && about.file_type().is_socket()
     {
-        match UnixStream::connect(path) {
-            Ok(_) => return Err(io::Error::new(io::ErrorKind::AddrInUse, "somebody listens there")),
+        // A socket of another type cannot connect, so whoever listens there does not notice; it is told
+        // whether there is anybody.
+        match UnixDatagram::unbound()?.connect(path) {
             Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => std::fs::remove_file(path)?,
-            Err(error) => return Err(error),
+            _ => return Err(io::Error::new(io::ErrorKind::AddrInUse, "somebody listens there")),
         }
     }
     let before = rustix::process::umask(Mode::RWXG | Mode::RWXO);

@@ -80,7 +80,10 @@ pub fn end_when_told() -> io::Result<()> {
     if done != 0 {
         return Err(io::Error::from_raw_os_error(done));
     }
+    let (started, wait) = std::sync::mpsc::channel();
     std::thread::Builder::new().name("signals".to_owned()).spawn(move || {
+        // What a thread does when it starts is not allowed later, in the sandbox.
+        let _ = started.send(());
         let mut signal = 0;
         // SAFETY: the set is initialised and the number is written to a variable of this function.
         if unsafe { libc::sigwait(&raw const set, &raw mut signal) } == 0 {
@@ -91,5 +94,5 @@ pub fn end_when_told() -> io::Result<()> {
             unsafe { libc::_exit(0) };
         }
     })?;
-    Ok(())
+    wait.recv().map_err(io::Error::other)
 }

@@ -2,7 +2,7 @@
 //! The device against a front end that keeps to the protocol.
 
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
-#![allow(clippy::cast_possible_truncation)]
+#![allow(clippy::cast_possible_truncation, clippy::type_complexity)]
 
 mod common;
 

@@ -1,0 +1,318 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The program: its sandbox, its sockets, and how it ends.
+
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
+
+mod common;
+
+use std::io::{Read, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use common::*;
+
+/// What is offered when nothing is said on the command line.
+const DEFAULT: u64 = ALL & !(1 << 7);
+const PROGRAM: &str = env!("CARGO_BIN_EXE_vhost-user-balloon");
+
+struct Daemon {
+    child: Child,
+    folder: tempfile::TempDir,
+}
+
+impl Daemon {
+    fn start(arguments: &[&str]) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let log = std::fs::File::create(folder.path().join("log")).unwrap();
+        let child = Command::new(PROGRAM)
+            .args(["--socket-path", "front", "--control", "control", "--device-init-on-inflate", "on"])
+            .args(arguments)
+            .current_dir(folder.path())
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(log)
+            .spawn()
+            .unwrap();
+        let daemon = Self { child, folder };
+        assert!(eventually(|| daemon.log().contains("ready")), "{}", daemon.log());
+        daemon
+    }
+
+    fn path(&self, name: &str) -> std::path::PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn log(&self) -> String {
+        std::fs::read_to_string(self.path("log")).unwrap()
+    }
+
+    fn vm(&self) -> Vm {
+        let socket = UnixStream::connect(self.path("front")).unwrap();
+        Vm::with(socket, self.path("control"), tempfile::tempdir().unwrap(), None)
+    }
+
+    fn say(&self, arguments: &[&str]) -> Output {
+        let mut all = arguments.to_vec();
+        all.insert(1, "--control");
+        all.insert(2, "control");
+        Command::new(PROGRAM).args(&all).current_dir(self.folder.path()).output().unwrap()
+    }
+
+    fn signal(&self, signal: i32) {
+        let pid = rustix::process::Pid::from_child(&self.child);
+        let signal = if signal == 15 { rustix::process::Signal::TERM } else { rustix::process::Signal::INT };
+        rustix::process::kill_process(pid, signal).unwrap();
+    }
+
+    fn end(&mut self) -> std::process::ExitStatus {
+        let began = Instant::now();
+        while began.elapsed() < LONG {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return status;
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        panic!("it does not end: {}", self.log());
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn text(output: &Output) -> String {
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout.clone()).unwrap()
+}
+
+/// A whole life with everything that the sandbox has to let through.
+fn live(daemon: &Daemon) -> Vm {
+    let mut vm = daemon.vm();
+    vm.start(ALL);
+    vm.fill(PLAY, 8 * MIB);
+    assert_eq!(vm.ask(3, &[(PLAY, 0x40_0000, true)]), 0x40_0000);
+    assert_eq!(vm.pages_with_bitmap(&[0x2000], 1), (1, [vec![1], vec![0xff; 63]].concat()));
+    vm.frontend.add_mem_region(&vm.region(RAM * 2, MIB, 0)).unwrap();
+    vm
+}
+
+use vhost::vhost_user::VhostUserFrontend;
+
+#[test]
+fn a_life_in_the_sandbox() {
+    let mut daemon = Daemon::start(&["--metrics-socket", "metrics", "--metrics-file", "balloon.prom"]);
+    let status = daemon.say(&["status"]);
+    assert!(text(&status).starts_with("It does not work.\n  - no front end is connected"));
+    let mut vm = live(&daemon);
+    let screen = text(&daemon.say(&["status"]));
+    for wanted in
+        ["It works.", "4.0 MiB of it proven zero", "reporting running", "tmpfs", "sandbox    seccomp, "]
+    {
+        assert!(screen.contains(wanted), "{wanted} in\n{screen}");
+    }
+    assert!(screen.lines().count() <= 24, "one screen:\n{screen}");
+    assert_eq!(text(&daemon.say(&["target"])), "target 0 MiB, the guest has given 0 MiB\n");
+    assert_eq!(text(&daemon.say(&["target", "8M"])), "target 8 MiB, the guest has given 0 MiB\n");
+    let late = daemon.say(&["target", "16M", "--wait", "1"]);
+    assert_eq!(late.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&late.stderr).contains("after 1 s"));
+    assert_eq!(daemon.say(&["stats"]).status.code(), Some(1), "the guest has told nothing");
+    assert_eq!(text(&daemon.say(&["discard", "off"])), "memory is kept\n");
+    assert_eq!(text(&daemon.say(&["discard", "on"])), "memory is given back\n");
+    let status: serde_json::Value = serde_json::from_str(&text(&daemon.say(&["status", "--json"]))).unwrap();
+    assert_eq!(status["proven_zero"], 4 * MIB + PAGE);
+
+    let mut stream = UnixStream::connect(daemon.path("metrics")).unwrap();
+    stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    assert!(answer.starts_with("HTTP/1.0 200 OK\r\n"));
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+    assert!(head.contains(&format!("Content-Length: {}", body.len())));
+    assert!(body.contains("vhost_user_balloon_received_bytes_total{queue=\"reporting\"} 4194304"), "{body}");
+    assert!(body.ends_with("# EOF\n"));
+    assert!(eventually(|| {
+        std::fs::read_to_string(daemon.path("balloon.prom")).is_ok_and(|text| text.ends_with("# EOF\n"))
+    }));
+
+    assert!(vm.is_alive(3));
+    vm.socket.shutdown(std::net::Shutdown::Both).unwrap();
+    assert!(daemon.end().success(), "{}", daemon.log());
+    for socket in ["front", "control", "metrics"] {
+        assert!(!daemon.path(socket).exists(), "{socket} is left behind");
+    }
+}
+
+#[test]
+fn told_to_end() {
+    for signal in [15, 2] {
+        let mut daemon = Daemon::start(&[]);
+        let mut vm = live(&daemon);
+        // In the middle of a request of the front end.
+        vm.socket.write_all(&[5, 0, 0, 0, 1, 0, 0, 0, 40, 0, 0, 0]).unwrap();
+        std::thread::sleep(Duration::from_millis(50));
+        let began = Instant::now();
+        daemon.signal(signal);
+        assert!(daemon.end().success());
+        assert!(began.elapsed() < Duration::from_secs(1), "{:?}", began.elapsed());
+        assert!(!daemon.path("front").exists() && !daemon.path("control").exists());
+    }
+}
+
+#[test]
+fn guest_memory_that_is_truncated() {
+    let mut daemon = Daemon::start(&[]);
+    let mut vm = live(&daemon);
+    vm.put(0, &[(0x8000, 8, false)]);
+    vm.memory.set_len(0).unwrap();
+    vm.kick(0);
+    let status = daemon.end();
+    assert_eq!((status.code(), status.signal()), (Some(4), None), "{}", daemon.log());
+    assert!(daemon.log().contains("guest memory is gone"), "{}", daemon.log());
+    assert!(!daemon.path("front").exists());
+}
+
+#[test]
+fn descriptors_that_are_passed() {
+    // A connected socket, and one that listens, as service managers pass it.
+    let folder = tempfile::tempdir().unwrap();
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let path = folder.path().join("front");
+    let listener = UnixListener::bind(&path).unwrap();
+    let start = |fd: i32| {
+        // The shell's redirection is the only way to pass a descriptor without unsafe code.
+        Command::new("sh")
+            .args(["-c", "exec \"$0\" --fd 3 --control \"$1\" 3<&0 </dev/null", PROGRAM])
+            .arg(folder.path().join(format!("control-{fd}")))
+            .stdin(if fd == 0 {
+                Stdio::from(std::os::fd::OwnedFd::from(theirs.try_clone().unwrap()))
+            } else {
+                Stdio::from(std::os::fd::OwnedFd::from(listener.try_clone().unwrap()))
+            })
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap()
+    };
+    let mut connected = start(0);
+    let control = folder.path().join("control-0");
+    let mut vm = Vm::with(ours, control, tempfile::tempdir().unwrap(), None);
+    vm.start(DEFAULT);
+    assert!(vm.is_alive(3));
+    vm.socket.shutdown(std::net::Shutdown::Both).unwrap();
+    assert!(connected.wait().unwrap().success());
+
+    let mut listening = start(1);
+    let socket = UnixStream::connect(&path).unwrap();
+    let mut vm = Vm::with(socket, folder.path().join("control-1"), tempfile::tempdir().unwrap(), None);
+    vm.start(DEFAULT);
+    assert!(vm.is_alive(3));
+    vm.socket.shutdown(std::net::Shutdown::Both).unwrap();
+    assert!(listening.wait().unwrap().success());
+}
+
+fn run(arguments: &[&str]) -> Output {
+    Command::new(PROGRAM).args(arguments).stdin(Stdio::null()).output().unwrap()
+}
+
+#[test]
+fn capabilities() {
+    let printed: serde_json::Value = serde_json::from_str(&text(&run(&["--print-capabilities"]))).unwrap();
+    assert_eq!(printed, serde_json::json!({ "type": "balloon", "features": [] }));
+}
+
+#[test]
+fn wrong_use() {
+    assert_eq!(run(&[]).status.code(), Some(2));
+    assert_eq!(run(&["--target", "lots"]).status.code(), Some(2));
+    for fd in ["0", "2", "-1", "77"] {
+        let ended = run(&[&format!("--fd={fd}")]);
+        assert_eq!(ended.status.code(), Some(1), "{fd}");
+        assert!(String::from_utf8_lossy(&ended.stderr).contains(&format!("descriptor {fd}")), "{ended:?}");
+    }
+    let nowhere = run(&["--socket-path", "/nonexistent/front"]);
+    assert_eq!(nowhere.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&nowhere.stderr).contains("cannot listen on /nonexistent/front"));
+    let nobody = run(&["status", "--control", "/nonexistent/control"]);
+    assert!(
+        String::from_utf8_lossy(&nobody.stderr).contains("cannot talk to a device at /nonexistent/control")
+    );
+}
+
+#[test]
+fn a_path_that_is_taken() {
+    let daemon = Daemon::start(&[]);
+    let path = daemon.path("front");
+    let second = run(&["--socket-path", path.to_str().unwrap()]);
+    assert!(String::from_utf8_lossy(&second.stderr).contains("somebody listens there"));
+    assert!(path.exists(), "the first one still has it");
+    // Nobody listens on this one any more, and this is no socket at all.
+    let stale = daemon.path("stale");
+    drop(UnixListener::bind(&stale).unwrap());
+    let file = daemon.path("file");
+    std::fs::write(&file, "precious").unwrap();
+    assert_eq!(run(&["--socket-path", file.to_str().unwrap()]).status.code(), Some(1));
+    assert_eq!(std::fs::read_to_string(&file).unwrap(), "precious");
+    let mut third =
+        Command::new(PROGRAM).arg("--socket-path").arg(&stale).stderr(Stdio::null()).spawn().unwrap();
+    assert!(eventually(|| UnixStream::connect(&stale).is_ok()));
+    let _ = third.kill();
+    let _ = third.wait();
+}
+
+#[test]
+fn only_the_same_user_can_connect() {
+    use std::os::unix::fs::PermissionsExt;
+    let daemon = Daemon::start(&[]);
+    let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o077;
+    assert_eq!((mode(&daemon.path("front")), mode(&daemon.path("control"))), (0, 0));
+}
+
+#[test]
+fn log_lines_for_machines() {
+    let daemon = Daemon::start(&["--log-format", "json"]);
+    let mut vm = live(&daemon);
+    for _ in 0..1000 {
+        vm.ask(0, &[(RAM * 4, 8, false)]);
+    }
+    let log = daemon.log();
+    let lines: Vec<serde_json::Value> = log.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert!(lines.iter().any(|line| line["level"] == "WARN" && line["address"] == RAM * 4));
+    assert!(lines.len() < 40, "{} lines for a thousand mistakes", lines.len());
+}
+
+#[test]
+fn a_front_end_that_breaks_the_protocol_is_named() {
+    let mut daemon = Daemon::start(&[]);
+    let mut vm = daemon.vm();
+    vm.socket.write_all(&[0xff; 12]).unwrap();
+    assert_eq!(daemon.end().code(), Some(1));
+    assert!(daemon.log().contains("does not keep to the protocol"), "{}", daemon.log());
+    let _ = vm.socket.as_raw_fd();
+}
+
+/// The filter itself: what is not a hole is not allowed.
+#[test]
+fn the_filter_kills() {
+    // The daemon cannot be made to do it, so a process that has the same filter does.
+    if std::env::var_os("TRY_FILTER").is_some() {
+        let file = memfd(MIB);
+        vhost_user_balloon::sandbox::seccomp(vhost_user_balloon::cli::Seccomp::Kill, false).unwrap();
+        let hole = rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE;
+        rustix::fs::fallocate(&file, hole, 0, 4096).unwrap();
+        let _ = rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, 2 * MIB);
+        unreachable!("the filter has let it through");
+    }
+    let ended = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "the_filter_kills", "--nocapture"])
+        .env("TRY_FILTER", "1")
+        .output()
+        .unwrap();
+    assert_eq!(ended.status.signal(), Some(31), "{ended:?}");
+}
