@@ -8,10 +8,12 @@ import hashlib
 import shutil
 from pathlib import Path
 
-from lab import build, debs, lock, paths, run
+from lab import build, debs, fetch, lock, paths, run
 from lab.errors import LabError
 
 FLAGS = ("-std=gnu11", "-O2", "-g0", "-Wall", "-Wextra", "-static", "-pthread")
+# As the kernel builds them: its harness compares integers of any sign.
+SELFTEST_FLAGS = ("-std=gnu11", "-O2", "-g0", "-Wall", "-static", "-pthread")
 
 
 def _headers() -> str:
@@ -48,6 +50,32 @@ def _program(source: Path, common: str) -> Path:
             ["cc", *FLAGS, "-o", work, source],
             paths.log_file(f"guest-{source.stem}"),
             f"guest/{source.name} does not compile",
+            "mend the error above",
+        )
+        work.chmod(0o755)
+    return target
+
+
+def build_selftest(name: str) -> Path:
+    """Compile a test that the series adds to the kernel's tools/testing/selftests/mm, as a static binary.
+
+    Its harness is the one of the kernel's source. Cached by content; LabError when there is no such test.
+    """
+    source = paths.REPO / "linux" / "new" / "tools" / "testing" / "selftests" / "mm" / f"{name}.c"
+    if not source.is_file():
+        raise LabError(f"no selftest {name}", f"there is no {source}", "name a file of the series")
+    folder = fetch.pristine(fetch.obtain("linux")) / "tools" / "testing" / "selftests"
+    harness = folder / "kselftest_harness.h"
+    digest = hashlib.sha256((build.compiler() + " ".join(SELFTEST_FLAGS)).encode())
+    digest.update(harness.read_bytes() + source.read_bytes())
+    target = paths.sub("guest") / f"selftest-{name}-{digest.hexdigest()[:16]}"
+    if target.is_file():
+        return target
+    with lock.new_file(target) as work:
+        run.logged(
+            ["cc", *SELFTEST_FLAGS, "-I", folder, "-o", work, source],
+            paths.log_file(f"selftest-{name}"),
+            f"the selftest {name} does not compile",
             "mend the error above",
         )
         work.chmod(0o755)

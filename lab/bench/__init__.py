@@ -55,5 +55,8 @@ BENCHES: dict[str, Bench] = {
         Bench("host", "host memory that comes back when the guest frees", "lab.bench.hostmemory"),
         Bench("zerobytes", "bytes zeroed as the emulator sees it, from outside", "lab.bench.zerobytes"),
         Bench("hotpath", "instructions of the hot paths with reporting off", "lab.bench.hotpath"),
+        Bench(
+            "refpage", "memory that starts with a pattern: memset against refpage_create", "lab.bench.refpage"
+        ),
     )
 }

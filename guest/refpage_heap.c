@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * refpage_heap: an example of refpage_create(2) in an allocator that hands out memory with a
+ * pattern in it, so that a use of uninitialised memory shows. Large allocations are mappings of
+ * their own, as in most allocators; they get the pattern by memset() or from a reference page.
+ *
+ * The job is a table that is made as large as it may become, and of which a part is used.
+ */
+#include "common.h"
+
+#include <getopt.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+
+#ifndef __NR_refpage_create
+#define __NR_refpage_create 473
+#endif
+
+#define PAGE 4096UL
+
+static void usage(FILE *out)
+{
+	fprintf(out,
+"usage: refpage_heap [options]\n"
+"Allocates tables that start with a pattern, uses a part of each, frees them; prints one JSON line.\n"
+"  --init HOW     memset   the allocator writes the pattern (default)\n"
+"                 refpage  the allocator maps a reference page\n"
+"                 auto     refpage where the kernel has it, memset elsewhere\n"
+"                 none     memory starts as zeros\n"
+"  --size BYTES   of a table (default 1048576)\n"
+"  --used PERCENT of a table that is used (default 10)\n"
+"  --tables N     how many, one after the other (default 200)\n"
+"  --help         this text\n"
+"Exit: 0 done, 1 memory did not start with the pattern, 2 bad usage, 3 the machine cannot do it.\n");
+}
+
+enum init { INIT_NONE, INIT_MEMSET, INIT_REFPAGE, INIT_AUTO };
+
+static const char *const init_names[] = { "none", "memset", "refpage", "auto" };
+
+/*
+ * The allocator. What it needs of the kernel is made once, at the first use.
+ */
+static struct {
+	enum init init;
+	unsigned char fill;
+	int fd;
+} heap = { .init = INIT_MEMSET, .fill = 0xcd, .fd = -1 };
+
+static void heap_start(void)
+{
+	if (heap.init != INIT_REFPAGE && heap.init != INIT_AUTO)
+		return;
+	/* A page holds the byte as often as it fits in. */
+	heap.fd = (int)syscall(__NR_refpage_create, &heap.fill, sizeof(heap.fill), 0);
+	if (heap.fd >= 0) {
+		heap.init = INIT_REFPAGE;
+		return;
+	}
+	if (heap.init == INIT_REFPAGE || errno != ENOSYS)
+		kz_die(KZ_BROKEN, "refpage_create: %s", strerror(errno));
+	/* An older kernel, or one that is made without it. */
+	heap.init = INIT_MEMSET;
+}
+
+static void *heap_alloc(size_t size)
+{
+	const bool reference = heap.init == INIT_REFPAGE;
+	void *mem = mmap(NULL, size, PROT_READ | PROT_WRITE,
+			 MAP_PRIVATE | (reference ? 0 : MAP_ANONYMOUS), reference ? heap.fd : -1, 0);
+
+	if (mem == MAP_FAILED)
+		return NULL;
+	if (heap.init == INIT_MEMSET)
+		memset(mem, heap.fill, size);
+	return mem;
+}
+
+static void heap_free(void *mem, size_t size)
+{
+	munmap(mem, size);
+}
+
+int main(int argc, char **argv)
+{
+	static const struct option options[] = {
+		{ "init", required_argument, NULL, 'i' },
+		{ "size", required_argument, NULL, 's' },
+		{ "used", required_argument, NULL, 'u' },
+		{ "tables", required_argument, NULL, 't' },
+		{ "help", no_argument, NULL, 'h' },
+		{ NULL, 0, NULL, 0 },
+	};
+	unsigned long size = KZ_MB, used = 10, tables = 200, table, i;
+	unsigned char want;
+	struct rusage usage_now;
+	uint64_t start, wall;
+	int opt;
+
+	kz_program = "refpage_heap";
+	while ((opt = getopt_long(argc, argv, "+", options, NULL)) != -1) {
+		switch (opt) {
+		case 'i':
+			for (heap.init = INIT_NONE; heap.init <= INIT_AUTO; heap.init++)
+				if (!strcmp(optarg, init_names[heap.init]))
+					break;
+			if (heap.init > INIT_AUTO)
+				kz_die(KZ_USAGE, "--init: '%s' is not none, memset, refpage or auto; see --help",
+				       optarg);
+			break;
+		case 's':
+			size = kz_number("--size", optarg, PAGE, 1UL << 40);
+			break;
+		case 'u':
+			used = kz_number("--used", optarg, 0, 100);
+			break;
+		case 't':
+			tables = kz_number("--tables", optarg, 1, 1000000000);
+			break;
+		case 'h':
+			usage(stdout);
+			return KZ_OK;
+		default:
+			usage(stderr);
+			return KZ_USAGE;
+		}
+	}
+	if (optind < argc)
+		kz_die(KZ_USAGE, "'%s' is left over; see --help", argv[optind]);
+
+	start = kz_now_ns();
+	heap_start();
+	want = heap.init == INIT_NONE ? 0 : heap.fill;
+	for (table = 0; table < tables; table++) {
+		unsigned char *mem = heap_alloc(size);
+
+		if (!mem)
+			kz_die(KZ_BROKEN, "cannot allocate %lu bytes: %s", size, strerror(errno));
+		for (i = 0; i < size / 100 * used; i += 64) {
+			if (mem[i] != want)
+				kz_die(KZ_FAILED, "byte %lu of a table is 0x%02x, not 0x%02x", i,
+				       mem[i], want);
+			mem[i] = (unsigned char)i;
+		}
+		heap_free(mem, size);
+	}
+	wall = kz_now_ns() - start;
+	getrusage(RUSAGE_SELF, &usage_now);
+	printf("{\"init\": \"%s\", \"size\": %lu, \"used_percent\": %lu, \"tables\": %lu, "
+	       "\"wall_ns\": %" PRIu64 ", \"max_rss_kb\": %ld, \"minor_faults\": %ld}\n",
+	       init_names[heap.init], size, used, tables, wall, usage_now.ru_maxrss,
+	       usage_now.ru_minflt);
+	return KZ_OK;
+}

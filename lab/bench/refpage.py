@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: GPL-2.0
+"""Memory that starts with a pattern: memset() against refpage_create(), and its peers, on one kernel."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from lab.bench import BenchOptions
+from lab.bench.jobs import elapsed
+from lab.bench.session import Side, built, host_facts, reproduce, spec_for
+from lab.boot import running
+from lab.errors import TestFailure
+from lab.progress import step
+from lab.results import Metric, Result, Target
+
+MAPPED = 4096000
+# What is used of the mapping, and the least that the posted series saved of time and of peak RSS.
+TOUCHED: dict[str, tuple[int, float, float]] = {
+    "page": (4096, 98.8, 49.0),
+    "half": (2048000, 61.8, 31.0),
+    "all": (4096000, 15.1, 0.0),
+}
+# How often it is mapped. Peers are slow, and each figure is per mapping.
+LOOPS = {"memset": 1000, "refpage": 1000, "memset_huge": 200, "memfd": 200, "uffd": 100}
+WORDS = {
+    "memset": "anonymous memory in 4 KiB pages, written with memset()",
+    "memset_huge": "anonymous memory with huge pages where they fit, written with memset()",
+    "memfd": "a private mapping of a memfd that holds the pattern",
+    "uffd": "anonymous memory, filled page by page by a userfaultfd thread",
+}
+NOTES = (
+    "Both columns are the same kernel, ours: 'base' is memory initialised by the other method, "
+    "'knownzero' a private mapping from refpage_create(). Each figure is of one child process that maps "
+    f"{MAPPED} bytes again and again, in each mapping writes one byte in each page of what is touched, and "
+    "unmaps it; time is wall time from its exec to its exit, divided by the number of mappings.",
+    "Huge pages are off for the child, but for memset_huge: the posted series was measured without them. "
+    "Where all of a mapping is used, one fault for 2 MiB is cheaper than 512, whatever the content.",
+)
+HEAP_ARGS = ("--tables", "200", "--used", "10")
+
+
+def _method(side: Side, method: str, touch: int) -> dict[str, Any]:
+    huge = method == "memset_huge"
+    argv = ["refpage_bench", "--method", "memset" if huge else method, "--map", str(MAPPED)]
+    argv += ["--touch", str(touch), "--loops", str(LOOPS[method]), *([] if huge else ["--nothp"])]
+    return side.json(*argv)
+
+
+def _check(side: Side) -> None:
+    """All methods give the pattern, or their speed means nothing."""
+    for method in ("memset", "refpage", "memfd", "uffd"):
+        side.sh(f"refpage_bench --method {method} --map {MAPPED} --touch 2048000 --loops 2 --check")
+
+
+def _target(metric: Metric, at_least: float) -> Target | None:
+    if metric.change_percent is None:
+        return None
+    if at_least <= 0:
+        # The peak may differ by the odd page of the program itself.
+        return Target("no more than with memset", metric.change_percent <= 1.0)
+    return Target(f"at least {at_least:g} % less", metric.change_percent <= -at_least)
+
+
+def _metric(name: str, unit: str, base: list[float], ours: list[float], sentence: str,
+            at_least: float | None) -> Metric:  # fmt: skip
+    plain = Metric.of(name, unit, base, ours)
+    target = None if at_least is None else _target(plain, at_least)
+    return Metric.of(name, unit, base, ours, sentence=sentence, target=target)
+
+
+def measure(side: Side, repetitions: int) -> list[Metric]:
+    """Every method for each amount touched, by turns."""
+    found: list[Metric] = []
+    for touch_name, (touch, time_saved, rss_saved) in TOUCHED.items():
+        times: dict[str, list[float]] = {method: [] for method in LOOPS}
+        peaks: dict[str, list[float]] = {method: [] for method in LOOPS}
+        with step(f"{touch} of {MAPPED} bytes touched: {repetitions} repetitions of {len(LOOPS)} methods"):
+            for turn in range(repetitions):
+                order = list(LOOPS) if turn % 2 == 0 else list(reversed(LOOPS))
+                for method in order:
+                    told = _method(side, method, touch)
+                    times[method].append(told["wall_ns"] / LOOPS[method] / 1e6)
+                    peaks[method].append(told["max_rss_kb"] * 1024.0)
+        for method, words in WORDS.items():
+            with_seed = method == "memset"
+            prefix = f"refpage.{touch_name}" + ("" if with_seed else f".against_{method}")
+            found.append(
+                _metric(
+                    f"{prefix}.time",
+                    "ms",
+                    times[method],
+                    times["refpage"],
+                    f"Time of one mapping of which {touch} bytes are touched; against {words}.",
+                    time_saved if with_seed else None,
+                )
+            )
+            if with_seed or method == "memset_huge":
+                found.append(
+                    _metric(
+                        f"{prefix}.max_rss",
+                        "bytes",
+                        peaks[method],
+                        peaks["refpage"],
+                        f"Peak resident size when {touch} bytes are touched; against {words}.",
+                        rss_saved if with_seed else None,
+                    )
+                )
+    return found
+
+
+def measure_heap(side: Side, repetitions: int) -> list[Metric]:
+    """An allocator that hands out memory with a pattern, before and after."""
+    told: dict[str, list[dict[str, Any]]] = {"memset": [], "refpage": []}
+    with step(f"an allocator that initialises its heap: {repetitions} pairs"):
+        for turn in range(repetitions):
+            for init in ("memset", "refpage") if turn % 2 == 0 else ("refpage", "memset"):
+                told[init].append(side.json("refpage_heap", "--init", init, *HEAP_ARGS))
+
+    def values(init: str, key: str, scale: float) -> list[float]:
+        return [one[key] * scale for one in told[init]]
+
+    what = "200 tables of 1 MiB from an allocator that gives them a pattern, 10 % of each used"
+    return [
+        Metric.of("refpage.heap.time", "ms", values("memset", "wall_ns", 1e-6),
+                  values("refpage", "wall_ns", 1e-6), sentence=f"Time for {what}."),
+        Metric.of("refpage.heap.max_rss", "bytes", values("memset", "max_rss_kb", 1024),
+                  values("refpage", "max_rss_kb", 1024), sentence=f"Peak resident size for {what}."),
+    ]  # fmt: skip
+
+
+def run(options: BenchOptions) -> Result:
+    """Measure in one guest with our kernel; raises LabError when it cannot."""
+    began = time.monotonic()
+    images = built(options)
+    spec = spec_for(options, images.ours, images.qemu, devices=[])
+    with running(spec) as guest:
+        side = Side("ours", guest)
+        if side.sh("refpage_bench --method refpage --loops 1 >/dev/null; echo $?")[-1] != "0":
+            raise TestFailure(
+                "The kernel has no refpage_create()",
+                f"refpage_bench failed in the guest (kernel {images.ours})",
+                "build it with CONFIG_REFPAGE (`kz build linux --variant knownzero`)",
+            )
+        _check(side)
+        metrics = measure(side, options.pairs) + measure_heap(side, options.pairs)
+        accel = guest.accel
+    return Result(
+        name="refpage",
+        accelerator=accel,
+        versions=images.versions(),
+        reproduce=reproduce("refpage", options, accel),
+        metrics=metrics,
+        job={"mapped": MAPPED, "loops": LOOPS, "memory": options.memory, "cpus": 1, "pairs": options.pairs},
+        host=host_facts(),
+        notes=list(NOTES),
+        seconds=elapsed(began),
+    )

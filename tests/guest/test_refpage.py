@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: GPL-2.0
+"""Reference pages: the kernel's selftest on the oracle kernel, and what it takes to have nothing skipped."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from lab.boot import BootResult
+from lab.guest import build_selftest
+from tests.guest.guests import DIRTY, REPORT, counters, fine, objects, run, text
+
+pytestmark = pytest.mark.boots
+
+SWAP = "echo 256M > /sys/block/zram0/disksize; mkswap /dev/zram0 >/dev/null; swapon /dev/zram0; "
+RESULT = re.compile(r"^(ok|not ok) \d+ (?:refpage\.)?(?P<name>\S+)(?: # (?P<skip>SKIP.*))?$", re.MULTILINE)
+# Needs a kernel with gup_test.
+LONGTERM = {"longterm_pin", "longterm_pin_fast"}
+# Each has a boot of its own below.
+SPECIAL = {"many_references", "pressure", "migration"}
+
+
+def selftest(arguments: str = "", **more: object) -> tuple[BootResult, dict[str, list[str]]]:
+    """Run the selftest with swap; its tests by what became of them (passed, failed, skipped)."""
+    options: dict[str, object] = {"devices": [], "timeout": 420.0} | more
+    result = run(
+        f"{SWAP}refpage_test {arguments}",
+        add=[(build_selftest("refpage"), "/bin/refpage_test")],
+        **options,  # type: ignore[arg-type]
+    )
+    found: dict[str, list[str]] = {"passed": [], "failed": [], "skipped": []}
+    for match in RESULT.finditer(text(result)):
+        state = "skipped" if match["skip"] else "passed" if match[1] == "ok" else "failed"
+        found[state].append(match["name"])
+    return result, found
+
+
+def names(tests: list[str]) -> set[str]:
+    """Without the pattern they ran for."""
+    return {test.rpartition(".")[2] for test in tests}
+
+
+@pytest.mark.parametrize(
+    ("cpus", "append"),
+    [(1, ""), (2, ""), (2, "init_on_alloc=1"), (1, "init_on_free=1"), (1, "page_poison=1")],
+)
+def test_the_selftest(cpus: int, append: str) -> None:
+    result, found = selftest(cpus=cpus, append=append)
+    assert not found["failed"], f"{found['failed']} (console: {result.console})\n{text(result)[-3000:]}"
+    fine(result)
+    assert names(found["skipped"]) <= SPECIAL | LONGTERM
+    # Each of the tests that are left has run for all five patterns.
+    assert len(found["passed"]) >= 5 * 25
+
+
+def test_many_references() -> None:
+    result, found = selftest("-t many_references", append="refpage.max_refs=64")
+    fine(result)
+    assert found["skipped"] == found["failed"] == []
+    assert len(found["passed"]) == 5
+
+
+def test_all_with_few_references_each() -> None:
+    """Pages are worn out all the time, by two CPUs."""
+    result, found = selftest(
+        "-T pressure -T reads_share_one_page -T smaps", append="refpage.max_refs=8", cpus=2
+    )
+    assert not found["failed"], f"{found['failed']}\n{text(result)[-3000:]}"
+    fine(result)
+
+
+def test_memory_pressure() -> None:
+    result, found = selftest("-t pressure", memory="256M", cpus=2, append="init_on_alloc=1")
+    fine(result)
+    assert found["skipped"] == found["failed"] == []
+    assert len(found["passed"]) == 5
+
+
+def test_migration_between_nodes() -> None:
+    result, found = selftest("-t migration", append="numa=fake=2")
+    fine(result)
+    assert found["skipped"] == found["failed"] == []
+    assert len(found["passed"]) == 5
+
+
+def test_zero_content_needs_no_zeroing() -> None:
+    """An all-zero pattern is anonymous memory by another name: what the host zeroed is taken as it is."""
+    job = "refpage_bench --method refpage --byte {} --map 67108864 --touch 67108864 --loops 1 --check"
+    result = run(
+        f"{DIRTY}; {REPORT}; {job.format(0)}; {REPORT}; {job.format(170)}; grep pgzeroed_ /proc/vmstat"
+    )
+    fine(result)
+    zero, pattern = (told["vmstat"] for told in objects(result))
+    assert zero["pgzeroed_skip_reported"] >= 0.9 * (64 << 8)
+    # Zeros are of no use to a pattern, and it is not zeroed either.
+    assert pattern["pgzeroed_skip_reported"] < 0.1 * (64 << 8)
+    assert pattern["pgzeroed_cleared"] < 0.1 * (64 << 8)
+    assert counters(result)["pgzeroed_bad"] == 0
+
+
+def test_a_pattern_is_not_zeroed_first() -> None:
+    """Not even with init_on_alloc=1, written first or after a read."""
+    result = run(
+        "refpage_bench --method refpage --map 67108864 --touch 67108864 --loops 1; "
+        "refpage_bench --method refpage --map 67108864 --touch 67108864 --loops 1 --check; "
+        "refpage_bench --method memset --nothp --map 67108864 --touch 67108864 --loops 1; "
+        "grep pgzeroed_ /proc/vmstat",
+        append="init_on_alloc=1",
+    )
+    fine(result)
+    first, after_read, anon = (told["vmstat"] for told in objects(result))
+    assert first["pgzeroed_cleared"] < 0.1 * (64 << 8)
+    assert after_read["pgzeroed_cleared"] < 0.1 * (64 << 8)
+    # The counter does count, when there is something to be zeroed.
+    assert anon["pgzeroed_cleared"] + anon["pgzeroed_skip_reported"] >= 0.9 * (64 << 8)
+
+
+def test_an_allocator_that_uses_it() -> None:
+    result = run("refpage_heap --init memset; refpage_heap --init auto", devices=[])
+    fine(result)
+    before, after = objects(result)
+    assert after["init"] == "refpage"
+    assert after["minor_faults"] < before["minor_faults"] / 4
+    assert after["max_rss_kb"] < before["max_rss_kb"]
