@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Any
 
 from lab.bench import BenchOptions
@@ -132,7 +133,8 @@ def measure_heap(side: Side, repetitions: int) -> list[Metric]:
 def run(options: BenchOptions) -> Result:
     """Measure in one guest with our kernel; raises LabError when it cannot."""
     began = time.monotonic()
-    images = built(options)
+    # One kernel does both: the base kernel is not needed, and not built.
+    images = built(replace(options, base=options.ours))
     spec = spec_for(options, images.ours, images.qemu, devices=[])
     with running(spec) as guest:
         side = Side("ours", guest)
