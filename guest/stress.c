@@ -11,6 +11,8 @@
 #include <sys/time.h>
 #include <sys/wait.h>
 
+#define ZERO_PAGE "/sys/kernel/mm/zero_page/"
+
 static void usage(FILE *out)
 {
 	fprintf(out,
@@ -24,6 +26,8 @@ static void usage(FILE *out)
 "  flush        reports free memory to the host, with changing budgets\n"
 "  memoryblock  takes blocks of memory offline and online again\n"
 "  softoffline  takes single pages out of use and back again (needs debugfs, HWPOISON_INJECT)\n"
+"  prezero      turns kzeropaged on and off, and all its knobs\n"
+"  reporter     switches the page reporter for tests on and off\n"
 "Options:\n"
 "  --seconds S  how long (default 10)\n"
 "  --seed N     the random choices (default 1)\n"
@@ -177,6 +181,69 @@ static int step_softoffline(void)
 	return 0;
 }
 
+static int step_prezero(void)
+{
+	static const char *const bad[][2] = {
+		{ "enabled", "2" }, { "enabled", "yes" }, { "mini_order", "11" },
+		{ "mini_order", "-1" }, { "delay_millisecs", "4294967296" },
+		{ "batch_size", "4095" }, { "max_rate", "1M" }, { "cpus", "5000" },
+	};
+	char path[64], text[24] = "";
+	const char *knob;
+	unsigned long i;
+	int err;
+
+	switch (between(0, 8)) {
+	case 0:
+		i = between(0, sizeof(bad) / sizeof(bad[0]) - 1);
+		snprintf(path, sizeof(path), ZERO_PAGE "%s", bad[i][0]);
+		err = kz_write_file(path, bad[i][1]);
+		if (err != -EINVAL && err != -ENOENT)
+			kz_die(KZ_FAILED, "%s: '%s' was not refused (%d)", path, bad[i][1], err);
+		return 0;
+	case 1:
+		knob = "mini_order";
+		snprintf(text, sizeof(text), "%lu", between(0, 10));
+		break;
+	case 2:
+		knob = "delay_millisecs";
+		snprintf(text, sizeof(text), "%lu", between(0, 1) * between(0, 100));
+		break;
+	case 3:
+		knob = "batch_size";
+		snprintf(text, sizeof(text), "%lu", 4096 << between(0, 16));
+		break;
+	case 4:
+		knob = "max_rate";
+		snprintf(text, sizeof(text), "%lu", between(0, 2) ? 0 : KZ_MB << between(0, 10));
+		break;
+	case 5:
+		knob = "cpus";
+		snprintf(text, sizeof(text), "%s", between(0, 2) ? "\n" : "0");
+		break;
+	default:
+		/* On most of the time, so that there is something to disturb. */
+		knob = "enabled";
+		snprintf(text, sizeof(text), "%d", between(0, 3) ? 1 : 0);
+		break;
+	}
+	snprintf(path, sizeof(path), ZERO_PAGE "%s", knob);
+	err = kz_write_file(path, text);
+	if (err && err != -ENOENT)
+		kz_die(KZ_FAILED, "%s: '%s' was refused (%d)", path, text, err);
+	nap(30);
+	return !err;
+}
+
+static int step_reporter(void)
+{
+	int done = !kz_write_file("/sys/module/page_zeroed_reporter/parameters/mode",
+				  between(0, 1) ? "honest" : "off");
+
+	nap(300);
+	return done;
+}
+
 static const struct driver {
 	const char *name;
 	int (*step)(void);
@@ -188,6 +255,8 @@ static const struct driver {
 	{ "flush", step_flush },
 	{ "memoryblock", step_memoryblock },
 	{ "softoffline", step_softoffline },
+	{ "prezero", step_prezero },
+	{ "reporter", step_reporter },
 };
 #define NR_DRIVERS (sizeof(drivers) / sizeof(drivers[0]))
 
@@ -292,6 +361,8 @@ int main(int argc, char **argv)
 		if (WIFSIGNALED(status) && WTERMSIG(status) != SIGKILL)
 			kz_die(KZ_FAILED, "%s died of signal %d", chosen[i]->name,
 			       WTERMSIG(status));
+		if (WIFEXITED(status) && WEXITSTATUS(status))
+			return WEXITSTATUS(status);
 		running--;
 	}
 	printf("{\"seconds\": %lu, \"seed\": %lu, \"killed\": %lu, \"steps\": {", seconds, seed,

@@ -53,6 +53,7 @@ BENCHES: dict[str, Bench] = {
         ),
         Bench("deflate", "memory that is used again after it was in the balloon", "lab.bench.deflate"),
         Bench("host", "host memory that comes back when the guest frees", "lab.bench.hostmemory"),
+        Bench("prezero", "most of a guest's memory, zeroed before it is wanted", "lab.bench.prezero"),
         Bench("zerobytes", "bytes zeroed as the emulator sees it, from outside", "lab.bench.zerobytes"),
         Bench("hotpath", "instructions of the hot paths with reporting off", "lab.bench.hotpath"),
         Bench(

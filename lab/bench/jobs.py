@@ -48,7 +48,8 @@ class Runs:
         # Pages of hugetlb have no counter, but the job can have got nothing else.
         huge = told["bytes"] // HUGE if told.get("pages") == "hugetlb" else vmstat["thp_fault_alloc"] or 0
         small = max(0, int(told["minor_faults"]) - huge)
-        cleared, skipped = vmstat["pgzeroed_cleared"], vmstat["pgzeroed_skip_reported"]
+        cleared = vmstat["pgzeroed_cleared"]
+        skipped = sum(n or 0 for name, n in vmstat.items() if name.startswith("pgzeroed_skip_"))
         if vmstat["pgzeroed_bad"]:
             raise TestFailure(
                 "Memory that should have been zero was not",
@@ -63,7 +64,7 @@ class Runs:
             )
         self.task_clock_ms.append(told["task_clock_ns"] / 1e6)
         self.zeroed.append(float(cleared * PAGE if cleared is not None else huge * HUGE + small * PAGE))
-        self.skipped_percent.append(min(100.0, (skipped or 0) * PAGE / told["bytes"] * 100))
+        self.skipped_percent.append(min(100.0, skipped * PAGE / told["bytes"] * 100))
         self.huge_pages.append(huge)
         self.host_faults.append(cost.faults)
         self.host_system_ms.append(cost.system_s * 1e3)

@@ -254,16 +254,16 @@ def spec_for(options: BenchOptions, kernel: str | Path, qemu: Path, **more: Any)
 
 @contextmanager
 def pair(
-    options: BenchOptions, images: Built, extra: dict[str, list[str]] | None = None, balloon: str = BALLOON
+    options: BenchOptions, images: Built, extra: dict[str, list[str]] | None = None, balloon: str | None = BALLOON
 ) -> Iterator[Pair]:
     """Boot both guests, hand them out prepared, and end them.
 
-    ``extra`` is what QEMU is told besides, by side (base, ours); ``balloon`` is the device of both.
+    ``extra`` is what QEMU is told besides, by side (base, ours); ``balloon`` is the device of both, if any.
     """
     with ExitStack() as stack:
         sides = []
         for name, kernel in (("base", images.base), ("ours", images.ours)):
-            more = {"extra_qemu": (extra or {}).get(name, []), "devices": [balloon]}
+            more = {"extra_qemu": (extra or {}).get(name, []), "devices": [balloon] if balloon else []}
             spec = spec_for(options, kernel, images.qemu, **more)
             sides.append(Side(name, stack.enter_context(running(spec))))
         accels = {side.guest.accel for side in sides}

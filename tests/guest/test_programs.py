@@ -66,6 +66,8 @@ def test_an_unknown_option_is_bad_usage(programs: dict[str, Path], name: str) ->
         ("refpage_heap", ("--used", "101")),
         ("hotpath", ("sideways",)),
         ("hotpath", ("--reps", "1")),
+        ("corunner", ("--ms", "0")),
+        ("corunner", ("--size", "1M")),
         ("stress", ()),
         ("stress", ("idleness",)),
         ("flush", ("--signal-after", "0")),
