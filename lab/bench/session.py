@@ -254,7 +254,10 @@ def spec_for(options: BenchOptions, kernel: str | Path, qemu: Path, **more: Any)
 
 @contextmanager
 def pair(
-    options: BenchOptions, images: Built, extra: dict[str, list[str]] | None = None, balloon: str | None = BALLOON
+    options: BenchOptions,
+    images: Built,
+    extra: dict[str, list[str]] | None = None,
+    balloon: str | None = BALLOON,
 ) -> Iterator[Pair]:
     """Boot both guests, hand them out prepared, and end them.
 
