@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from lab.bench import BenchOptions
 from lab.bench.jobs import BASE_COUNTS, MODES, Phase, check_huge, clock_metric, elapsed, zeroed_metric
-from lab.bench.session import MIB, Pair, Side, built, host_facts, pair, reproduce, warm_host
+from lab.bench.session import DROP, MIB, Pair, Side, built, host_facts, pair, reproduce, warm_host
 from lab.errors import TestFailure
 from lab.progress import step
 from lab.results import Metric, Result, Target
@@ -22,7 +22,7 @@ SLOWDOWN_LIMIT = 1.0
 FOLDER = "/sys/kernel/mm/zero_page"
 # As fast as it can: what it costs does not depend on the pauses, and how long it takes does.
 PACE = f"echo 0 > {FOLDER}/delay_millisecs"
-DIRTY = "fillfree --share 90 > /dev/null; echo 3 > /proc/sys/vm/drop_caches"
+DIRTY = f"fillfree --share 90 > /dev/null; {DROP}"
 CORUNNER_MS = 1500
 CORUNNER_TURNS = 10
 
