@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
 /*
- * QTest test cases for free page reporting and what the used length promises
+ * QTest test cases for free page reporting and what the used length promises,
+ * and for inflation and what the bitmap promises
  *
- * The test plays the driver: it fills guest memory, reports it, and compares
+ * The test plays the driver: it fills guest memory, gives it up, and compares
  * what the device says with what the memory reads as afterwards. A promise that
  * is not kept is the one thing that must never happen, so nearly every test
  * ends with both.
@@ -29,8 +30,11 @@
 #define BIT_POISON  (1ull << VIRTIO_BALLOON_F_PAGE_POISON)
 #define BIT_REPORT  (1ull << VIRTIO_BALLOON_F_REPORTING)
 #define BIT_INIT    (1ull << VIRTIO_BALLOON_F_DEVICE_INIT_REPORTED)
+#define BIT_INFLATE (1ull << VIRTIO_BALLOON_F_DEVICE_INIT_ON_INFLATE)
 
-/* Inflate, deflate and stats come first; free page hinting is not offered. */
+#define INFLATE_VQ    0
+#define DEFLATE_VQ    1
+/* Stats come before it; free page hinting is not offered. */
 #define REPORTING_VQ  3
 
 #define PATTERN     0x5a
@@ -43,13 +47,14 @@
 #define BALLOON     "-device virtio-balloon-pci,id=balloon,addr=0x04," \
                     "free-page-reporting=on"
 #define ANON        MACHINE "-m 128M " BALLOON
+#define INFLATE     ANON ",device-init-on-inflate=on"
 
 typedef struct Balloon {
     QTestState *qts;
     QGuestAllocator alloc;
     QPCIBus *bus;
     QVirtioPCIDevice *dev;
-    QVirtQueue *vq;
+    QVirtQueue *ivq, *dvq, *vq;
 } Balloon;
 
 typedef struct Range {
@@ -84,6 +89,8 @@ static void balloon_drive(Balloon *b, uint64_t refused)
                   (1ull << VIRTIO_RING_F_INDIRECT_DESC) |
                   (1ull << VIRTIO_RING_F_EVENT_IDX));
     qvirtio_set_features(vdev, features);
+    b->ivq = vdev->bus->virtqueue_setup(vdev, &b->alloc, INFLATE_VQ);
+    b->dvq = vdev->bus->virtqueue_setup(vdev, &b->alloc, DEFLATE_VQ);
     b->vq = vdev->bus->virtqueue_setup(vdev, &b->alloc, REPORTING_VQ);
     qvirtio_set_driver_ok(vdev);
 }
@@ -96,11 +103,18 @@ static Balloon *balloon_start(const char *args, uint64_t refused)
     return b;
 }
 
-static void balloon_free(Balloon *b)
+static void balloon_cleanup_queues(Balloon *b)
 {
     if (b->vq) {
+        qvirtqueue_cleanup(b->dev->vdev.bus, b->ivq, &b->alloc);
+        qvirtqueue_cleanup(b->dev->vdev.bus, b->dvq, &b->alloc);
         qvirtqueue_cleanup(b->dev->vdev.bus, b->vq, &b->alloc);
     }
+}
+
+static void balloon_free(Balloon *b)
+{
+    balloon_cleanup_queues(b);
     qvirtio_pci_device_disable(b->dev);
     qvirtio_pci_destructor(&b->dev->obj);
     g_free(b->dev);
@@ -117,52 +131,57 @@ static void set_poison(Balloon *b, uint32_t value)
 }
 
 /* Queue one element. The ranges must be listed readable ones first. */
-static void report_add(Balloon *b, const Range *ranges, int n)
+static void element_add(Balloon *b, QVirtQueue *vq, const Range *ranges, int n)
 {
     uint32_t head = 0;
     int i;
 
     for (i = 0; i < n; i++) {
-        uint32_t desc = qvirtqueue_add(b->qts, b->vq, ranges[i].addr,
+        uint32_t desc = qvirtqueue_add(b->qts, vq, ranges[i].addr,
                                        ranges[i].len, !ranges[i].readable,
                                        i + 1 < n);
         head = i ? head : desc;
     }
     /* The ring holds what is queued before the kick, one entry an element. */
-    qvirtqueue_kick(b->qts, &b->dev->vdev, b->vq, head);
+    qvirtqueue_kick(b->qts, &b->dev->vdev, vq, head);
 }
 
-static uint32_t report_wait(Balloon *b)
+static uint32_t element_wait(Balloon *b, QVirtQueue *vq)
 {
     gint64 start = g_get_monotonic_time();
     uint32_t len;
 
-    while (!qvirtqueue_get_buf(b->qts, b->vq, NULL, &len)) {
+    while (!qvirtqueue_get_buf(b->qts, vq, NULL, &len)) {
         g_assert(g_get_monotonic_time() - start < TIMEOUT_US);
     }
     return len;
 }
 
-static void wait_interrupt(Balloon *b)
+static void wait_interrupt(Balloon *b, QVirtQueue *vq)
 {
     QVirtioDevice *vdev = &b->dev->vdev;
     gint64 start = g_get_monotonic_time();
 
-    while (!vdev->bus->get_queue_isr_status(vdev, b->vq)) {
+    while (!vdev->bus->get_queue_isr_status(vdev, vq)) {
         g_assert(g_get_monotonic_time() - start < TIMEOUT_US);
     }
 }
 
-/* Report one element and return its used length. */
-static uint32_t report(Balloon *b, const Range *ranges, int n)
+/* Have one element processed and return its used length. */
+static uint32_t element(Balloon *b, QVirtQueue *vq, const Range *ranges, int n)
 {
     uint32_t used;
 
-    qvirtqueue_reset_pool(b->vq);
-    report_add(b, ranges, n);
-    used = report_wait(b);
-    wait_interrupt(b);
+    qvirtqueue_reset_pool(vq);
+    element_add(b, vq, ranges, n);
+    used = element_wait(b, vq);
+    wait_interrupt(b, vq);
     return used;
+}
+
+static uint32_t report(Balloon *b, const Range *ranges, int n)
+{
+    return element(b, b->vq, ranges, n);
 }
 
 static uint32_t report_one(Balloon *b, uint64_t addr, uint32_t len)
@@ -194,17 +213,22 @@ static bool reads_as(Balloon *b, uint64_t addr, uint64_t len, uint8_t value)
     return true;
 }
 
-static QDict *query_stats(QTestState *qts)
+static QDict *query_property(QTestState *qts, const char *property)
 {
     return qtest_qmp_assert_success_ref(
         qts, "{ 'execute': 'qom-get', 'arguments': {"
              "  'path': '/machine/peripheral/balloon',"
-             "  'property': 'free-page-reporting-stats' } }");
+             "  'property': %s } }", property);
 }
 
-static uint64_t skipped(QTestState *qts, const char *reason)
+static QDict *query_stats(QTestState *qts)
 {
-    QDict *stats = query_stats(qts);
+    return query_property(qts, "free-page-reporting-stats");
+}
+
+/* Takes over @stats. */
+static uint64_t skipped_in(QDict *stats, const char *reason)
+{
     QDict *by_reason = qdict_get_qdict(stats, "skipped");
     uint64_t bytes;
 
@@ -212,6 +236,11 @@ static uint64_t skipped(QTestState *qts, const char *reason)
     bytes = qdict_get_int(by_reason, reason);
     qobject_unref(stats);
     return bytes;
+}
+
+static uint64_t skipped(QTestState *qts, const char *reason)
+{
+    return skipped_in(query_stats(qts), reason);
 }
 
 /* Report a filled block of which nothing must be promised or lost. */
@@ -393,7 +422,7 @@ static void test_renegotiated(void)
     expect_zero(b, BLOCK, BLOCK_SIZE);
 
     /* The next driver, say after a kexec, does not know the bit. */
-    qvirtqueue_cleanup(b->dev->vdev.bus, b->vq, &b->alloc);
+    balloon_cleanup_queues(b);
     qvirtio_start_device(&b->dev->vdev);
     balloon_drive(b, BIT_INIT);
     g_assert_cmphex(report_one(b, BLOCK, BLOCK_SIZE), ==, 0);
@@ -415,10 +444,10 @@ static void test_elements(void)
     qtest_memset(b->qts, BLOCK, PATTERN, 10 * BLOCK_SIZE);
     qvirtqueue_reset_pool(b->vq);
     for (i = 0; i < G_N_ELEMENTS(blocks); i++) {
-        report_add(b, &blocks[i], 1);
+        element_add(b, b->vq, &blocks[i], 1);
     }
     for (i = 0; i < G_N_ELEMENTS(blocks); i++) {
-        g_assert_cmphex(report_wait(b), ==, used[i]);
+        g_assert_cmphex(element_wait(b, b->vq), ==, used[i]);
         g_assert_true(reads_as(b, blocks[i].addr, blocks[i].len,
                                used[i] ? 0 : PATTERN));
     }
@@ -564,7 +593,8 @@ static Balloon *balloon_on(const char *backend, uint64_t refused)
 {
     g_autofree char *args = g_strdup_printf(
         "-M pc-i440fx-10.0,memory-backend=ram -nodefaults -m 128M "
-        "-object %s,id=ram,size=128M " BALLOON, backend);
+        "-object %s,id=ram,size=128M " BALLOON ",device-init-on-inflate=on",
+        backend);
 
     return balloon_start(args, refused);
 }
@@ -732,6 +762,458 @@ static void test_two_backends(void)
 }
 
 /*
+ * Inflation
+ */
+
+/* What an inflate request in these tests has at most, in pages */
+#define MAX_PAGES     1100
+#define PAGE          4096
+/* In the bitmap before the device gets it, and where it has no business. */
+#define UNTOUCHED     0xc5
+
+/* Fill @n pages, starting with page frame @pfn. */
+static void fill_pages(Balloon *b, uint32_t pfn, unsigned int n)
+{
+    qtest_memset(b->qts, (uint64_t)pfn * PAGE, PATTERN, (size_t)n * PAGE);
+}
+
+static bool page_reads_as(Balloon *b, uint32_t pfn, uint8_t value)
+{
+    return reads_as(b, (uint64_t)pfn * PAGE, PAGE, value);
+}
+
+/*
+ * Inflate @n pages with room for a bitmap of @size bytes. Returns the used
+ * length; @bitmap has all that is there afterwards, and must hold @size bytes.
+ */
+static uint32_t inflate(Balloon *b, const uint32_t *pfns, unsigned int n,
+                        uint8_t *bitmap, size_t size)
+{
+    uint64_t array = guest_alloc(&b->alloc, MAX_PAGES * sizeof(*pfns));
+    uint64_t answer = guest_alloc(&b->alloc, MAX_PAGES);
+    g_autofree uint32_t *le = g_new(uint32_t, n + 1);
+    Range ranges[2];
+    int nranges = 0;
+    uint32_t used;
+    unsigned int i;
+
+    g_assert_cmpuint(n, <=, MAX_PAGES);
+    for (i = 0; i < n; i++) {
+        le[i] = cpu_to_le32(pfns[i]);
+    }
+    if (n) {
+        qtest_memwrite(b->qts, array, le, n * sizeof(*le));
+        ranges[nranges++] = (Range) {
+            array, n * sizeof(*le), .readable = true
+        };
+    }
+    qtest_memset(b->qts, answer, UNTOUCHED, MAX_PAGES);
+    if (size) {
+        ranges[nranges++] = (Range) { answer, size };
+    }
+
+    used = element(b, b->ivq, ranges, nranges);
+    if (size) {
+        qtest_memread(b->qts, answer, bitmap, size);
+    }
+    /* Never past the end of the buffer. */
+    g_assert_true(reads_as(b, answer + size, MAX_PAGES - size, UNTOUCHED));
+    guest_free(&b->alloc, array);
+    guest_free(&b->alloc, answer);
+    return used;
+}
+
+static uint64_t inflate_skipped(Balloon *b, const char *reason)
+{
+    return skipped_in(query_property(b->qts, "inflate-stats"), reason);
+}
+
+static uint64_t inflate_counted(Balloon *b, const char *name)
+{
+    QDict *stats = query_property(b->qts, "inflate-stats");
+    uint64_t bytes = qdict_get_int(stats, name);
+
+    qobject_unref(stats);
+    return bytes;
+}
+
+/* Fill and inflate @n pages, of which all must become zero and be called so. */
+static void expect_inflated(Balloon *b, uint32_t pfn, unsigned int n)
+{
+    g_autofree uint32_t *pfns = g_new(uint32_t, n);
+    g_autofree uint8_t *bitmap = g_malloc(n);
+    unsigned int i;
+
+    fill_pages(b, pfn, n);
+    for (i = 0; i < n; i++) {
+        pfns[i] = pfn + i;
+    }
+    g_assert_cmpuint(inflate(b, pfns, n, bitmap, n), ==, DIV_ROUND_UP(n, 8));
+    for (i = 0; i < n; i++) {
+        g_assert_true(bitmap[i / 8] & (1 << (i % 8)));
+        g_assert_true(page_reads_as(b, pfns[i], 0));
+    }
+    /* No claim for pages that do not exist. */
+    for (; i % 8; i++) {
+        g_assert_false(bitmap[i / 8] & (1 << (i % 8)));
+    }
+    for (i = DIV_ROUND_UP(n, 8); i < n; i++) {
+        g_assert_cmphex(bitmap[i], ==, UNTOUCHED);
+    }
+}
+
+/* Fill and inflate @n pages, of which none may be called zero. */
+static void expect_no_claim(Balloon *b, uint32_t pfn, unsigned int n,
+                            uint8_t reads)
+{
+    g_autofree uint32_t *pfns = g_new(uint32_t, n);
+    g_autofree uint8_t *bitmap = g_malloc(n);
+    unsigned int i;
+
+    fill_pages(b, pfn, n);
+    for (i = 0; i < n; i++) {
+        pfns[i] = pfn + i;
+    }
+    g_assert_cmpuint(inflate(b, pfns, n, bitmap, n), ==, DIV_ROUND_UP(n, 8));
+    for (i = 0; i < DIV_ROUND_UP(n, 8); i++) {
+        g_assert_cmphex(bitmap[i], ==, 0);
+    }
+    for (i = 0; i < n; i++) {
+        g_assert_true(page_reads_as(b, pfns[i], reads));
+    }
+}
+
+#define PFN  (BLOCK / PAGE)
+
+static void test_inflate_offered(void)
+{
+    static const struct {
+        const char *properties;
+        bool init;
+    } cases[] = {
+        { "", false },
+        { ",free-page-reporting=on", false },
+        { ",device-init-on-inflate=off", false },
+        { ",device-init-on-inflate=on", true },
+        { ",device-init-on-inflate=on,free-page-reporting=on", true },
+    };
+    int i;
+
+    for (i = 0; i < G_N_ELEMENTS(cases); i++) {
+        g_autofree char *args = g_strdup_printf(
+            MACHINE "-device virtio-balloon-pci,addr=0x04%s",
+            cases[i].properties);
+        Balloon *b = balloon_new(args);
+        uint64_t features = qvirtio_get_features(&b->dev->vdev);
+
+        g_test_message("%s", args);
+        g_assert_cmpint(!!(features & BIT_INFLATE), ==, cases[i].init);
+        balloon_free(b);
+    }
+}
+
+static void test_inflate_zero(void)
+{
+    static const unsigned int counts[] = { 1, 7, 8, 9, 255, 256, 257, 1024 };
+    Balloon *b = balloon_start(INFLATE, 0);
+    uint64_t total = 0;
+    int i;
+
+    /* A page on either side shows that no more is gone. */
+    for (i = 0; i < G_N_ELEMENTS(counts); i++) {
+        fill_pages(b, PFN - 1, counts[i] + 2);
+        expect_inflated(b, PFN, counts[i]);
+        g_assert_true(page_reads_as(b, PFN - 1, PATTERN));
+        g_assert_true(page_reads_as(b, PFN + counts[i], PATTERN));
+        total += counts[i] * PAGE;
+    }
+    g_assert_cmpuint(inflate_counted(b, "discarded"), ==, total);
+    g_assert_cmpuint(inflate_counted(b, "zero"), ==, total);
+    balloon_free(b);
+}
+
+/* Pages in any order, with others that cannot be had between them. */
+static void test_inflate_bit_order(void)
+{
+    uint32_t nowhere = 2 * GiB / PAGE, rom = 0xfffff;
+    uint32_t pfns[] = {
+        nowhere, PFN + 9, PFN + 1, rom, PFN + 3, PFN + 2, 0xffffffff, PFN + 4,
+        PFN + 8, nowhere, PFN + 5, PFN + 1, PFN + 6, PFN + 7, rom, rom,
+        nowhere, PFN,
+    };
+    static const uint8_t expected[] = { 0xb6, 0x3d, 0x02 };
+    Balloon *b = balloon_start(INFLATE, 0);
+    uint8_t bitmap[3];
+
+    fill_pages(b, PFN, 10);
+    g_assert_cmpuint(inflate(b, pfns, ARRAY_SIZE(pfns), bitmap, 3), ==, 3);
+    g_assert_cmpmem(bitmap, 3, expected, 3);
+    g_assert_true(reads_as(b, BLOCK, 10 * PAGE, 0));
+    g_assert_cmpuint(inflate_skipped(b, "bad-address"), ==, 7 * PAGE);
+    balloon_free(b);
+}
+
+static void test_inflate_not_negotiated(void)
+{
+    Balloon *b = balloon_start(INFLATE, BIT_INFLATE);
+    uint32_t pfns[] = { PFN, PFN + 1, PFN + 2 };
+    uint8_t bitmap[1];
+
+    /* The memory is gone as ever, and as ever nothing is said of it. */
+    fill_pages(b, PFN, 3);
+    g_assert_cmpuint(inflate(b, pfns, 3, NULL, 0), ==, 0);
+    g_assert_true(reads_as(b, BLOCK, 3 * PAGE, 0));
+    fill_pages(b, PFN, 3);
+    g_assert_cmpuint(inflate(b, pfns, 3, bitmap, 1), ==, 0);
+    g_assert_cmphex(bitmap[0], ==, UNTOUCHED);
+    g_assert_true(reads_as(b, BLOCK, 3 * PAGE, 0));
+    g_assert_cmpuint(inflate_counted(b, "discarded"), ==, 6 * PAGE);
+    g_assert_cmpuint(inflate_counted(b, "zero"), ==, 0);
+    balloon_free(b);
+}
+
+static void test_inflate_no_room(void)
+{
+    Balloon *b = balloon_start(INFLATE, 0);
+    g_autofree uint32_t *pfns = g_new(uint32_t, MAX_PAGES);
+    uint8_t bitmap[MAX_PAGES];
+    unsigned int i;
+
+    for (i = 0; i < MAX_PAGES; i++) {
+        pfns[i] = PFN + i;
+    }
+
+    /* None at all, and one that is too short by a byte. */
+    fill_pages(b, PFN, 17);
+    g_assert_cmpuint(inflate(b, pfns, 17, NULL, 0), ==, 0);
+    g_assert_true(reads_as(b, BLOCK, 17 * PAGE, 0));
+    fill_pages(b, PFN, 17);
+    g_assert_cmpuint(inflate(b, pfns, 17, bitmap, 2), ==, 0);
+    g_assert_cmphex(bitmap[0], ==, UNTOUCHED);
+    g_assert_cmphex(bitmap[1], ==, UNTOUCHED);
+    g_assert_true(reads_as(b, BLOCK, 17 * PAGE, 0));
+
+    /* More pages than anybody asks about at once. */
+    fill_pages(b, PFN, 1025);
+    g_assert_cmpuint(inflate(b, pfns, 1025, bitmap, 1025), ==, 0);
+    g_assert_cmphex(bitmap[0], ==, UNTOUCHED);
+    g_assert_true(reads_as(b, BLOCK, 1025 * PAGE, 0));
+
+    /* Nothing to ask. */
+    g_assert_cmpuint(inflate(b, pfns, 0, bitmap, 8), ==, 0);
+    g_assert_cmphex(bitmap[0], ==, UNTOUCHED);
+
+    g_assert_cmpuint(inflate_counted(b, "zero"), ==, 0);
+    expect_inflated(b, PFN, 17);
+    balloon_free(b);
+}
+
+/* Buffers of a request may be cut anywhere. */
+static void test_inflate_scattered(void)
+{
+    Balloon *b = balloon_start(INFLATE, 0);
+    uint64_t array = guest_alloc(&b->alloc, PAGE);
+    uint64_t answer = guest_alloc(&b->alloc, PAGE);
+    Range chain[] = {
+        { array, 6, .readable = true },
+        { array + 6, 1, .readable = true },
+        /* Ten page frame numbers and a half. */
+        { array + 7, 35, .readable = true },
+        { answer, 1 },
+        { answer + 64, 1 },
+    };
+    uint8_t bits[65];
+    uint32_t pfns[11];
+    int i;
+
+    for (i = 0; i < ARRAY_SIZE(pfns); i++) {
+        pfns[i] = cpu_to_le32(i == 3 ? 2 * GiB / PAGE : PFN + i);
+    }
+    qtest_memwrite(b->qts, array, pfns, sizeof(pfns));
+    qtest_memset(b->qts, answer, UNTOUCHED, PAGE);
+    fill_pages(b, PFN, 11);
+
+    g_assert_cmpuint(element(b, b->ivq, chain, ARRAY_SIZE(chain)), ==, 2);
+    qtest_memread(b->qts, answer, bits, sizeof(bits));
+    g_assert_cmphex(bits[0], ==, 0xf7);
+    g_assert_cmphex(bits[1], ==, UNTOUCHED);
+    g_assert_cmphex(bits[64], ==, 0x03);
+    g_assert_true(reads_as(b, BLOCK, 3 * PAGE, 0));
+    g_assert_true(page_reads_as(b, PFN + 3, PATTERN));
+    g_assert_true(reads_as(b, BLOCK + 4 * PAGE, 6 * PAGE, 0));
+    g_assert_true(page_reads_as(b, PFN + 10, PATTERN));
+    balloon_free(b);
+}
+
+/* Deflation makes no promises, whatever the guest brings along. */
+static void test_deflate(void)
+{
+    Balloon *b = balloon_start(INFLATE, 0);
+    uint64_t array = guest_alloc(&b->alloc, PAGE);
+    uint64_t answer = guest_alloc(&b->alloc, PAGE);
+    Range chain[] = { { array, 4, .readable = true }, { answer, 1 } };
+
+    expect_inflated(b, PFN, 1);
+    qtest_writel(b->qts, array, PFN);
+    qtest_memset(b->qts, answer, UNTOUCHED, 1);
+    g_assert_cmpuint(element(b, b->dvq, chain, 2), ==, 0);
+    g_assert_cmphex(qtest_readb(b->qts, answer), ==, UNTOUCHED);
+    g_assert_true(page_reads_as(b, PFN, 0));
+    balloon_free(b);
+}
+
+static void test_inflate_poison(void)
+{
+    Balloon *b = balloon_start(INFLATE, 0);
+
+    set_poison(b, 0);
+    expect_inflated(b, PFN, 9);
+    /* It is taken as ever. The guest did not say that it wants zeros there. */
+    set_poison(b, 0xaaaaaaaa);
+    expect_no_claim(b, PFN, 9, 0);
+    set_poison(b, 0);
+    expect_inflated(b, PFN, 9);
+    balloon_free(b);
+}
+
+static void expect_inflated_without_promise(Balloon *b)
+{
+    g_autofree uint8_t *bitmap = g_malloc(9);
+    uint32_t pfns[9];
+    int i;
+
+    for (i = 0; i < 9; i++) {
+        pfns[i] = PFN + i;
+    }
+    fill_pages(b, PFN, 9);
+    g_assert_cmpuint(inflate(b, pfns, 9, bitmap, 2), ==, 2);
+    g_assert_cmphex(bitmap[0] | bitmap[1], ==, 0);
+    g_assert_cmpuint(inflate_counted(b, "discarded"), ==, 9 * PAGE);
+    g_assert_cmpuint(inflate_counted(b, "zero"), ==, 0);
+}
+
+static void test_inflate_backends(void)
+{
+    Balloon *b = balloon_on("memory-backend-ram,share=on", 0);
+
+    expect_inflated(b, PFN, 9);
+    balloon_free(b);
+
+    if (!qemu_memfd_check(0)) {
+        g_test_skip("no memfd");
+        return;
+    }
+    b = balloon_on("memory-backend-memfd,share=on", 0);
+    expect_inflated(b, PFN, 9);
+    balloon_free(b);
+
+    b = balloon_on("memory-backend-memfd,share=off", 0);
+    expect_inflated_without_promise(b);
+    balloon_free(b);
+}
+
+static void test_inflate_discard_fails(void)
+{
+    g_autofree char *backend = NULL;
+    int fd = memfd_create("virtio-balloon-ram", MFD_ALLOW_SEALING);
+    Balloon *b;
+
+    if (fd < 0) {
+        g_test_skip("no memfd");
+        return;
+    }
+    g_assert_cmpint(ftruncate(fd, RAM_SIZE), ==, 0);
+    backend = g_strdup_printf(
+        "memory-backend-file,share=on,mem-path=/proc/%d/fd/%d", getpid(), fd);
+    b = balloon_on(backend, 0);
+    expect_inflated(b, PFN, 9);
+    if (fcntl(fd, F_ADD_SEALS, F_SEAL_FUTURE_WRITE)) {
+        g_test_skip("no F_SEAL_FUTURE_WRITE");
+    } else {
+        expect_no_claim(b, PFN, 9, PATTERN);
+        g_assert_cmpuint(inflate_skipped(b, "discard-failed"), ==, 9 * PAGE);
+    }
+    balloon_free(b);
+    close(fd);
+}
+
+/* One request about two RAM blocks, of which one can be promised. */
+static void test_inflate_two_backends(void)
+{
+    Balloon *b = balloon_start(
+        MACHINE "-m 128M -smp 2,sockets=2 "
+        "-object memory-backend-ram,id=m0,size=64M "
+        "-object memory-backend-memfd,share=off,id=m1,size=64M "
+        "-numa node,nodeid=0,cpus=0,memdev=m0 "
+        "-numa node,nodeid=1,cpus=1,memdev=m1 " BALLOON
+        ",device-init-on-inflate=on", 0);
+    uint32_t first = 64 * MiB / PAGE;
+    uint32_t pfns[] = { first, first - 1, first + 1, first - 2, first - 3 };
+    uint8_t bitmap[1];
+
+    fill_pages(b, first - 3, 5);
+    g_assert_cmpuint(inflate(b, pfns, ARRAY_SIZE(pfns), bitmap, 1), ==, 1);
+    g_assert_cmphex(bitmap[0], ==, 0x1a);
+    g_assert_true(reads_as(b, 64 * MiB - 3 * PAGE, 3 * PAGE, 0));
+    g_assert_cmpuint(inflate_counted(b, "discarded"), ==, 5 * PAGE);
+    g_assert_cmpuint(inflate_counted(b, "zero"), ==, 3 * PAGE);
+    balloon_free(b);
+}
+
+/* Pages of the host that are 512 times those of the balloon. */
+#define PIECES  (BLOCK_SIZE / PAGE)
+
+static void test_inflate_hugetlb(void)
+{
+    g_autofree uint32_t *pfns = g_new(uint32_t, 2 * PIECES);
+    uint8_t bitmap[2 * PIECES / 8];
+    unsigned int i;
+    Balloon *b;
+
+    if (!qemu_memfd_check(MFD_HUGETLB) || free_huge_pages() < 64) {
+        g_test_skip("needs 64 free huge pages of 2 MiB");
+        return;
+    }
+    b = balloon_on("memory-backend-memfd,share=on,hugetlb=on,hugetlbsize=2M",
+                   0);
+
+    /* Two of them by turns, one from its end: 7 is coprime to their number. */
+    for (i = 0; i < PIECES; i++) {
+        pfns[2 * i] = PFN + i * 7 % PIECES;
+        pfns[2 * i + 1] = PFN + 2 * PIECES - 1 - i;
+    }
+    fill_pages(b, PFN, 2 * PIECES);
+    g_assert_cmpuint(inflate(b, pfns, 2 * PIECES, bitmap, sizeof(bitmap)), ==,
+                     sizeof(bitmap));
+    for (i = 0; i < sizeof(bitmap); i++) {
+        g_assert_cmphex(bitmap[i], ==, 0xff);
+    }
+    g_assert_true(reads_as(b, BLOCK, 2 * BLOCK_SIZE, 0));
+
+    /* One piece is missing, and another comes twice: nothing happens. */
+    fill_pages(b, PFN, 2 * PIECES);
+    pfns[0] = pfns[2];
+    g_assert_cmpuint(inflate(b, pfns, 2 * PIECES, bitmap, sizeof(bitmap)), ==,
+                     sizeof(bitmap));
+    for (i = 0; i < sizeof(bitmap); i++) {
+        /* The other one has all of its pieces, at the odd places. */
+        g_assert_cmphex(bitmap[i], ==, 0xaa);
+    }
+    g_assert_true(reads_as(b, BLOCK, BLOCK_SIZE, PATTERN));
+    g_assert_true(reads_as(b, BLOCK + BLOCK_SIZE, BLOCK_SIZE, 0));
+    g_assert_cmpuint(inflate_skipped(b, "partial-host-page"), ==, BLOCK_SIZE);
+
+    /*
+     * Its pieces come in two requests. In between the guest may have taken the
+     * first back: it must not be discarded, and nothing claimed.
+     */
+    expect_no_claim(b, PFN, PIECES / 2, PATTERN);
+    expect_no_claim(b, PFN + PIECES / 2, PIECES / 2, PATTERN);
+    g_assert_true(reads_as(b, BLOCK, BLOCK_SIZE, PATTERN));
+    balloon_free(b);
+}
+
+/*
  * While the guest is saved or moved
  */
 
@@ -831,6 +1313,9 @@ static Balloon *balloon_arrived(Balloon *from, QTestState *qts)
     qvirtio_pci_device_enable(b->dev);
     b->dev->vdev.features = from->dev->vdev.features;
     b->dev->vdev.features_negotiated = true;
+    b->ivq = g_memdup2(from->ivq, sizeof(QVirtQueuePCI));
+    b->ivq->vdev = &b->dev->vdev;
+    b->dvq = NULL;
     b->vq = g_memdup2(from->vq, sizeof(QVirtQueuePCI));
     b->vq->vdev = &b->dev->vdev;
     return b;
@@ -838,6 +1323,7 @@ static Balloon *balloon_arrived(Balloon *from, QTestState *qts)
 
 static void balloon_arrived_free(Balloon *b)
 {
+    g_free(b->ivq);
     g_free(b->vq);
     qvirtio_pci_destructor(&b->dev->obj);
     g_free(b->dev);
@@ -1095,12 +1581,148 @@ static void test_background_snapshot(void)
     rmdir(dir);
 }
 
-static void add(const char *name, void (*fn)(void))
+/*
+ * Pages of the balloon while the guest is saved or moved
+ */
+
+/* Ballooned after it was sent: zeros must arrive, as they were promised. */
+static void test_inflate_precopy(const void *opaque)
 {
-    g_autofree char *path = g_strdup_printf("virtio-balloon/reporting/%s",
+    const char *capability = opaque;
+    gint64 start;
+    Migration m;
+    Balloon *b;
+
+    if (capability && !try_capability(capability)) {
+        return;
+    }
+    migration_new(&m, INFLATE, INFLATE, 0);
+    if (capability) {
+        set_capability(m.from->qts, capability);
+        set_capability(m.to, capability);
+    }
+    migration_listen(&m);
+    qtest_memset(m.from->qts, BLOCK, PATTERN, 66 * MiB);
+    set_bandwidth(m.from->qts, "max-bandwidth", 4 * MiB);
+    migrate_start(m.from->qts, m.uri);
+    start = g_get_monotonic_time();
+    while (migrate_remaining(m.from->qts) > RAM_SIZE - BLOCK - 2 * BLOCK_SIZE) {
+        g_assert(g_get_monotonic_time() - start < TIMEOUT_US);
+        g_usleep(10000);
+    }
+    /* Its pages have been sent. expect_inflated() writes them, so do not. */
+    {
+        g_autofree uint32_t *pfns = g_new(uint32_t, 256);
+        uint8_t bitmap[32];
+        unsigned int i;
+
+        for (i = 0; i < 256; i++) {
+            pfns[i] = PFN + i;
+        }
+        g_assert_cmpuint(inflate(m.from, pfns, 256, bitmap, 32), ==, 32);
+        for (i = 0; i < 32; i++) {
+            g_assert_cmphex(bitmap[i], ==, 0xff);
+        }
+    }
+    {
+        g_autofree char *status = migrate_status(m.from->qts);
+
+        g_assert_cmpstr(status, ==, "active");
+    }
+    set_bandwidth(m.from->qts, "max-bandwidth", 0);
+    migrate_wait(m.from->qts, "completed");
+    qtest_qmp_eventwait(m.to, "RESUME");
+
+    b = balloon_arrived(m.from, m.to);
+    g_assert_true(reads_as(b, BLOCK, 256 * PAGE, 0));
+    g_assert_true(page_reads_as(b, PFN + 256, PATTERN));
+    /* The bit has moved along. */
+    expect_inflated(b, PFN + 1024, 9);
+    balloon_arrived_free(b);
+    migration_free(&m);
+}
+
+static void test_inflate_destination_without_bit(void)
+{
+    Migration m;
+
+    migration_new(&m, INFLATE, ANON, 0);
+    expect_inflated(m.from, PFN, 9);
+    migration_listen(&m);
+    migrate_start(m.from->qts, m.uri);
+    migrate_wait(m.to, "failed");
+    migration_free(&m);
+}
+
+static void test_inflate_incoming_postcopy(void)
+{
+    uint32_t late = PFN + 60 * MiB / PAGE;
+    Migration m;
+    Balloon *b;
+
+    if (!try_capability("postcopy-ram")) {
+        return;
+    }
+    migration_new(&m, INFLATE, INFLATE, 0);
+    set_capability(m.from->qts, "postcopy-ram");
+    set_capability(m.to, "postcopy-ram");
+    qtest_memset(m.from->qts, BLOCK, PATTERN, 64 * MiB);
+    set_bandwidth(m.from->qts, "max-bandwidth", 4 * MiB);
+    set_bandwidth(m.from->qts, "max-postcopy-bandwidth", 4 * MiB);
+    migration_listen(&m);
+    migrate_start(m.from->qts, m.uri);
+    migrate_wait(m.from->qts, "active");
+    qtest_qmp_assert_success(m.from->qts,
+                             "{ 'execute': 'migrate-start-postcopy' }");
+    qtest_qmp_eventwait(m.to, "RESUME");
+
+    b = balloon_arrived(m.from, m.to);
+    expect_no_claim(b, late, 9, PATTERN);
+    g_assert_cmpuint(inflate_skipped(b, "incoming-postcopy"), ==, 9 * PAGE);
+    set_bandwidth(m.from->qts, "max-postcopy-bandwidth", 0);
+    migrate_wait(m.from->qts, "completed");
+    balloon_arrived_free(b);
+    migration_free(&m);
+}
+
+static void test_inflate_background_snapshot(void)
+{
+    g_autofree char *dir = g_dir_make_tmp("virtio-balloon-XXXXXX", NULL);
+    g_autofree char *file = g_strdup_printf("%s/snapshot", dir);
+    g_autofree char *uri = g_strdup_printf("file:%s", file);
+    Balloon *b;
+
+    if (!try_capability("background-snapshot")) {
+        rmdir(dir);
+        return;
+    }
+    b = balloon_start(INFLATE, 0);
+    set_capability(b->qts, "background-snapshot");
+    qtest_memset(b->qts, BLOCK, PATTERN, 64 * MiB);
+    set_bandwidth(b->qts, "max-bandwidth", 4 * MiB);
+    migrate_start(b->qts, uri);
+    migrate_wait(b->qts, "active");
+    expect_no_claim(b, PFN + 60 * MiB / PAGE, 9, PATTERN);
+    g_assert_cmpuint(inflate_skipped(b, "background-snapshot"), ==, 9 * PAGE);
+    set_bandwidth(b->qts, "max-bandwidth", 0);
+    migrate_wait(b->qts, "completed");
+    expect_inflated(b, PFN, 9);
+    balloon_free(b);
+    unlink(file);
+    rmdir(dir);
+}
+
+static void add_to(const char *group, const char *name, void (*fn)(void))
+{
+    g_autofree char *path = g_strdup_printf("virtio-balloon/%s/%s", group,
                                             name);
 
     qtest_add_func(path, fn);
+}
+
+static void add(const char *name, void (*fn)(void))
+{
+    add_to("reporting", name, fn);
 }
 
 int main(int argc, char **argv)
@@ -1139,6 +1761,27 @@ int main(int argc, char **argv)
     add("source-without-bit", test_source_without_bit);
     add("incoming-postcopy", test_incoming_postcopy);
     add("background-snapshot", test_background_snapshot);
+
+    add_to("inflate", "offered", test_inflate_offered);
+    add_to("inflate", "zero", test_inflate_zero);
+    add_to("inflate", "bit-order", test_inflate_bit_order);
+    add_to("inflate", "not-negotiated", test_inflate_not_negotiated);
+    add_to("inflate", "no-room", test_inflate_no_room);
+    add_to("inflate", "scattered", test_inflate_scattered);
+    add_to("inflate", "deflate", test_deflate);
+    add_to("inflate", "poison", test_inflate_poison);
+    add_to("inflate", "backends", test_inflate_backends);
+    add_to("inflate", "discard-fails", test_inflate_discard_fails);
+    add_to("inflate", "two-backends", test_inflate_two_backends);
+    add_to("inflate", "hugetlb", test_inflate_hugetlb);
+    qtest_add_data_func("virtio-balloon/inflate/precopy", NULL,
+                        test_inflate_precopy);
+    qtest_add_data_func("virtio-balloon/inflate/precopy-multifd", "multifd",
+                        test_inflate_precopy);
+    add_to("inflate", "destination-without-bit",
+           test_inflate_destination_without_bit);
+    add_to("inflate", "incoming-postcopy", test_inflate_incoming_postcopy);
+    add_to("inflate", "background-snapshot", test_inflate_background_snapshot);
 
     return g_test_run();
 }
