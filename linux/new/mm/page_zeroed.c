@@ -89,10 +89,34 @@ int page_zeroed_enable(void)
 	return 0;
 }
 
+/**
+ * page_zeroed_trusted - May a source still say what is zero?
+ * @source: which
+ *
+ * Context: Any.
+ * Return: %false once it was caught lying: its claims are ignored then.
+ */
+bool page_zeroed_trusted(enum page_zeroed_source source)
+{
+	return !(READ_ONCE(page_zeroed_distrusted) & BIT(source));
+}
+
 static void page_zeroed_count(enum vm_event_item first, unsigned int sources,
 			      unsigned int order)
 {
 	count_vm_events(first + __ffs(sources), 1 << order);
+}
+
+/* @nr more pages in the zone of @page are free and known to be zero. */
+void page_zeroed_account(struct page *page, long nr)
+{
+	mod_zone_page_state(page_zone(page), NR_FREE_ZEROED, nr);
+}
+
+/* What was known of @nr pages that are no longer accounted for is lost. */
+void page_zeroed_count_lost(unsigned long nr)
+{
+	count_vm_events(PGZEROED_LOST, nr);
 }
 
 /**
@@ -120,19 +144,23 @@ void page_zeroed_claim(struct page *page, unsigned int order,
 		return;
 
 	known = page_zeroed_take(page);
-	if (READ_ONCE(page_zeroed_distrusted) & sources)
+	if (!page_zeroed_trusted(source)) {
+		if (known)
+			page_zeroed_lose(page, order, PAGE_ZEROED_LOST_DISTRUST);
 		return;
+	}
 
 	page_zeroed_mark(page, sources);
 	if (known)
 		return;
 
+	page_zeroed_account(page, 1L << order);
 	page_zeroed_count(PGZEROED_SET_REPORTED, sources, order);
 	trace_page_zeroed_set(page, order, sources);
 }
 
 /**
- * page_zeroed_consume - Account for a known-zero block that is allocated
+ * page_zeroed_consume - Count a known-zero block that is put to use
  * @page: head page of the block
  * @order: order of the block
  * @sources: mask of those who say that it is zero, not 0
@@ -145,7 +173,8 @@ bool page_zeroed_consume(struct page *page, unsigned int order,
 			 unsigned int sources, bool wanted)
 {
 	if (unlikely(READ_ONCE(page_zeroed_distrusted) & sources)) {
-		page_zeroed_lose(page, order, PAGE_ZEROED_LOST_DISTRUST);
+		page_zeroed_count_lost(1UL << order);
+		trace_page_zeroed_lost(page, order, PAGE_ZEROED_LOST_DISTRUST);
 		return false;
 	}
 
@@ -171,7 +200,8 @@ bool page_zeroed_consume(struct page *page, unsigned int order,
 void page_zeroed_lose(struct page *page, unsigned int order,
 		      enum page_zeroed_loss reason)
 {
-	count_vm_events(PGZEROED_LOST, 1 << order);
+	page_zeroed_account(page, -(1L << order));
+	page_zeroed_count_lost(1UL << order);
 	trace_page_zeroed_lost(page, order, reason);
 }
 
@@ -260,10 +290,12 @@ VISIBLE_IF_KUNIT void page_zeroed_report(struct page *page, unsigned int order,
 	KUNIT_STATIC_STUB_REDIRECT(page_zeroed_report, page, order, sources,
 				   bad, offset);
 
-	pr_err("BUG: pfn 0x%lx is not zero at byte %u, in a block of order %u at pfn 0x%lx that [%s%s ] vouched for; allocated by %s/%d\n",
+	pr_err("BUG: pfn 0x%lx is not zero at byte %u, in a block of order %u at pfn 0x%lx that [%s%s%s%s ] vouched for; allocated by %s/%d\n",
 	       page_to_pfn(bad), offset, order, page_to_pfn(page),
 	       sources & BIT(PAGE_ZEROED_REPORTED) ? " reported" : "",
 	       sources & BIT(PAGE_ZEROED_FREED) ? " freed" : "",
+	       sources & BIT(PAGE_ZEROED_INFLATED) ? " inflated" : "",
+	       sources & BIT(PAGE_ZEROED_PREZEROED) ? " prezeroed" : "",
 	       current->comm, task_pid_nr(current));
 	dump_page(bad, "known zero, but is not");
 	dump_stack();

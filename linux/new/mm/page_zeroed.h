@@ -31,6 +31,8 @@
 enum page_zeroed_source {
 	PAGE_ZEROED_REPORTED,	/* the host said so when it was reported */
 	PAGE_ZEROED_FREED,	/* it was zero when it was freed */
+	PAGE_ZEROED_INFLATED,	/* the host said so when it was ballooned */
+	PAGE_ZEROED_PREZEROED,	/* kzeropaged zeroed it */
 	NR_PAGE_ZEROED_SOURCES
 };
 
@@ -55,12 +57,15 @@ DECLARE_STATIC_KEY_FALSE(page_zeroed_active);
 DECLARE_STATIC_KEY_MAYBE(CONFIG_PAGE_ZEROED_DEBUG, page_zeroed_verify_enabled);
 
 int page_zeroed_enable(void);
+bool page_zeroed_trusted(enum page_zeroed_source source);
 void page_zeroed_claim(struct page *page, unsigned int order,
 		       enum page_zeroed_source source);
 bool page_zeroed_consume(struct page *page, unsigned int order,
 			 unsigned int sources, bool wanted);
 void page_zeroed_lose(struct page *page, unsigned int order,
 		      enum page_zeroed_loss reason);
+void page_zeroed_account(struct page *page, long nr);
+void page_zeroed_count_lost(unsigned long nr);
 void __page_zeroed_verify(struct page *page, unsigned int order,
 			  unsigned int sources);
 
@@ -183,6 +188,41 @@ static __always_inline void page_zeroed_verify(struct page *page,
 }
 
 /*
+ * Memory that @sources vouch for, or nobody if it is 0, is put to use. Returns
+ * the sources on whose word it need not be zeroed, or 0: then it must be, if its
+ * user wants zeros (@wanted). Counts that as done.
+ */
+static __always_inline unsigned int page_zeroed_settle(struct page *page,
+						       unsigned int order,
+						       unsigned int sources,
+						       bool wanted)
+{
+	if (!page_zeroed_tracked())
+		return 0;
+
+	if (sources && page_zeroed_consume(page, order, sources, wanted))
+		return sources;
+
+	if (wanted)
+		count_vm_events(PGZEROED_CLEARED, 1 << order);
+	return 0;
+}
+
+/*
+ * A block leaves the allocator, and is no longer marked afterwards. Returns who
+ * vouches for its being zero, or 0.
+ */
+static __always_inline unsigned int page_zeroed_detach(struct page *page,
+						       unsigned int order)
+{
+	unsigned int sources = page_zeroed_take(page);
+
+	if (sources)
+		page_zeroed_account(page, -(1L << order));
+	return sources;
+}
+
+/*
  * A block leaves the allocator. Returns the sources on whose word it need not
  * be zeroed, or 0: then nothing is known, or its caller does not want zeros
  * (@wanted). Whichever it is, the block is no longer marked afterwards.
@@ -191,18 +231,8 @@ static __always_inline unsigned int page_zeroed_leave(struct page *page,
 						      unsigned int order,
 						      bool wanted)
 {
-	unsigned int sources;
-
-	if (!page_zeroed_tracked())
-		return 0;
-
-	sources = page_zeroed_take(page);
-	if (sources && page_zeroed_consume(page, order, sources, wanted))
-		return sources;
-
-	if (wanted)
-		count_vm_events(PGZEROED_CLEARED, 1 << order);
-	return 0;
+	return page_zeroed_settle(page, order, page_zeroed_detach(page, order),
+				  wanted);
 }
 
 #else /* !CONFIG_PAGE_ZEROED */
@@ -258,6 +288,27 @@ static inline void page_zeroed_lose(struct page *page, unsigned int order,
 static inline void page_zeroed_verify(struct page *page, unsigned int order,
 				      unsigned int sources)
 {
+}
+
+static inline void page_zeroed_account(struct page *page, long nr)
+{
+}
+
+static inline void page_zeroed_count_lost(unsigned long nr)
+{
+}
+
+static inline unsigned int page_zeroed_settle(struct page *page,
+					      unsigned int order,
+					      unsigned int sources, bool wanted)
+{
+	return 0;
+}
+
+static inline unsigned int page_zeroed_detach(struct page *page,
+					      unsigned int order)
+{
+	return 0;
 }
 
 static inline unsigned int page_zeroed_leave(struct page *page,

@@ -6,6 +6,7 @@
 #include <kunit/static_stub.h>
 #include <kunit/test.h>
 
+#include <linux/balloon.h>
 #include <linux/bitmap.h>
 #include <linux/gfp.h>
 #include <linux/highmem.h>
@@ -23,6 +24,7 @@
 
 #define REPORTED	BIT(PAGE_ZEROED_REPORTED)
 #define FREED		BIT(PAGE_ZEROED_FREED)
+#define INFLATED	BIT(PAGE_ZEROED_INFLATED)
 #define BOTH		(REPORTED | FREED)
 
 /* What is not known to be zero is filled with this. */
@@ -115,6 +117,8 @@ static const struct sources_param sources_params[] = {
 	{ "reported", REPORTED },
 	{ "freed", FREED },
 	{ "reported and freed", BOTH },
+	{ "inflated", INFLATED },
+	{ "reported and inflated", REPORTED | INFLATED },
 };
 KUNIT_ARRAY_PARAM_DESC(sources, sources_params, desc);
 
@@ -793,6 +797,63 @@ static void alloc_again(struct kunit *test)
 	KUNIT_EXPECT_EQ(test, lot_dirty(lot, i, nr), 0);
 }
 
+struct balloon_param {
+	const char *desc;
+	bool marked;	/* as what the host left zero */
+	bool found;	/* by somebody who drops the last reference */
+};
+
+static const struct balloon_param balloon_params[] = {
+	{ "zero", true, false },
+	{ "zero, freed by who found it", true, true },
+	{ "unknown", false, false },
+	{ "unknown, freed by who found it", false, true },
+};
+KUNIT_ARRAY_PARAM_DESC(balloon, balloon_params, desc);
+
+/* A page that was in a balloon comes back. */
+static void alloc_balloon(struct kunit *test)
+{
+	const struct balloon_param *param = test->param_value;
+	const bool known = param->marked && !param->found;
+	unsigned long set = count_of(PGZEROED_SET_INFLATED);
+	unsigned long skip = count_of(PGZEROED_SKIP_INFLATED);
+	struct lot *lot = test->priv;
+	struct page *page = lot->page;
+	unsigned int sources, i;
+	bool left;
+
+	lot_fill(lot, 0, 1, param->marked ? 0 : DIRT);
+	set_page_refcounted(page);
+	__SetPageOffline(page);
+	if (param->marked)
+		balloon_page_mark_zeroed(page);
+	/* In use, it is not what the page allocator would call known zero. */
+	KUNIT_EXPECT_FALSE(test, PageZeroed(page));
+
+	bitmap_clear(lot->owned, 0, 1);
+	scoped_guard(irqsave) {
+		if (param->found)
+			get_page(page);
+		balloon_page_put(page);
+		if (param->found)
+			put_page(page);
+
+		sources = page_zeroed_sources(page);
+		left = PageBalloonZeroed(page) || PageOffline(page);
+	}
+	KUNIT_EXPECT_EQ(test, sources, known ? INFLATED : 0);
+	KUNIT_EXPECT_FALSE(test, left);
+
+	i = lot_alloc(test, 0, __GFP_ZERO);
+	KUNIT_EXPECT_EQ(test, lot_dirty(lot, i, 1), 0);
+	KUNIT_EXPECT_EQ(test, marks(lot->page, LOT_PAGES), 0);
+	if (known) {
+		EXPECT_COUNTED(test, PGZEROED_SET_INFLATED, set, 1);
+		EXPECT_COUNTED(test, PGZEROED_SKIP_INFLATED, skip, 1);
+	}
+}
+
 static void alloc_bulk(struct kunit *test)
 {
 	struct lot *lot = test->priv;
@@ -945,11 +1006,45 @@ static void alloc_sources(struct kunit *test)
 	EXPECT_COUNTED(test, PGZEROED_SKIP_REPORTED, skip, 16);
 }
 
+/* The caller does not want zeros yet, but wants to know. */
+static void alloc_keep(struct kunit *test)
+{
+	const gfp_t gfps[] = { GFP_KERNEL, GFP_KERNEL | __GFP_ZERO };
+	struct lot *lot = test->priv;
+	unsigned int i;
+
+	lot_isolate(lot, true);
+
+	for (i = 0; i < 4; i++) {
+		const gfp_t gfp = gfps[i / 2];
+		const bool zero = i % 2;
+		unsigned int zeroed = 0;
+		const struct page_content content = { .zeroed = &zeroed };
+		unsigned long skip = count_of(PGZEROED_SKIP_FREED);
+
+		lot_free(lot, 0, 0, zero);
+		KUNIT_ASSERT_TRUE(test, lot_grab(lot, 0, 0));
+		post_alloc_hook(lot->page, 0, gfp, ALLOC_DEFAULT, &content);
+		bitmap_set(lot->owned, 0, 1);
+
+		KUNIT_EXPECT_EQ(test, zeroed, zero ? FREED : 0);
+		KUNIT_EXPECT_EQ(test, marks(lot->page, 1), 0);
+		if (zero || want_init_on_alloc(gfp))
+			KUNIT_EXPECT_EQ(test, lot_dirty(lot, 0, 1), 0);
+
+		/* It counts when it is put to use. */
+		KUNIT_EXPECT_EQ(test, page_zeroed_settle(lot->page, 0, zeroed, true),
+				zeroed);
+		EXPECT_COUNTED(test, PGZEROED_SKIP_FREED, skip, zero);
+	}
+}
+
 #ifdef CONFIG_CONTIG_ALLOC
 struct contig_param {
 	const char *desc;
 	gfp_t gfp;
 	bool a, b;
+	bool user;	/* for a user address */
 };
 
 static const struct contig_param contig_params[] = {
@@ -964,12 +1059,17 @@ static const struct contig_param contig_params[] = {
 	{ "folio, dirty + dirty", __GFP_ZERO | __GFP_COMP, false, false },
 	{ "any folio, zero + zero", __GFP_COMP, true, true },
 	{ "any folio, dirty + zero", __GFP_COMP, false, true },
+	{ "user folio, zero + zero", __GFP_ZERO | __GFP_COMP, true, true, true },
+	{ "user folio, zero + dirty", __GFP_ZERO | __GFP_COMP, true, false, true },
+	{ "user folio, dirty + zero", __GFP_ZERO | __GFP_COMP, false, true, true },
+	{ "user folio, dirty + dirty", __GFP_ZERO | __GFP_COMP, false, false, true },
 };
 KUNIT_ARRAY_PARAM_DESC(contig, contig_params, desc);
 
 /* An allocation that is made of two free blocks. */
 static void alloc_contig(struct kunit *test)
 {
+	const struct page_content content = { .user_addr = 0x12345678 };
 	const struct contig_param *param = test->param_value;
 	const bool wanted = want_init_on_alloc(param->gfp);
 	struct lot *lot = test->priv;
@@ -1000,16 +1100,17 @@ static void alloc_contig(struct kunit *test)
 
 	skip = count_of(PGZEROED_SKIP_FREED);
 	cleared = count_of(PGZEROED_CLEARED);
-	err = alloc_contig_frozen_range(pfn, pfn + 2 * nr, ACR_FLAGS_NONE,
-					GFP_KERNEL | param->gfp);
+	err = __alloc_contig_frozen_range(pfn, pfn + 2 * nr, ACR_FLAGS_NONE,
+					  GFP_KERNEL | param->gfp,
+					  param->user ? &content : NULL);
 	KUNIT_ASSERT_EQ(test, err, 0);
 
 	KUNIT_EXPECT_EQ(test, marks(lot->page, 2 * nr), 0);
 	if (wanted)
 		KUNIT_EXPECT_EQ(test, lot_dirty(lot, 0, 2 * nr), 0);
 
-	/* A folio is zero or it is not. */
-	if (param->gfp & __GFP_COMP)
+	/* A folio is initialised in one go with init_on_alloc=1. */
+	if ((param->gfp & __GFP_COMP) && want_init_on_alloc(0))
 		zero = param->a && param->b ? 2 * nr : 0;
 	else
 		zero = (param->a + param->b) * nr;
@@ -1207,7 +1308,7 @@ static void verify_allocation(struct kunit *test)
 	KUNIT_EXPECT_EQ(test, lot->sources, FREED);
 	KUNIT_EXPECT_EQ(test, lot->bad_page, 3);
 	/* It may have been anybody whose word was passed on. */
-	KUNIT_EXPECT_EQ(test, page_zeroed_distrusted, REPORTED | FREED);
+	KUNIT_EXPECT_EQ(test, page_zeroed_distrusted, PAGE_ZEROED_SOURCES);
 
 	/* The other block is not believed any more, nor looked at. */
 	KUNIT_EXPECT_EQ(test, lot_own_free(test, 16, 8), 8);
@@ -1237,11 +1338,13 @@ static void verify_report(struct kunit *test)
 static struct kunit_case alloc_cases[] = {
 	KUNIT_CASE_PARAM(alloc_merge, halves_gen_params),
 	KUNIT_CASE_PARAM(alloc_again, again_gen_params),
+	KUNIT_CASE_PARAM(alloc_balloon, balloon_gen_params),
 	KUNIT_CASE(alloc_bulk),
 	KUNIT_CASE(alloc_split),
 	KUNIT_CASE_PARAM(alloc_pcp_drain, pcp_gen_params),
 	KUNIT_CASE(alloc_isolate_split),
 	KUNIT_CASE(alloc_sources),
+	KUNIT_CASE(alloc_keep),
 #ifdef CONFIG_CONTIG_ALLOC
 	KUNIT_CASE_PARAM(alloc_contig, contig_gen_params),
 #endif

@@ -11,7 +11,9 @@
 #define show_page_zeroed_sources(mask)					\
 	__print_flags(mask, "|",					\
 		{ BIT(0), "reported" },					\
-		{ BIT(1), "freed" })
+		{ BIT(1), "freed" },					\
+		{ BIT(2), "inflated" },					\
+		{ BIT(3), "prezeroed" })
 
 #define show_page_zeroed_loss(reason)					\
 	__print_symbolic(reason,					\

@@ -16,6 +16,9 @@ from pathlib import Path
 FUNCTIONS = (
     ("mm/page_zeroed.c", (
         "page_zeroed_count",
+        "page_zeroed_trusted",
+        "page_zeroed_account",
+        "page_zeroed_count_lost",
         "page_zeroed_claim",
         "page_zeroed_consume",
         "page_zeroed_lose",
@@ -58,10 +61,12 @@ FUNCTIONS = (
         "toggle_pageblock_isolate",
         "__move_freepages_block_isolate",
         "try_to_claim_block",
+        "isolate_untouched_block",
         "__isolate_free_page",
         "__putback_isolated_page",
         "putback_untouched_block",
         "merge_free_frozen_pages",
+        "take_free_frozen_pages",
         "add_to_free_list",
         "break_down_buddy_pages",
         "take_page_off_buddy",

@@ -227,6 +227,7 @@ static void check_lists(unsigned int nr_buddies)
 static void check(void)
 {
 	unsigned int pfn, i, order, nr_buddies = 0;
+	long nr_zeroed = 0;
 
 	nr_blocks = 0;
 	for (pfn = 0; pfn < NR_PAGES; pfn += 1U << order) {
@@ -250,6 +251,7 @@ static void check(void)
 			broken("pfn %u heads a block of order %u", pfn, order);
 		order_of[pfn] = order;
 
+		nr_zeroed += (long)PageZeroed(page) << order;
 		if (kind[pfn] < ALLOCATED)
 			check_mark(pfn, order, guard);
 		else if (PageZeroed(page))
@@ -272,6 +274,9 @@ static void check(void)
 				broken("pfn %u is marked, in a block at %u", i, pfn);
 		}
 	}
+	if (nr_zeroed != the_zone.stat[NR_FREE_ZEROED])
+		broken("%ld pages are known zero, counted as %ld", nr_zeroed,
+		       the_zone.stat[NR_FREE_ZEROED]);
 	check_lists(nr_buddies);
 }
 
@@ -401,13 +406,15 @@ static void look_at_queue(void)
 
 static void free_block(unsigned int pfn, unsigned int order, fpi_t fpi)
 {
-	const unsigned int freed = BIT(PAGE_ZEROED_FREED);
-	bool zeroed = fpi & FPI_ZEROED && !(page_zeroed_distrusted & freed);
+	const unsigned int by = fpi & FPI_INFLATED ? BIT(PAGE_ZEROED_INFLATED) :
+						     BIT(PAGE_ZEROED_FREED);
+	bool zeroed = fpi & FPI_ZEROED && !(page_zeroed_distrusted & by);
 
-	say(" pfn %u order %u%s%s%s", pfn, order, fpi & FPI_ZEROED ? " zeroed" : "",
+	say(" pfn %u order %u%s%s%s%s", pfn, order,
+	    fpi & FPI_ZEROED ? " zeroed" : "", fpi & FPI_INFLATED ? " inflated" : "",
 	    fpi & FPI_NOLOCK ? " nolock" : "", fpi & FPI_TO_TAIL ? " tail" : "");
 
-	vouch(pfn, order, zeroed ? freed : 0);
+	vouch(pfn, order, zeroed ? by : 0);
 	set_pages(pfn, order, fpi & FPI_NOLOCK && trylock_fails ? QUEUED : FREE);
 	__free_pages_ok(pfn_to_page(pfn), order, fpi);
 	look_at_queue();
@@ -418,7 +425,7 @@ static fpi_t random_fpi(unsigned int pfn, unsigned int order)
 	fpi_t fpi = FPI_NONE;
 
 	if (all_zero(pfn, order) && rnd(4))
-		fpi |= FPI_ZEROED;
+		fpi |= rnd(2) ? FPI_ZEROED : FPI_ZEROED | FPI_INFLATED;
 	if (!rnd(4))
 		fpi |= FPI_TO_TAIL;
 	return fpi;
@@ -564,6 +571,35 @@ static void do_put_back(void)
 	__putback_isolated_page(page, order_of[pfn], get_pageblock_migratetype(page));
 }
 
+/* A thread zeroes a free block, or finds that it cannot. */
+static void do_prezero(void)
+{
+	const unsigned int by_thread = BIT(PAGE_ZEROED_PREZEROED);
+	unsigned int pfn = pick(FREE, 0), order;
+	struct page *page = pfn_to_page(pfn);
+
+	say("prezero pfn %u", pfn);
+	if (pfn == NR_PAGES || !PageBuddy(page))
+		return;
+
+	order = order_of[pfn];
+	if (!isolate_untouched_block(page, order))
+		return;
+
+	set_pages(pfn, order, FREE);
+	memset(reported + pfn, 0, 1U << order);
+	if (rnd(4)) {
+		fill(pfn, order, 0);
+		vouch(pfn, order, page_zeroed_distrusted & by_thread ? 0 : by_thread);
+		page_zeroed_claim(page, order, PAGE_ZEROED_PREZEROED);
+	} else {
+		fill(pfn, order, 1);
+		vouch(pfn, order, 0);
+		page_zeroed_drop(page, order, PAGE_ZEROED_LOST_REMOVED);
+	}
+	putback_untouched_block(page, order);
+}
+
 /* The device zeroes some, spoils some, says which, or fails. */
 static void do_report(void)
 {
@@ -678,6 +714,37 @@ static void do_isolate(void)
 	__move_freepages_block_isolate(&the_zone, page, isolate);
 }
 
+/* A folio of which some parts are zeroed, and others need not be. */
+static void take_parts(struct list_head *lists, unsigned int first, unsigned int order)
+{
+	const unsigned int part_order = rnd(order + 1), end = first + (1U << order);
+	unsigned long dirty[(2UL << MAX_PAGE_ORDER) / BITS_PER_LONG + 1];
+	unsigned int zeroed, pfn, sources = 0;
+	bool any = false;
+
+	say("; in parts of order %u", part_order);
+	for (pfn = first; pfn < end; pfn++)
+		sources |= vouched[pfn];
+	zeroed = take_free_frozen_pages(lists, pfn_to_page(first), order, part_order,
+					dirty);
+
+	for (pfn = first; pfn < end; pfn += 1U << part_order) {
+		bool known = zeroed && !test_bit((pfn - first) >> part_order, dirty);
+
+		if (known && !all_zero(pfn, part_order))
+			broken("pfn %u, a part of order %u: left out, and is not zero",
+			       pfn, part_order);
+		if (known != !!all_vouched(pfn, part_order))
+			broken("pfn %u, a part of order %u: %s", pfn, part_order,
+			       known ? "nobody has vouched for it" : "what was known is lost");
+		any |= known;
+	}
+	if (any != !!zeroed || (zeroed && zeroed != sources))
+		broken("parts of pfn %u, order %u: vouched for by %#x, should be %#x",
+		       first, order, zeroed, any ? sources : 0);
+	vouch(first, order, 0);
+}
+
 static void do_contig(void)
 {
 	unsigned int order = 1 + rnd(MAX_PAGE_ORDER + 1);
@@ -702,8 +769,12 @@ static void do_contig(void)
 		list_add_tail(&page->lru, &lists[order_of[i]]);
 	}
 	page = pfn_to_page(first);
-	merge_free_frozen_pages(lists, page);
-	check_mark(first, order, false);
+	if (rnd(2)) {
+		take_parts(lists, first, order);
+	} else {
+		merge_free_frozen_pages(lists, page);
+		check_mark(first, order, false);
+	}
 	leave(page, order);
 }
 
@@ -781,6 +852,7 @@ static const struct {
 	{ 3, do_pcp_alloc },
 	{ 3, do_hold },
 	{ 4, do_put_back },
+	{ 5, do_prezero },
 	{ 8, do_report },
 	{ 4, do_release },
 	{ 5, do_isolate },

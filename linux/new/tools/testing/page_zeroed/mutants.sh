@@ -42,6 +42,14 @@ if ! ./page_zeroed 1 "$ROUNDS" > /dev/null; then
 	exit 1
 fi
 
+mutant "count: what leaves is still counted" page_zeroed.h \
+	's/page_zeroed_account(page, -(1L << order))/(void)0/'
+mutant "count: what is lost is still counted" functions.h \
+	'/^void page_zeroed_lose/,/^}/s/page_zeroed_account(page, -(1L << order))/(void)0/'
+mutant "count: a block counts as one page" functions.h \
+	's/page_zeroed_account(page, 1L << order)/page_zeroed_account(page, 1)/'
+mutant "isolate: the mark is lost" functions.h \
+	'/^bool isolate_untouched_block/,/^}/s/return true;/page_zeroed_take(page); return true;/'
 mutant "merge: one zero half is enough" page_zeroed.h \
 	's/if (a && b)/if (a || b)/'
 mutant "merge: never known zero" page_zeroed.h \
@@ -83,18 +91,28 @@ mutant "contiguous: other heads keep their marks" functions.h \
 	'/^static void merge_free_frozen_pages/,/^}/s/page_zeroed_take(page)/page_zeroed_sources(page)/'
 mutant "contiguous: not looked at" functions.h \
 	'/^static void merge_free_frozen_pages/,/^}/s/if (!page_zeroed_tracked())/if (1)/'
+mutant "contiguous: a part is what its first block is" functions.h \
+	'/^static unsigned int take_free_frozen_pages/,/^}/s/bitmap_set(dirty, first, last - first + 1)/bitmap_set(dirty, first, 1)/'
+mutant "contiguous: all parts are dirty" functions.h \
+	'/^static unsigned int take_free_frozen_pages/,/^}/s/return nr_used ? zeroed : 0/return 0/'
+mutant "contiguous: no part is dirty" functions.h \
+	'/^static unsigned int take_free_frozen_pages/,/^}/s/^\t\t\t\tbitmap_set(.*/\t\t\t\t;/'
+mutant "contiguous: heads of parts keep their marks" functions.h \
+	'/^static unsigned int take_free_frozen_pages/,/^}/s/page_zeroed_detach(page, i)/page_zeroed_sources(page)/'
 mutant "allocation: the mark stays" page_zeroed.h \
-	's/^\tsources = page_zeroed_take(page);/\tsources = page_zeroed_sources(page);/'
+	's/^\tunsigned int sources = page_zeroed_take(page);/\tunsigned int sources = page_zeroed_sources(page);/'
 mutant "allocation: never taken for zero" page_zeroed.h \
 	's/^\tif (sources && page_zeroed_consume(page, order, sources, wanted))/\tif (0)/'
 mutant "allocation: liars are believed" functions.h \
 	'/^bool page_zeroed_consume/,/^}/s/if (unlikely(READ_ONCE(page_zeroed_distrusted) & sources))/if (0)/'
 mutant "claim: liars are believed" functions.h \
-	'/^void page_zeroed_claim/,/^}/s/if (READ_ONCE(page_zeroed_distrusted) & sources)/if (0)/'
+	's/if (!page_zeroed_trusted(source))/if (0)/'
 mutant "claim: what was known before stays" functions.h \
 	'/^void page_zeroed_claim/,/^}/s/known = page_zeroed_take(page);/known = false; sources |= page_zeroed_take(page);/'
 mutant "free: everything is zero" functions.h \
 	'/^static void __free_pages_ok/,/^}/s/if (fpi_flags & FPI_ZEROED)/if (1)/'
+mutant "free: the host's word passes for the kernel's own" functions.h \
+	'/^static void __free_pages_ok/,/^}/s/fpi_flags & FPI_INFLATED/0/'
 mutant "free: zeros are forgotten" functions.h \
 	'/^static void __free_pages_ok/,/^}/s/if (fpi_flags & FPI_ZEROED)/if (0)/'
 mutant "free: what was queued goes by the flags of others" functions.h \

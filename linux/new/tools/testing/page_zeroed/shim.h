@@ -178,7 +178,7 @@ struct free_area {
 };
 
 enum zone_watermarks { WMARK_MIN, NR_WMARK };
-enum { NR_FREE_PAGES, NR_FREE_PAGES_BLOCKS, NR_FREE_CMA_PAGES, NR_STATS };
+enum { NR_FREE_PAGES, NR_FREE_PAGES_BLOCKS, NR_FREE_CMA_PAGES, NR_FREE_ZEROED, NR_STATS };
 enum { ZONE_BOOSTED_WATERMARK };
 
 struct zone {
@@ -223,6 +223,7 @@ extern bool block_isolated[NR_PAGES >> pageblock_order];
 #define zone_watermark_ok(...)		true
 #define bad_range(zone, page)		((page) < mem_map || (page) >= mem_map + NR_PAGES)
 #define __mod_zone_page_state(zone, item, n) ((void)((zone)->stat[item] += (n)))
+#define mod_zone_page_state		__mod_zone_page_state
 
 #define PAGE_FLAG(name, bit)						\
 static inline bool Page##name(const struct page *page)			\
@@ -327,6 +328,7 @@ extern struct task_struct *current;
 /* Reporting */
 extern struct static_key_false page_reporting_enabled;
 #define page_reporting_notify_free(order) ((void)(order))
+#define prezero_notify_free(page, order) ((void)(order))
 #define PAGE_REPORTING_CAPACITY		32
 #define PAGE_SHIFT			12
 struct scatterlist {
@@ -338,7 +340,29 @@ struct page_reporting_dev_info {
 	bool tells_zeroed;
 	unsigned long zeroed[1];
 };
-#define test_bit(n, map)		(((map)[0] >> (n)) & 1)
+#define BITS_PER_LONG			(8 * (int)sizeof(long))
+#define test_bit(n, map) \
+	(((map)[(n) / BITS_PER_LONG] >> ((n) % BITS_PER_LONG)) & 1)
+
+static inline void bitmap_zero(unsigned long *map, unsigned int nr)
+{
+	memset(map, 0, (nr + BITS_PER_LONG - 1) / BITS_PER_LONG * sizeof(*map));
+}
+
+static inline void bitmap_set(unsigned long *map, unsigned int start, unsigned int nr)
+{
+	for (; nr; nr--, start++)
+		map[start / BITS_PER_LONG] |= 1UL << (start % BITS_PER_LONG);
+}
+
+static inline unsigned int bitmap_weight(const unsigned long *map, unsigned int nr)
+{
+	unsigned int i, weight = 0;
+
+	for (i = 0; i < nr; i++)
+		weight += test_bit(i, map);
+	return weight;
+}
 #define sg_page(sg)			((sg)->page)
 #define sg_next(sg)			((sg)->last ? NULL : (sg) + 1)
 #define sg_init_table(sgl, nents)	((void)(nents))
@@ -347,8 +371,8 @@ struct page_reporting_dev_info {
 /* Counters and tracepoints */
 enum vm_event_item {
 	PGFREE,
-	PGZEROED_SET_REPORTED, PGZEROED_SET_FREED,
-	PGZEROED_SKIP_REPORTED, PGZEROED_SKIP_FREED,
+	PGZEROED_SET_REPORTED, PGZEROED_SET_FREED, PGZEROED_SET_INFLATED, PGZEROED_SET_PREZEROED,
+	PGZEROED_SKIP_REPORTED, PGZEROED_SKIP_FREED, PGZEROED_SKIP_INFLATED, PGZEROED_SKIP_PREZEROED,
 	PGZEROED_UNWANTED, PGZEROED_LOST, PGZEROED_CLEARED, PGZEROED_BAD,
 	NR_VM_EVENT_ITEMS
 };
