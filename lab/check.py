@@ -17,8 +17,8 @@ from lab.errors import LabError
 EXPECTED = re.compile(r"0\d+-linux-headers-.*added, moved or deleted file\(s\) imported from Linux")
 # Rules that ask for what only the kernel has, and not a program of its own in tools/.
 KERNEL_ONLY = (
-    "ARRAY_SIZE,COMPLEX_MACRO,EMBEDDED_FILENAME,FLEXIBLE_ARRAY,IS_ENABLED_CONFIG,"
-    "MACRO_ARG_UNUSED,NEW_TYPEDEFS,PREFER_DEFINED_ATTRIBUTE_MACRO"
+    "ARRAY_SIZE,COMPLEX_MACRO,EMBEDDED_FILENAME,ENOSYS,FLEXIBLE_ARRAY,IS_ENABLED_CONFIG,"
+    "MACRO_ARG_UNUSED,NEW_TYPEDEFS,PREFER_DEFINED_ATTRIBUTE_MACRO,VOLATILE"
 )
 # Texts without a place for a licence line, as their neighbours in the kernel are.
 NO_SPDX = re.compile(r"^Documentation/ABI/|\.txt$|\.kunitconfig$|/\.gitignore$|\.json$")
