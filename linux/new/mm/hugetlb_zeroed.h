@@ -61,6 +61,10 @@ static inline unsigned int hugetlb_zeroed_take(struct folio *folio)
 	return sources;
 }
 
+void hugetlb_zeroing_cancel(struct folio *folio);
+unsigned long hugetlb_zero_free(struct hstate *h, int nid,
+				bool (*stop)(void *data), void *data);
+
 #else /* !CONFIG_PAGE_ZEROED */
 
 static inline unsigned int hugetlb_zeroed_sources(const struct folio *folio)
@@ -73,6 +77,16 @@ static inline void hugetlb_zeroed_mark(struct folio *folio, unsigned int sources
 }
 
 static inline unsigned int hugetlb_zeroed_take(struct folio *folio)
+{
+	return 0;
+}
+
+static inline void hugetlb_zeroing_cancel(struct folio *folio)
+{
+}
+
+static inline unsigned long hugetlb_zero_free(struct hstate *h, int nid,
+					      bool (*stop)(void *data), void *data)
 {
 	return 0;
 }

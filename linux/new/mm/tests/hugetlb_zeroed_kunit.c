@@ -459,12 +459,90 @@ static void pool_verify(struct kunit *test)
 	folio_put(folio);
 }
 
+struct stop_at {
+	struct kunit *test;
+	unsigned int calls, at;
+	bool take;		/* instead of stopping */
+	struct folio *taken;
+};
+
+static bool stop_at(void *data)
+{
+	struct stop_at *stop = data;
+
+	if (++stop->calls != stop->at)
+		return false;
+	if (!stop->take)
+		return true;
+
+	/* Somebody wants it just now, to copy something over it. */
+	stop->taken = pool_alloc(stop->test, 0);
+	pool_set(stop->test->priv, DIRT, 0);
+	return false;
+}
+
+/* A free folio is zeroed in the background, and then is known to be zero. */
+static void pool_zero_free(struct kunit *test)
+{
+	struct pool *pool = test->priv;
+	const int nid = folio_nid(pool->folio);
+	struct folio *folio;
+
+	pool_set(pool, DIRT, 0);
+	KUNIT_EXPECT_EQ(test, hugetlb_zero_free(pool->h, nid, NULL, NULL),
+			pages_per_huge_page(pool->h));
+	KUNIT_EXPECT_EQ(test, hugetlb_zeroed_sources(pool->folio),
+			BIT(PAGE_ZEROED_PREZEROED));
+	KUNIT_EXPECT_EQ(test, pool_differs(pool, 0), 0);
+
+	/* There is nothing more to be done. */
+	KUNIT_EXPECT_EQ(test, hugetlb_zero_free(pool->h, nid, NULL, NULL), 0);
+
+	folio = pool_alloc(test, __GFP_ZERO);
+	folio_put(folio);
+}
+
+/* It was told to stop half-way: nothing is known. */
+static void pool_zero_stopped(struct kunit *test)
+{
+	struct pool *pool = test->priv;
+	const int nid = folio_nid(pool->folio);
+	struct stop_at stop = { .test = test, .at = 50 };
+
+	pool_set(pool, DIRT, 0);
+	KUNIT_EXPECT_EQ(test, hugetlb_zero_free(pool->h, nid, stop_at, &stop), 0);
+	KUNIT_EXPECT_EQ(test, stop.calls, stop.at);
+	KUNIT_EXPECT_FALSE(test, folio_test_hugetlb_zeroed(pool->folio));
+	KUNIT_EXPECT_GT(test, pool_differs(pool, 0), 0);
+
+	KUNIT_EXPECT_GT(test, hugetlb_zero_free(pool->h, nid, NULL, NULL), 0);
+}
+
+/* It was taken half-way: what its owner writes stays. */
+static void pool_zero_taken(struct kunit *test)
+{
+	struct pool *pool = test->priv;
+	const int nid = folio_nid(pool->folio);
+	struct stop_at stop = { .test = test, .at = 50, .take = true };
+
+	pool_set(pool, DIRT, 0);
+	KUNIT_EXPECT_EQ(test, hugetlb_zero_free(pool->h, nid, stop_at, &stop), 0);
+	KUNIT_EXPECT_EQ(test, stop.calls, stop.at);
+	KUNIT_ASSERT_NOT_NULL(test, stop.taken);
+	KUNIT_EXPECT_EQ(test, pool_differs(pool, DIRT), 0);
+	KUNIT_EXPECT_FALSE(test, folio_test_hugetlb_zeroed(pool->folio));
+	folio_put(stop.taken);
+}
+
 static struct kunit_case pool_cases[] = {
 	KUNIT_CASE_PARAM(pool_hand_out, alloc_gen_params),
 	KUNIT_CASE(pool_used),
 	KUNIT_CASE(pool_migrate),
 	KUNIT_CASE(pool_reserve),
 	KUNIT_CASE(pool_shrink),
+	KUNIT_CASE(pool_zero_free),
+	KUNIT_CASE(pool_zero_stopped),
+	KUNIT_CASE(pool_zero_taken),
 	KUNIT_CASE(pool_distrust),
 	KUNIT_CASE(pool_verify),
 	{}
