@@ -18,8 +18,8 @@ from lab.boot import BootSpec, running
 pytestmark = pytest.mark.boots
 
 MB = 1 << 20
-ALL = 1024 * MB
-TAKEN = 512 * MB
+ALL = 512 * MB
+TAKEN = 256 * MB
 TELLS = balloon.device(device_init_on_inflate="on")
 # Twice: what the first has not reached because the kernel kept it is likely to be free by then.
 DIRTY = "fillfree --share 85 >/dev/null; echo 3 > /proc/sys/vm/drop_caches"
@@ -32,11 +32,11 @@ def pages(size: int) -> int:
 
 @contextmanager
 def guest(device: str = TELLS, **more: Any) -> Iterator[Side]:
-    """A running guest of 1 GB with a balloon; its console is judged at the end."""
+    """A running guest of 512 MB with a balloon; its console is judged at the end."""
     fields: dict[str, Any] = {
         "kernel": "debug",
         "devices": [device],
-        "memory": "1G",
+        "memory": "512M",
         "timeout": 300.0,
         "command": ["sh", "-c", LOOP],
     }
@@ -61,7 +61,7 @@ def in_and_out(side: Side, taken: int = TAKEN) -> None:
 
 def judge(side: Side) -> dict[str, int]:
     """Use nearly all memory and see that all of it is zero; the counters afterwards."""
-    side.json("alloc_once", "--size", "700", "--pages", "nothp", *VERIFY)
+    side.json("alloc_once", "--size", "300", "--pages", "nothp", *VERIFY)
     found = vmstat(side)
     assert found.get("pgzeroed_bad", 0) == 0
     return found
@@ -74,24 +74,24 @@ def test_used_again_after_deflation(kind: str, cpus: int) -> None:
         in_and_out(side)
         found = vmstat(side)
         assert found["pgzeroed_set_inflated"] == pages(TAKEN)
-        told = side.json("alloc_once", "--size", "256", "--pages", kind, *VERIFY)
-        assert told["vmstat"]["pgzeroed_skip_inflated"] >= 0.99 * pages(256 * MB)
-        assert told["vmstat"]["pgzeroed_cleared"] <= 0.01 * pages(256 * MB)
+        told = side.json("alloc_once", "--size", "128", "--pages", kind, *VERIFY)
+        assert told["vmstat"]["pgzeroed_skip_inflated"] >= 0.99 * pages(128 * MB)
+        assert told["vmstat"]["pgzeroed_cleared"] <= 0.01 * pages(128 * MB)
         counted = balloon.stats(side.guest)
         assert counted["zero"] == counted["discarded"] == TAKEN
         assert set(counted["skipped"].values()) == {0}
         judge(side)
         # It was dirtied since: now nobody may take it for zero.
-        told = side.json("alloc_once", "--size", "256", "--pages", kind, *VERIFY)
-        assert told["vmstat"]["pgzeroed_skip_inflated"] <= 0.01 * pages(256 * MB)
+        told = side.json("alloc_once", "--size", "128", "--pages", kind, *VERIFY)
+        assert told["vmstat"]["pgzeroed_skip_inflated"] <= 0.01 * pages(128 * MB)
 
 
 def test_again_and_again() -> None:
     with guest(cpus=2) as side:
-        for _ in range(4):
-            in_and_out(side, 256 * MB)
-            side.json("alloc_once", "--size", "128", "--pages", "thp", *VERIFY)
-        assert judge(side)["pgzeroed_set_inflated"] == 4 * pages(256 * MB)
+        for _ in range(3):
+            in_and_out(side, 128 * MB)
+            side.json("alloc_once", "--size", "64", "--pages", "thp", *VERIFY)
+        assert judge(side)["pgzeroed_set_inflated"] == 3 * pages(128 * MB)
 
 
 def test_together_with_reporting() -> None:
@@ -102,11 +102,11 @@ def test_together_with_reporting() -> None:
         for _ in range(3):
             in_and_out(side)
             side.sh("sleep 0.3")
-            side.json("alloc_once", "--size", "256", "--pages", "thp", *VERIFY)
+            side.json("alloc_once", "--size", "128", "--pages", "thp", *VERIFY)
         found = judge(side)
         assert found["pgzeroed_set_inflated"] > 0
         assert found["pgzeroed_set_reported"] > 0
-        assert found["pgzeroed_skip_inflated"] + found["pgzeroed_skip_reported"] > pages(256 * MB)
+        assert found["pgzeroed_skip_inflated"] + found["pgzeroed_skip_reported"] > pages(128 * MB)
 
 
 REFUSALS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -122,7 +122,7 @@ REFUSALS: dict[str, tuple[str, dict[str, Any]]] = {
         {
             "extra_qemu": [
                 "-object",
-                "memory-backend-memfd,id=ram,size=1G,share=off",
+                "memory-backend-memfd,id=ram,size=512M,share=off",
                 "-machine",
                 "memory-backend=ram",
             ]
@@ -144,8 +144,8 @@ def test_nothing_is_skipped_when(why: str) -> None:
 
 # Half of the memory is of a kind of which nothing is promised: an answer for each page.
 MIXED = [
-    "-object", "memory-backend-ram,id=m0,size=512M",
-    "-object", "memory-backend-memfd,id=m1,size=512M,share=off",
+    "-object", "memory-backend-ram,id=m0,size=256M",
+    "-object", "memory-backend-memfd,id=m1,size=256M,share=off",
     "-numa", "node,nodeid=0,memdev=m0",
     "-numa", "node,nodeid=1,memdev=m1",
 ]  # fmt: skip
@@ -154,7 +154,7 @@ MIXED = [
 def test_some_are_zero_and_some_are_not() -> None:
     with guest(extra_qemu=MIXED) as side:
         for _ in range(2):
-            in_and_out(side, 768 * MB)
+            in_and_out(side, 352 * MB)
             counted = balloon.stats(side.guest)
             assert 0 < counted["zero"] < counted["discarded"]
             assert vmstat(side)["pgzeroed_set_inflated"] == pages(counted["zero"])
@@ -167,12 +167,12 @@ def test_migrated_while_inflated(extra: list[str]) -> None:
     with guest(cpus=2, extra_qemu=extra) as side:
         side.sh(DIRTY)
         # Small pages held between those of the balloon, so that there is something to compact.
-        balloon.resize(side.guest, ALL - 384 * MB)
+        balloon.resize(side.guest, ALL - 192 * MB)
         for _ in range(3):
-            side.sh("fillfree --size 200 --nothp >/dev/null; echo 1 > /proc/sys/vm/compact_memory")
-            balloon.resize(side.guest, ALL - 256 * MB)
+            side.sh("fillfree --size 100 --nothp >/dev/null; echo 1 > /proc/sys/vm/compact_memory")
+            balloon.resize(side.guest, ALL - 128 * MB)
             side.sh("echo 1 > /proc/sys/vm/compact_memory")
-            balloon.resize(side.guest, ALL - 384 * MB)
+            balloon.resize(side.guest, ALL - 192 * MB)
         moved = vmstat(side, "balloon_")["balloon_migrate"]
         assert moved > 100, "nothing was moved: this tests nothing"
         balloon.resize(side.guest, ALL)
@@ -185,11 +185,11 @@ def test_deflated_when_out_of_memory() -> None:
     device = balloon.device(device_init_on_inflate="on", deflate_on_oom="on")
     with guest(device, cpus=2) as side:
         side.sh(DIRTY)
-        balloon.resize(side.guest, ALL - 700 * MB)
+        balloon.resize(side.guest, ALL - 320 * MB)
         # Far more than there is without the balloon.
-        told = side.json("alloc_once", "--size", "500", "--pages", "nothp", *VERIFY)
-        assert told["vmstat"]["pgzeroed_skip_inflated"] > pages(100 * MB)
-        assert vmstat(side, "balloon_")["balloon_deflate"] > pages(100 * MB)
+        told = side.json("alloc_once", "--size", "240", "--pages", "nothp", *VERIFY)
+        assert told["vmstat"]["pgzeroed_skip_inflated"] > pages(50 * MB)
+        assert vmstat(side, "balloon_")["balloon_deflate"] > pages(50 * MB)
         assert vmstat(side)["pgzeroed_bad"] == 0
 
 
@@ -201,13 +201,13 @@ wait_for() {{ until [ "$(grep ^nr_balloon_pages /proc/vmstat)" = "nr_balloon_pag
 mkswap /dev/vda > /dev/null; swapon /dev/vda
 {DIRTY}
 echo step-inflate
-wait_for {pages(256 * MB)}
+wait_for {pages(128 * MB)}
 echo test_resume > /sys/power/disk; echo disk > /sys/power/state
 echo "out $(grep balloon_deflate /proc/vmstat)"
-wait_for {pages(256 * MB)}
+wait_for {pages(128 * MB)}
 echo step-deflate
 wait_for 0
-alloc_once --size 600 --pages nothp --verify --mode touch_all
+alloc_once --size 300 --pages nothp --verify --mode touch_all
 grep pgzeroed_ /proc/vmstat
 echo step-done
 """
@@ -220,7 +220,7 @@ def test_hibernated_while_inflated(tmp_path: Path) -> None:
         image.truncate(ALL)
     spec = BootSpec(
         kernel="debug",
-        memory="1G",
+        memory="512M",
         cpus=2,
         devices=[TELLS, "virtio-blk-pci,drive=swap"],
         extra_qemu=["-drive", f"file={disk},if=none,id=swap,format=raw,cache=unsafe"],
@@ -239,16 +239,16 @@ def test_hibernated_while_inflated(tmp_path: Path) -> None:
 
     with running(spec) as one:
         wait_for("inflate")
-        one.qmp("balloon", value=ALL - 256 * MB)
+        one.qmp("balloon", value=ALL - 128 * MB)
         wait_for("deflate")
         one.qmp("balloon", value=ALL)
         lines = [line.strip() for line in wait_for("done").splitlines()]
     counters = dict(line.split() for line in lines if line.startswith("pgzeroed_"))
     emptied = next(line.split()[2] for line in lines if line.startswith("out balloon_deflate"))
-    assert int(emptied) >= pages(256 * MB)
+    assert int(emptied) >= pages(128 * MB)
     assert int(counters["pgzeroed_bad"]) == 0
     # Before the resume, and again at the end.
-    assert int(counters["pgzeroed_set_inflated"]) >= 2 * pages(256 * MB)
+    assert int(counters["pgzeroed_set_inflated"]) >= 2 * pages(128 * MB)
     assert int(counters["pgzeroed_skip_inflated"]) > 0
 
 
@@ -256,7 +256,7 @@ def test_hibernated_while_inflated(tmp_path: Path) -> None:
 def test_kernels_that_do_not_know_the_bit(kernel: str) -> None:
     with guest(kernel=kernel) as side:
         in_and_out(side)
-        side.json("alloc_once", "--size", "700", "--pages", "nothp", *VERIFY)
+        side.json("alloc_once", "--size", "300", "--pages", "nothp", *VERIFY)
         counted = balloon.stats(side.guest)
         assert counted["discarded"] == TAKEN
         assert counted["zero"] == 0
