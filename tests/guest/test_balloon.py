@@ -114,7 +114,6 @@ REFUSALS: dict[str, tuple[str, dict[str, Any]]] = {
     "driver told to": (TELLS, {"append": "virtio_balloon.device_init_on_inflate=0"}),
     "poisoned pages": (TELLS, {"append": "page_poison=1"}),
     "zeroed on free": (TELLS, {"append": "init_on_free=1"}),
-    "legacy device": (f"{TELLS},disable-modern=on,disable-legacy=off", {}),
     "the distribution's QEMU": (balloon.device(), {"qemu": "stock"}),
     # The device answers, and the answer is no: what it discards may come back.
     "private file": (
