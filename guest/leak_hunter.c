@@ -847,13 +847,16 @@ static long pool_size(const char *path)
 	return kz_read_file(path, text, sizeof(text)) < 0 ? -1 : atol(text);
 }
 
+/* Set by --setup: this is a guest that nobody minds being changed. */
+static bool throwaway;
+
 /* Changes the size of a pool. How much it has grown, which may be less than was asked for. */
 static long resize_pool(const char *path, long by)
 {
 	long before = pool_size(path), after;
 	char text[32];
 
-	if (before < 0)
+	if (before < 0 || !throwaway)
 		return 0;
 	snprintf(text, sizeof(text), "%ld", before + by < 0 ? 0 : before + by);
 	if (kz_write_file(path, text))
@@ -867,7 +870,7 @@ static long run_hugetlb_grow(const struct kind *kind KZ_MAYBE_UNUSED)
 	long grown = resize_pool(POOL, (long)between(1, 16)), pages;
 
 	if (grown <= 0)
-		return cannot("the pool of huge pages does not grow");
+		return cannot("the pool of huge pages does not grow, or may not (--setup)");
 	pages = hugetlb_map((size_t)grown, 0, KZ_HUGE);
 	resize_pool(POOL, -grown);
 	return pages;
@@ -878,6 +881,8 @@ static long run_hugetlb_demote(const struct kind *kind KZ_MAYBE_UNUSED)
 {
 	long before = pool_size(POOL), pages;
 
+	if (!throwaway)
+		return cannot("pools are left alone without --setup");
 	if (pool_size(POOL_1G "nr_hugepages") < 1 && resize_pool(POOL_1G "nr_hugepages", 1) < 1)
 		return cannot("no page of 1 GiB to be had");
 	if (kz_write_file(POOL_1G "demote", "1"))
@@ -1695,6 +1700,7 @@ int main(int argc, char **argv)
 		      -1, 0);
 	if (shared == MAP_FAILED)
 		kz_die(KZ_BROKEN, "mmap: %s", strerror(errno));
+	throwaway = setup;
 	if (setup)
 		set_up();
 

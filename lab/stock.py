@@ -4,13 +4,17 @@
 from __future__ import annotations
 
 import lzma
+import os
 import re
+import shutil
 from pathlib import Path
 
-from lab import debs, lock, paths, run
+from lab import apt, debs, lock, paths, run
 from lab.errors import LabError
 
 KERNEL_PACKAGE = "linux-image-cloud-amd64"
+# Where administration programs are, which not everybody's PATH has.
+SBIN = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
 MODULES = ("virtio_pci", "virtio_console", "virtio_balloon", "virtio_blk")
 
 
@@ -51,11 +55,13 @@ def _known() -> str:
 
 def modules(root: Path) -> list[Path]:
     """The module files that MODULES need, dependencies first, uncompressed."""
-    run.output(
-        ["depmod", "-b", str(root.parents[2]), root.name],
-        "cannot index the stock kernel's modules",
-        "install kmod",
-    ) if not (root / "modules.dep").is_file() else None
+    if not (root / "modules.dep").is_file():
+        what = "cannot index the stock kernel's modules"
+        depmod = shutil.which("depmod", path=SBIN)
+        if not depmod:
+            apt.install(["kmod"], what)
+            depmod = shutil.which("depmod", path=SBIN) or "depmod"
+        run.output([depmod, "-b", str(root.parents[2]), root.name], what, "install kmod")
     needs: dict[str, list[str]] = {}
     for line in (root / "modules.dep").read_text(encoding="utf-8").splitlines():
         file, _, rest = line.partition(":")
