@@ -48,11 +48,7 @@ def steps(result: BootResult) -> list[dict[str, int]]:
     return found
 
 
-@pytest.mark.parametrize(
-    "append",
-    ["", "hugetlb_free_vmemmap=on", "debug_pagealloc=on"],
-    ids=["plain", "vmemmap", "debug_pagealloc"],
-)
+@pytest.mark.parametrize("append", ["", "debug_pagealloc=on"], ids=["plain", "debug_pagealloc"])
 def test_pool(append: str) -> None:
     """Growing the pool keeps what is known and zeroes nothing; what was used is dirty."""
     result = run(
@@ -136,16 +132,18 @@ def test_a_lie_is_found_in_the_pool() -> None:
     assert deltas(result)[0]["pgzeroed_cleared"] >= PAGES - 512
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("append", ["", "hugetlb_cma=1G"], ids=["contiguous", "cma"])
 def test_gigantic(append: str) -> None:
     """A page of 1 GiB that is made of many blocks, and then what it is split into."""
     result = run(
-        f"{DIRTY}; {REPORT}; {grow(1, GIGANTIC + '/nr_hugepages')}; {COUNT}; "
+        # Before anything else: what the kernel cannot move is soon everywhere. The hunter makes it dirty.
+        f"{REPORT}; {grow(1, GIGANTIC + '/nr_hugepages')}; {COUNT}; "
         "leak_hunter --kind hugetlb_1g --workers 1 --dirty 0 --seconds 1; "
-        f"{COUNT}; {grow(0, GIGANTIC + '/nr_hugepages')}; {DIRTY}; {REPORT}; "
+        f"{COUNT}; {grow(0, GIGANTIC + '/nr_hugepages')}; {REPORT}; "
         f"{grow(1, GIGANTIC + '/nr_hugepages')}; echo 1 > {GIGANTIC}/demote; test $(cat {POOL}) = 512; "
         f"{ALLOC}; {grow(0)}; {COUNT}",
-        memory="4G",
+        memory="5G",
         append=append,
         timeout=400.0,
     )
@@ -158,12 +156,13 @@ def test_gigantic(append: str) -> None:
     assert after["pgzeroed_bad"] == 0
 
 
+@pytest.mark.slow
 def test_gigantic_of_which_a_part_is_dirty() -> None:
     """What a fault allocates is zeroed only where it has to be."""
     result = run(
-        f"{DIRTY}; {REPORT}; fillfree --share 10 > /dev/null; echo 1 > {GIGANTIC}/nr_overcommit_hugepages; "
+        f"{REPORT}; fillfree --share 10 > /dev/null; echo 1 > {GIGANTIC}/nr_overcommit_hugepages; "
         f"{COUNT}; leak_hunter --kind hugetlb_1g_noreserve --workers 1 --dirty 0 --seconds 1; {COUNT}",
-        memory="2G",
+        memory="5G",
         timeout=400.0,
     )
     fine(result)
