@@ -21,7 +21,7 @@ PAGES = MB << 8
 ALLOC = f"alloc_once --size {MB} --pages hugetlb --verify --mode touch_all"
 HUNTER_KINDS = (
     "hugetlb_pool", "hugetlb_surplus", "hugetlb_noreserve", "hugetlb_memfd", "hugetlb_grow", "hugetlb_file",
-    "hugetlb_cow", "hugetlb_udmabuf",
+    "hugetlb_cow",
 )  # fmt: skip
 
 
