@@ -24,12 +24,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lab import accel, build, console, initramfs, paths, run, stock
+from lab import accel, build, console, daemon, initramfs, paths, run, stock
 from lab.errors import LabError, TestFailure
 
 APPEND = "console=ttyS0 panic=-1 mitigations=off"
 APPEND_UM = "con=null con0=null,fd:1 console=tty0 earlyprintk panic=-1"
 KEEP_RUNS = 200
+VHOST_USER = "vhost-user"
+VIRTIO_ID_BALLOON = 5
 LAST_WORDS = 10.0  # seconds a guest gets to switch off after it has reported
 _numbers = itertools.count()
 _libc = ctypes.CDLL(None)  # loaded here: nothing may be loaded between fork and exec
@@ -42,7 +44,11 @@ def _die_with_parent() -> None:
 
 @dataclass
 class BootSpec:
-    """One boot. ``kernel``: base, knownzero, off, debug, stock, or the path of an image."""
+    """One boot. ``kernel``: base, knownzero, off, debug, stock, or the path of an image.
+
+    A device ``vhost-user`` is our daemon, started beside the guest; what follows a comma are its
+    options: ``vhost-user,target=256M``.
+    """
 
     kernel: str | Path = "knownzero"
     qemu: str | Path | None = None  # None: ours; "stock": the distribution's; or a path
@@ -147,6 +153,7 @@ class Guest:
         self._taint = 0
         self._late = False
         self._ready = threading.Event()
+        self.daemon: daemon.Daemon | None = None
         self._monitor: Any = None
         self._ours: dict[str, socket.socket] = {}
         theirs: dict[str, socket.socket] = {}
@@ -156,6 +163,7 @@ class Guest:
         for name in names:
             self._ours[name], theirs[name] = socket.socketpair()
         try:
+            self._start_daemon()
             argv = self._um_argv(theirs) if spec.arch == "um" else self._qemu_argv(theirs)
             (self.folder / "command").write_text(
                 "\n".join(argv) + "\n", encoding="utf-8", errors="surrogateescape"
@@ -165,6 +173,8 @@ class Guest:
         except BaseException:
             for end in self._ours.values():
                 end.close()
+            if self.daemon:
+                self.daemon.close()
             raise
         finally:
             for end in theirs.values():
@@ -196,6 +206,14 @@ class Guest:
                     error.strerror or str(error),
                     "check that it is a program for this machine",
                 ) from None
+
+    def _start_daemon(self) -> None:
+        wanted = [device for device in self.spec.devices if device.split(",")[0] == VHOST_USER]
+        if len(wanted) > 1:
+            raise LabError("two balloons", "a guest can have one only", "give --device vhost-user once", 2)
+        for device in wanted:
+            options = [f"--{option}" for option in device.split(",")[1:]]
+            self.daemon = daemon.Daemon(daemon.build(), options, self.folder)
 
     def _initrd(self, mode: str, modules: list[Path]) -> Path:
         initrd = self.folder / "initrd.cpio"
@@ -231,8 +249,15 @@ class Guest:
                 argv += ["-device", f"virtserialport,chardev=kz{name},name=kz.{name}"]
         if self.interactive:
             argv += ["-chardev", "stdio,id=kztty,signal=off", "-device", "virtconsole,chardev=kztty"]
+        if self.daemon:
+            # Memory that two processes see, and a socket that is taken again when it was lost.
+            argv += ["-object", f"memory-backend-memfd,id=kzmemory,size={spec.memory},share=on"]
+            argv += ["-machine", "memory-backend=kzmemory"]
+            argv += ["-chardev", f"socket,id=kzballoon,path={self.daemon.socket},reconnect-ms=100"]
+            argv += ["-device", "vhost-user-balloon-pci,chardev=kzballoon"]
         for device in spec.devices:
-            argv += ["-device", device]
+            if device.split(",")[0] != VHOST_USER:
+                argv += ["-device", device]
         return argv + spec.extra_qemu
 
     def _um_argv(self, ends: dict[str, socket.socket]) -> list[str]:
@@ -243,6 +268,8 @@ class Guest:
         argv = [str(kernel), f"mem={spec.memory}", f"initrd={initrd}", *APPEND_UM.split()]
         for number, name in enumerate(("ctl", "out", "err")):
             argv.append(f"ssl{number}=fd:{ends[name].fileno()},fd:{ends[name].fileno()}")
+        if self.daemon:
+            argv.append(f"virtio_uml.device={self.daemon.socket}:{VIRTIO_ID_BALLOON}")
         return argv + spec.append.split()
 
     # What comes from the guest.
@@ -427,6 +454,8 @@ class Guest:
                 self._monitor.close()
         for end in self._ours.values():
             end.close()
+        if self.daemon:
+            self.daemon.close()
         (self.folder / "initrd.cpio").unlink(missing_ok=True)
 
 

@@ -57,6 +57,24 @@ def build_qemu(
     _print_image(build.build_qemu(variant), as_json)
 
 
+@build_app.command("daemon")
+def build_daemon(
+    profile: Annotated[str, typer.Option(help="dev (quick) or release (to be measured).")] = "dev",
+    as_json: Json = False,
+) -> None:
+    """Build the vhost-user daemon with cargo; the last line of stdout is its path."""
+    from lab import daemon
+
+    if profile not in daemon.PROFILES:
+        raise errors.UsageError(
+            f"no profile is called {profile!r}",
+            "there are: " + ", ".join(daemon.PROFILES),
+            "choose one of them",
+        )
+    binary = daemon.build(profile)
+    print(json.dumps({"image": str(binary)}) if as_json else binary)
+
+
 @app.command()
 def doctor(as_json: Json = False) -> None:
     """What is there, what is missing, whether KVM really runs a kernel, which bits QEMU offers."""

@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: GPL-2.0
+"""The vhost-user balloon: built with cargo outside the sources, run beside a guest, asked by its control socket."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from lab import lock, paths, progress, run
+from lab.errors import LabError, TestFailure
+
+WORKSPACE = paths.REPO / "vhost-user-balloon"
+NAME = "vhost-user-balloon"
+PROFILES = {"dev": "debug", "release": "release"}
+START = 10.0  # seconds the daemon gets to listen
+
+
+def target_dir() -> Path:
+    """Where cargo builds."""
+    return paths.sub("obj", "rust")
+
+
+def cargo(arguments: list[str], log: Path, what: str, timeout: float | None = None) -> None:
+    """Run cargo in the workspace, with the locked versions; raises LabError when it fails."""
+    environment = {
+        **os.environ,
+        "CARGO_TARGET_DIR": str(target_dir()),
+        "CARGO_TERM_COLOR": "never",
+        "CARGO_TERM_PROGRESS_WHEN": "never",
+    }
+    with lock.locked("cargo"):
+        run.logged(
+            ["cargo", *arguments],
+            log,
+            what,
+            "mend the first error above (the log has the rest); cargo and rustc 1.88 or newer are needed",
+            cwd=WORKSPACE,
+            env=environment,
+            timeout=timeout,
+        )
+
+
+def build(profile: str = "dev") -> Path:
+    """The daemon, built when something changed. Dev builds are quick, release builds are measured."""
+    log = paths.log_file(f"daemon-{profile}")
+    with progress.step(f"building the vhost-user daemon ({profile})", log):
+        cargo(["build", "--locked", "--profile", profile, "-p", NAME], log, "the daemon does not build")
+    return target_dir() / PROFILES[profile] / NAME
+
+
+class Daemon:
+    """A daemon that runs, with its sockets in a folder of its own."""
+
+    def __init__(self, binary: Path, arguments: list[str], folder: Path | None = None) -> None:
+        # A path of a unix socket has little room: not in the folder of the logs.
+        self._temporary = tempfile.TemporaryDirectory(prefix="kz-vub-")
+        self.folder = Path(self._temporary.name)
+        self.socket = self.folder / "front"
+        self.control = self.folder / "control"
+        self.log = (folder or self.folder) / "daemon.log"
+        self._argv = [str(binary), "--socket-path", str(self.socket), "--control", str(self.control)]
+        self._argv += arguments
+        self.process = self._start()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        with self.log.open("ab") as log:
+            process = subprocess.Popen(
+                self._argv,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        deadline = time.monotonic() + START
+        while not (self.socket.exists() and self.control.exists()):
+            if process.poll() is not None or time.monotonic() > deadline:
+                process.kill()
+                raise LabError(
+                    "the vhost-user daemon does not start",
+                    self.log.read_text(errors="replace").strip() or "it says nothing",
+                    f"see what it says with: {' '.join(self._argv)}",
+                )
+            time.sleep(0.005)
+        return process
+
+    def ask(self, **request: object) -> dict[str, Any]:
+        """A control request and its answer."""
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(15)
+            connection.connect(str(self.control))
+            connection.sendall(json.dumps(request).encode() + b"\n")
+            with connection.makefile("rb") as answers:
+                answer: dict[str, Any] = json.loads(answers.readline())
+        return answer
+
+    def status(self) -> dict[str, Any]:
+        """Everything it knows."""
+        return self.ask(command="status")
+
+    def wait_for(self, what: str, holds: Any, seconds: float = 20.0) -> dict[str, Any]:
+        """Wait until ``holds(status)``; raises TestFailure when it does not within the time."""
+        deadline = time.monotonic() + seconds
+        while True:
+            status = self.status()
+            if holds(status):
+                return status
+            if time.monotonic() > deadline:
+                raise TestFailure(
+                    f"the device does not get there: {what}",
+                    json.dumps(status, indent=1),
+                    f"read its log: {self.log}",
+                )
+            time.sleep(0.05)
+
+    def kill(self) -> None:
+        """End it the hard way, as a crash would."""
+        self.process.kill()
+        self.process.wait()
+
+    def restart(self) -> None:
+        """Start it again at the same place."""
+        self.process = self._start()
+
+    def close(self) -> int:
+        """End it if it still runs; returns its exit code (negative: the signal)."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            try:
+                self.process.wait(5)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+        with contextlib.suppress(OSError):
+            self._temporary.cleanup()
+        return self.process.returncode
+
+
+@contextlib.contextmanager
+def running(arguments: list[str] | None = None, profile: str = "dev") -> Iterator[Daemon]:
+    """A daemon that nobody has connected to yet; ended with the block."""
+    daemon = Daemon(build(profile), arguments or [])
+    try:
+        yield daemon
+    finally:
+        daemon.close()
