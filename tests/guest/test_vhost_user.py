@@ -1,0 +1,317 @@
+# SPDX-License-Identifier: GPL-2.0
+"""The balloon as a process of its own, with QEMU's front end and with User-Mode Linux."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from lab import daemon
+from lab.boot import BootSpec, Guest, running
+from lab.errors import LabError
+from lab.run import output as run_output
+from tests.guest.guests import DELAY, DIRTY, REPORT, counters, fine, objects, run
+
+pytestmark = pytest.mark.boots
+
+MIB = 1 << 20
+DEVICE = "vhost-user,stats-interval=0"
+# Nothing is reported but by a flush.
+LATE = f"echo 3600000 > {DELAY}"
+
+
+def memory(guest: Guest) -> int:
+    """Bytes of guest memory that the host has pages for."""
+    found = {}
+    for entry in Path(f"/proc/{guest.pid}/fd").iterdir():
+        with contextlib.suppress(OSError):
+            name = os.readlink(entry)
+            # QEMU's memfd; User-Mode Linux has a file that it has unlinked.
+            if "memfd:memory-backend" in name or "vm_file" in name:
+                about = entry.stat()
+                found[about.st_ino] = about.st_blocks * 512
+    assert len(found) == 1, found
+    return next(iter(found.values()))
+
+
+@contextlib.contextmanager
+def guest_with(
+    script: str, *, kernel: str = "debug", size: str = "1G", arch: str = "x86_64"
+) -> Iterator[Guest]:
+    """A guest that runs a script; each ``pause`` in it prints a line and waits to be sent one."""
+    pause = "pause() { echo $1; read answer; }; " if arch == "x86_64" else "pause() { echo $1; sleep 4; }; "
+    spec = BootSpec(
+        kernel=kernel,
+        arch=arch,
+        devices=[DEVICE],
+        memory=size,
+        timeout=240,
+        command=["sh", "-ec", pause + script],
+    )
+    with running(spec) as guest:
+        yield guest
+
+
+def until(guest: Guest, word: str) -> None:
+    """Read the guest's lines up to one."""
+    for line in guest.lines:
+        if line == word:
+            return
+    raise AssertionError(f"the guest never said {word} (console: {guest.console})")
+
+
+def device_of(guest: Guest) -> daemon.Daemon:
+    assert guest.daemon is not None
+    return guest.daemon
+
+
+def test_reported_memory_comes_back_and_is_not_zeroed_again() -> None:
+    result = run(
+        f"{DIRTY}; {REPORT}; alloc_once --size 128 --pages thp --verify --mode touch_all; "
+        "grep pgzeroed_ /proc/vmstat",
+        devices=[DEVICE],
+    )
+    fine(result)
+    assert objects(result)[-1]["vmstat"]["pgzeroed_skip_reported"] >= 0.99 * (128 << 8)
+    assert counters(result)["pgzeroed_bad"] == 0
+
+
+def test_the_host_gets_the_memory() -> None:
+    script = f"{LATE}; {REPORT}; pause empty; fillfree --share 70 >/dev/null; pause filled; {REPORT}; pause reported"
+    with guest_with(script) as guest:
+        device = device_of(guest)
+        until(guest, "empty")
+        before = memory(guest)
+        guest.send("")
+        until(guest, "filled")
+        filled = memory(guest)
+        assert filled > before + 400 * MIB
+        guest.send("")
+        until(guest, "reported")
+        # What is still used has been used before.
+        assert memory(guest) < before + 60 * MIB
+        status = device.status()
+        assert status["working"] is True
+        assert status["problems"] == []
+        assert "device-init-reported" in status["features"]
+        assert status["proven_zero"] == status["reported"] == status["discarded"] > 400 * MIB
+        assert status["malformed"] == status["refused"] == 0
+        guest.send("")
+        fine(guest.wait())
+
+
+def test_inflate_and_deflate() -> None:
+    script = f"{LATE}; fillfree --share 70 >/dev/null; pause filled; pause inflated; pause deflated"
+    with guest_with(script) as guest:
+        device = device_of(guest)
+        until(guest, "filled")
+        filled = memory(guest)
+        device.ask(command="target", bytes=512 * MIB)
+        device.wait_for("inflate", lambda status: status["actual"] == 512 * MIB, 60)
+        assert memory(guest) < filled - 400 * MIB
+        told = device.ask(command="stats")["stats"]
+        assert 0 < told["free_memory"] < 500 * MIB
+        guest.send("")
+        until(guest, "inflated")
+        device.ask(command="target", bytes=0)
+        status = device.wait_for("deflate", lambda status: status["actual"] == 0, 60)
+        assert status["inflated"] == 512 * MIB
+        assert status["malformed"] == 0
+        guest.send("")
+        until(guest, "deflated")
+        guest.send("")
+        fine(guest.wait())
+
+
+def test_flush_from_the_host() -> None:
+    """What a host can do with a guest that reports nothing by itself."""
+    with guest_with(
+        f"{LATE}; fillfree --share 70 >/dev/null; pause filled; alloc_once --size 128 --verify"
+    ) as guest:
+        device = device_of(guest)
+        until(guest, "filled")
+        filled = memory(guest)
+        binary = daemon.build()
+        text = run_output(
+            [binary, "flush", "--control", device.control, "--leave", "128M"], "flush fails", "read its log"
+        )
+        assert "went back to the host" in text
+        assert memory(guest) < filled - 300 * MIB
+        assert device.status()["actual"] == 0
+        guest.send("")
+        fine(guest.wait())
+
+
+def test_a_kernel_that_does_not_know_the_bit() -> None:
+    """The base kernel reports, gets memory back as zeros all the same, and is promised nothing."""
+    script = (
+        f"echo 100 > {DELAY}; fillfree --share 70 >/dev/null; pause filled; alloc_once --size 128 --verify"
+    )
+    with guest_with(script, kernel="base") as guest:
+        device = device_of(guest)
+        until(guest, "filled")
+        device.wait_for("reports", lambda status: status["discarded"] > 300 * MIB, 60)
+        status = device.status()
+        assert status["proven_zero"] == 0
+        assert "device-init-reported" not in status["features"]
+        assert any("zeroes reported memory again" in problem for problem in status["problems"])
+        guest.send("")
+        fine(guest.wait())
+
+
+def test_a_driver_that_is_bound_again() -> None:
+    again = "cd /sys/bus/virtio/drivers/virtio_balloon; d=$(ls -d virtio*); echo $d > unbind; echo $d > bind; cd /"
+    script = f"{LATE}; {again}; {again}; {DIRTY}; {REPORT}; pause reported; alloc_once --size 128 --pages thp --verify"
+    with guest_with(script) as guest:
+        until(guest, "reported")
+        status = device_of(guest).status()
+        assert status["proven_zero"] > 300 * MIB
+        assert status["refused"] == 0
+        guest.send("")
+        result = guest.wait()
+        fine(result)
+        assert objects(result)[-1]["vmstat"]["pgzeroed_skip_reported"] >= 0.99 * (128 << 8)
+
+
+def test_a_daemon_that_is_killed_and_comes_back() -> None:
+    """Meanwhile the guest waits, QEMU lives and says so; afterwards everything goes on where it was."""
+    script = (
+        f"{LATE}; {DIRTY}; pause filled; ({REPORT}; echo done > /tmp/reported) & pause waiting; "
+        "wait; cat /tmp/reported; pause reported; alloc_once --size 128 --pages thp --verify"
+    )
+    with guest_with(script) as guest:
+        device = device_of(guest)
+        until(guest, "filled")
+        device.kill()
+        guest.send("")
+        until(guest, "waiting")
+        log = guest.folder / "vmm.log"
+        assert "the backend is gone" in log.read_text()
+        assert guest.qmp("query-status")["running"] is True
+        device.restart()
+        guest.send("")
+        until(guest, "reported")
+        assert "the backend is back" in log.read_text()
+        status = device.wait_for("reports", lambda status: status["proven_zero"] > 300 * MIB)
+        assert status["refused"] == 0
+        guest.send("")
+        result = guest.wait()
+        fine(result)
+        assert objects(result)[-1]["vmstat"]["pgzeroed_skip_reported"] >= 0.99 * (128 << 8)
+
+
+def test_a_daemon_that_is_killed_while_the_balloon_is_full() -> None:
+    with guest_with(f"{LATE}; pause ready; pause inflated") as guest:
+        device = device_of(guest)
+        until(guest, "ready")
+        device.ask(command="target", bytes=256 * MIB)
+        device.wait_for("inflate", lambda status: status["actual"] == 256 * MIB, 60)
+        device.kill()
+        device.restart()
+        # The new one knows what the driver has; without a target of its own it gives it back.
+        device.wait_for("deflate", lambda status: status["working"] and status["actual"] == 0, 60)
+        guest.send("")
+        until(guest, "inflated")
+        guest.send("")
+        fine(guest.wait())
+
+
+def test_memory_that_is_not_shared_is_refused() -> None:
+    with daemon.running() as device, pytest.raises(LabError) as refused:
+        extra = [
+            "-chardev",
+            f"socket,id=c,path={device.socket}",
+            "-device",
+            "vhost-user-balloon-pci,chardev=c",
+        ]
+        run("true", kernel="base", devices=[], extra_qemu=extra)
+    assert "is not a shared file" in str(refused.value)
+
+
+class Backend(threading.Thread):
+    """A backend that says just enough, and says at once that its configuration has changed."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(daemon=True)
+        self.listener = socket.socket(socket.AF_UNIX)
+        self.listener.bind(str(path))
+        self.listener.listen()
+        self.pushed = threading.Event()
+
+    def run(self) -> None:
+        connection, _ = self.listener.accept()
+        answers = {1: 1 << 30 | 1 << 32 | 1 << 5, 15: 1 << 0 | 1 << 5 | 1 << 9, 17: 5}
+        while True:
+            head, descriptors, _, _ = socket.recv_fds(connection, 12, 8)
+            if len(head) < 12:
+                return
+            request, _, size = struct.unpack("=III", head)
+            body = connection.recv(size, socket.MSG_WAITALL) if size else b""
+            if request in answers:
+                connection.sendall(struct.pack("=IIIQ", request, 5, 8, answers[request]))
+            elif request == 24:
+                connection.sendall(struct.pack("=III", request, 5, len(body)) + body)
+            elif request == 21:
+                with socket.socket(fileno=descriptors[0]) as channel:
+                    for _ in range(20):
+                        channel.sendall(struct.pack("=III", 2, 1, 0))
+                    channel.detach()
+                self.pushed.set()
+
+
+def test_a_backend_that_pushes_before_the_guest_has_started(tmp_path: Path) -> None:
+    backend = Backend(tmp_path / "front")
+    backend.start()
+    extra = [
+        "-S",
+        *("-object", "memory-backend-memfd,id=m,size=256M,share=on", "-machine", "memory-backend=m"),
+        *("-chardev", f"socket,id=c,path={tmp_path / 'front'}"),
+        *("-device", "vhost-user-balloon-pci,chardev=c"),
+    ]
+    spec = BootSpec(kernel="base", memory="256M", extra_qemu=extra, allow_warnings=True)
+    with running(spec) as guest:
+        assert backend.pushed.wait(30)
+        for _ in range(3):
+            assert guest.qmp("query-status")["status"] == "prelaunch"
+        assert guest.process.poll() is None
+
+
+def test_user_mode_linux() -> None:
+    script = (
+        f"{LATE}; fillfree --share 60 >/dev/null; pause filled; {REPORT}; pause reported; "
+        "alloc_once --size 64 --pages nothp --verify; grep pgzeroed_ /proc/vmstat"
+    )
+    with guest_with(script, arch="um", size="512M") as guest:
+        device = device_of(guest)
+        until(guest, "filled")
+        filled = memory(guest)
+        until(guest, "reported")
+        assert memory(guest) < filled - 200 * MIB
+        status = device.status()
+        assert status["working"] is True
+        assert status["proven_zero"] == status["reported"] > 200 * MIB
+        result = guest.wait()
+        fine(result)
+        assert counters(result)["pgzeroed_bad"] == 0
+        assert objects(result)[-1]["vmstat"]["pgzeroed_skip_reported"] > 0
+
+
+def test_user_mode_linux_inflates_and_deflates() -> None:
+    script = f"{LATE}; fillfree --share 60 >/dev/null; echo filled; sleep 8; echo later"
+    with guest_with(script, arch="um", size="512M") as guest:
+        device = device_of(guest)
+        until(guest, "filled")
+        filled = memory(guest)
+        device.ask(command="target", bytes=256 * MIB)
+        device.wait_for("inflate", lambda status: status["actual"] == 256 * MIB, 60)
+        assert memory(guest) < filled - 150 * MIB
+        device.ask(command="target", bytes=0)
+        device.wait_for("deflate", lambda status: status["actual"] == 0, 60)
+        fine(guest.wait())
