@@ -81,7 +81,8 @@ class Daemon:
                 start_new_session=True,
             )
         deadline = time.monotonic() + START
-        while not (self.socket.exists() and self.control.exists()):
+        # A socket of one that was killed is there as well: only an answer counts.
+        while not self._answers():
             if process.poll() is not None or time.monotonic() > deadline:
                 process.kill()
                 raise LabError(
@@ -91,6 +92,12 @@ class Daemon:
                 )
             time.sleep(0.005)
         return process
+
+    def _answers(self) -> bool:
+        try:
+            return bool(self.status()["ok"])
+        except (OSError, ValueError):
+            return False
 
     def ask(self, **request: object) -> dict[str, Any]:
         """A control request and its answer."""

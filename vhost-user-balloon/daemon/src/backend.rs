@@ -200,6 +200,7 @@ impl VhostUserBackendReqHandler for Backend {
     }
 
     fn set_vring_kick(&self, index: u8, file: Option<File>) -> Result<()> {
+        self.device().ring_starts();
         self.with_ring("SET_VRING_KICK", index, file, crate::ring::Ring::set_kick)?;
         let mut device = self.device();
         // Without the protocol's extensions a ring is enabled by being started.

@@ -216,6 +216,14 @@ impl Device {
         }
     }
 
+    /// A ring is about to start. The driver may have read another target than this one: from a daemon that
+    /// was here before.
+    pub(crate) fn ring_starts(&mut self) {
+        if !self.rings.iter().any(Ring::is_started) && self.config.actual != self.config.num_pages {
+            self.tell_config = true;
+        }
+    }
+
     fn forget_pages(&mut self) {
         self.in_balloon.clear();
     }

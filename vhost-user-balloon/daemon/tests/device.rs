@@ -357,6 +357,24 @@ fn a_target_is_pushed_and_read() {
 }
 
 #[test]
+fn a_driver_that_had_another_daemon_is_told_the_target() {
+    let mut vm = Vm::bare(options());
+    vm.negotiate();
+    vm.share_memory();
+    let (mut channel, theirs) = UnixStream::pair().unwrap();
+    vm.frontend.set_backend_request_fd(&theirs).unwrap();
+    vm.frontend.set_config(4, VhostUserConfigFlags::WRITABLE, &512_u32.to_le_bytes()).unwrap();
+    vm.start_device(ALL);
+    channel.set_read_timeout(Some(LONG)).unwrap();
+    let mut message = [0; 12];
+    channel.read_exact(&mut message).unwrap();
+    // Once, not for each ring.
+    channel.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
+    assert!(channel.read_exact(&mut message).is_err());
+    vm.end().unwrap();
+}
+
+#[test]
 fn configuration_writes() {
     let mut vm = Vm::started(ALL, options());
     vm.control(r#"{"command":"target","bytes":8388608}"#);
