@@ -70,6 +70,10 @@ pub struct Daemon {
     /// zero, and files with a name only discarded, once something the guest wrote was seen in them
     #[arg(long)]
     pub memory_is_shared: bool,
+    /// Discard in units of this size at least (a power of two). For guest memory on a tmpfs with huge
+    /// pages, 2M keeps the host from breaking them up
+    #[arg(long, value_name = "SIZE", default_value = "4K", value_parser = parse_unit)]
+    pub discard_unit: u64,
     /// What happens on a system call that is not expected
     #[arg(long, value_name = "ACTION", default_value = "kill")]
     pub seccomp: Seccomp,
@@ -197,6 +201,14 @@ pub fn parse_size(text: &str) -> Result<u64, String> {
     number.checked_mul(1 << shift).ok_or_else(|| format!("{text} is too large"))
 }
 
+/// A size that is a power of two, from 4 KiB to 1 GiB.
+fn parse_unit(text: &str) -> Result<u64, String> {
+    match parse_size(text)? {
+        size if size.is_power_of_two() && (4096..=1 << 30).contains(&size) => Ok(size),
+        _ => Err("a unit is a power of two from 4K to 1G".to_owned()),
+    }
+}
+
 impl Daemon {
     /// What the device is like.
     pub fn options(&self) -> Options {
@@ -215,6 +227,7 @@ impl Daemon {
             features,
             target: self.target,
             memory_is_shared: self.memory_is_shared,
+            discard_unit: self.discard_unit,
             stats_interval: (self.stats_interval != 0).then(|| Duration::from_secs(self.stats_interval)),
         }
     }
@@ -275,5 +288,12 @@ mod tests {
         assert!(matches!(parsed.command, Some(Command::Target { size: Some(0x4000_0000), .. })));
         assert!(Cli::try_parse_from(["x", "--fd", "3", "status", "--control", "c"]).is_err());
         assert!(Cli::try_parse_from(["x", "--fd", "3", "--socket-path", "s"]).is_err());
+        for (unit, fine) in [("2M", true), ("4096", true), ("3M", false), ("2K", false), ("2G", false)] {
+            assert_eq!(
+                Cli::try_parse_from(["x", "--fd", "3", "--discard-unit", unit]).is_ok(),
+                fine,
+                "{unit}"
+            );
+        }
     }
 }

@@ -33,6 +33,8 @@ pub struct Options {
     pub target: u64,
     /// Whoever runs the VMM vouches that all of the guest's memory is shared.
     pub memory_is_shared: bool,
+    /// Nothing smaller than this is discarded; a power of two.
+    pub discard_unit: u64,
     /// How often to ask for statistics.
     pub stats_interval: Option<Duration>,
 }
@@ -94,7 +96,7 @@ impl Device {
             queues: QueueMap::new(Features::default()),
             config: Config::default(),
             target: options.target,
-            memory: Memory::new(options.memory_is_shared),
+            memory: Memory::new(options.memory_is_shared, options.discard_unit),
             rings,
             in_balloon: HostPages::new(),
             held_stats: None,

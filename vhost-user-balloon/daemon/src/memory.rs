@@ -76,6 +76,7 @@ pub struct Memory {
     slots: Vec<Slot>,
     map: GuestMemoryMmap<()>,
     all_shared: bool,
+    unit: u64,
     /// Files of which the guest is known to see the same content.
     shared: Vec<FileId>,
 }
@@ -93,8 +94,9 @@ pub struct Discarded {
 
 impl Memory {
     /// No memory yet. `all_shared`: whoever runs the VMM vouches that no mapping of it is private.
-    pub fn new(all_shared: bool) -> Self {
-        Self { all_shared, ..Self::default() }
+    /// `unit`: nothing smaller is discarded.
+    pub fn new(all_shared: bool, unit: u64) -> Self {
+        Self { all_shared, unit, ..Self::default() }
     }
 
     /// The mapped memory, for rings.
@@ -176,7 +178,8 @@ impl Memory {
         if slots.len() >= MAX_REGIONS {
             return Err(MemoryError::TooMany { count: slots.len().saturating_add(1) });
         }
-        let region = Region::new(file, told.offset, told.guest, told.length)?;
+        let mut region = Region::new(file, told.offset, told.guest, told.length)?;
+        region.coarsen(self.unit);
         let Some(user) = Range::new(told.user, told.length) else { return Err(overlap) };
         if slots.iter().any(|s| s.region.guest().overlaps(region.guest()) || s.user.overlaps(user)) {
             return Err(overlap);

@@ -466,6 +466,70 @@ fn discarding_can_be_suspended() {
     vm.end().unwrap();
 }
 
+/// Host pages of 2 MiB: whatever the order and the requests, one goes when all of it is in the balloon.
+#[test]
+fn large_host_pages() {
+    let large = vhost_user_balloon::device::Options { discard_unit: 2 * MIB, ..options() };
+    let mut vm = Vm::started(ALL, large);
+    let first = ((8 * MIB) >> 12) as u32;
+    vm.fill(8 * MIB, 4 * MIB);
+    let pages: Vec<u32> = (0..512).rev().map(|n| first + (n * 77) % 512).collect();
+    assert_eq!(vm.pages_with_bitmap(&pages[..256], 32).1[..32], [0; 32]);
+    assert_eq!(vm.pages_with_bitmap(&pages[256..511], 32).1[..32], [0; 32]);
+    assert!(vm.is_filled(8 * MIB, 4 * MIB));
+    // One leaves again and comes back; then the last one.
+    vm.pages(1, &[pages[7]]);
+    assert_eq!(vm.pages_with_bitmap(&[pages[511]], 1).1[0], 0);
+    assert!(vm.is_filled(8 * MIB, 4 * MIB));
+    assert_eq!(vm.pages_with_bitmap(&[first + 600, pages[7]], 1).1[0], 0b10, "of this request");
+    assert!(vm.is_zero(8 * MIB, 2 * MIB));
+    assert!(vm.is_filled(10 * MIB, 2 * MIB));
+    // A part comes back without having left: nothing new.
+    vm.fill(8 * MIB, 4096);
+    assert_eq!(vm.pages_with_bitmap(&[first], 1).1[0], 0);
+    assert!(vm.is_filled(8 * MIB, 4096));
+    // Reports: whole host pages only.
+    assert_eq!(vm.ask(REPORTING, &[(10 * MIB, 0x10_0000, true)]), 0);
+    assert!(vm.is_filled(10 * MIB, 2 * MIB));
+    assert_eq!(vm.ask(REPORTING, &[(10 * MIB, 0x20_0000, true)]), 0x20_0000);
+    // In the middle of two: what is whole goes, and nothing is claimed.
+    vm.fill(16 * MIB, 6 * MIB);
+    assert_eq!(vm.ask(REPORTING, &[(17 * MIB, 0x40_0000, true)]), 0);
+    assert!(vm.is_filled(17 * MIB, MIB) && vm.is_zero(18 * MIB, 2 * MIB) && vm.is_filled(20 * MIB, MIB));
+    vm.end().unwrap();
+}
+
+/// A driver that need not tell before it uses a page again may be using one by now.
+#[test]
+fn large_host_pages_of_a_driver_that_does_not_tell() {
+    let large = vhost_user_balloon::device::Options { discard_unit: 0x8000, ..options() };
+    let mut vm = Vm::started(ALL & !1, large);
+    let first = ((8 * MIB) >> 12) as u32;
+    let pages: Vec<u32> = (first..first + 8).collect();
+    vm.fill(8 * MIB, 0x8000);
+    vm.pages(0, &pages[..4]);
+    vm.pages(0, &pages[4..]);
+    assert!(vm.is_filled(8 * MIB, 0x8000));
+    assert_eq!(vm.pages_with_bitmap(&pages, 1).1[0], 0xff, "all in one request");
+    assert!(vm.is_zero(8 * MIB, 0x8000));
+    vm.end().unwrap();
+}
+
+/// What a driver had in its balloon is forgotten with the driver.
+#[test]
+fn large_host_pages_and_a_reset() {
+    let large = vhost_user_balloon::device::Options { discard_unit: 0x2000, ..options() };
+    let mut vm = Vm::started(ALL, large);
+    let first = ((8 * MIB) >> 12) as u32;
+    vm.fill(8 * MIB, 0x2000);
+    vm.pages(0, &[first]);
+    vm.frontend.get_vring_base(0).unwrap();
+    vm.start_ring(0, 0);
+    vm.pages(0, &[first + 1]);
+    assert!(vm.is_filled(8 * MIB, 0x2000));
+    vm.end().unwrap();
+}
+
 #[test]
 fn many_reports_at_once() {
     let mut vm = Vm::started(ALL, options());

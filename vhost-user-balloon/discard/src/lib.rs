@@ -203,6 +203,14 @@ impl Region {
         self.known_shared = true;
     }
 
+    /// Discard in units of `size` at least, a power of two: where the host has huge pages in a file on
+    /// tmpfs, taking a small page out of one breaks it up.
+    pub fn coarsen(&mut self, size: u64) {
+        if size.is_power_of_two() {
+            self.host_page = self.host_page.max(size);
+        }
+    }
+
     /// Whether discarding can do anything at all here, and what the memory reads as afterwards.
     pub fn promise(&self) -> Claim {
         match self.backing {
@@ -464,7 +472,9 @@ mod tests {
     #[test]
     fn host_pages_are_those_of_the_file() {
         let mut region = Region::new(memfd(8 * MIB), MIB, 100 * MIB, 7 * MIB).unwrap();
-        region.host_page = 2 * MIB;
+        region.coarsen(2 * MIB);
+        region.coarsen(3);
+        region.coarsen(4096);
         // The file's first huge page begins before the region.
         let (page, part, parts) = region.host_page_of(4, 100 * MIB).unwrap();
         assert_eq!((page, part, parts), (HostPage { region: 4, index: 0 }, 256, 512));

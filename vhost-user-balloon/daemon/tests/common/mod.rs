@@ -37,7 +37,13 @@ pub const ALL: u64 = 0b1111_0111;
 pub const LONG: Duration = Duration::from_secs(10);
 
 pub fn options() -> Options {
-    Options { features: Options::all_features(), target: 0, memory_is_shared: false, stats_interval: None }
+    Options {
+        features: Options::all_features(),
+        target: 0,
+        memory_is_shared: false,
+        discard_unit: 4096,
+        stats_interval: None,
+    }
 }
 
 pub fn memfd(bytes: u64) -> File {
