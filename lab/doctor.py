@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import shutil
 import socket
 import subprocess
@@ -19,6 +20,7 @@ from lab.errors import LabError
 NEEDED_GB = 12
 BALLOON = "virtio-balloon-pci"
 REPORTED = 6  # VIRTIO_BALLOON_F_DEVICE_INIT_REPORTED
+RUST = (1, 88)
 INFLATE = 7  # VIRTIO_BALLOON_F_DEVICE_INIT_ON_INFLATE
 
 
@@ -37,6 +39,7 @@ def examine() -> list[Finding]:
     found = [Finding("python", "ok", platform.python_version()), _machine(), _space(), _mirror()]
     for name in fetch.NAMES:
         found += [_tools(name), _source(name)]
+    found.append(_cargo())
     found += _images()
     found += _qemu()
     found.append(_kvm())
@@ -89,6 +92,19 @@ def _tools(name: str) -> Finding:
     )
     state = "note" if apt.may_install() is not None else "missing"
     return Finding(f"tools for {name}", state, "absent: " + ", ".join(absent), how)
+
+
+def _cargo() -> Finding:
+    """The daemon's compiler; kernels and QEMU do without."""
+    fix = "install Rust 1.88 or newer (rustup, or your distribution's cargo)"
+    try:
+        text = run.output(["cargo", "--version"], "no cargo", fix).strip()
+    except LabError as error:
+        return Finding("cargo", "note", f"{error.why}: the vhost-user daemon cannot be built", fix)
+    found = re.match(r"cargo (\d+)\.(\d+)", text)
+    if found and (int(found[1]), int(found[2])) >= RUST:
+        return Finding("cargo", "ok", text)
+    return Finding("cargo", "note", f"{text} is too old for the vhost-user daemon", fix)
 
 
 def _source(name: str) -> Finding:
