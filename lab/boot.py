@@ -31,7 +31,6 @@ APPEND = "console=ttyS0 panic=-1 mitigations=off"
 APPEND_UM = "con=null con0=null,fd:1 console=tty0 earlyprintk panic=-1"
 KEEP_RUNS = 200
 VHOST_USER = "vhost-user"
-VIRTIO_ID_BALLOON = 5
 LAST_WORDS = 10.0  # seconds a guest gets to switch off after it has reported
 _numbers = itertools.count()
 _libc = ctypes.CDLL(None)  # loaded here: nothing may be loaded between fork and exec
@@ -268,8 +267,6 @@ class Guest:
         argv = [str(kernel), f"mem={spec.memory}", f"initrd={initrd}", *APPEND_UM.split()]
         for number, name in enumerate(("ctl", "out", "err")):
             argv.append(f"ssl{number}=fd:{ends[name].fileno()},fd:{ends[name].fileno()}")
-        if self.daemon:
-            argv.append(f"virtio_uml.device={self.daemon.socket}:{VIRTIO_ID_BALLOON}")
         return argv + spec.append.split()
 
     # What comes from the guest.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0
-"""The balloon as a process of its own, with QEMU's front end and with User-Mode Linux."""
+"""The balloon as a process of its own, with QEMU's front end."""
 
 from __future__ import annotations
 
@@ -281,37 +281,3 @@ def test_a_backend_that_pushes_before_the_guest_has_started(tmp_path: Path) -> N
         for _ in range(3):
             assert guest.qmp("query-status")["status"] == "prelaunch"
         assert guest.process.poll() is None
-
-
-def test_user_mode_linux() -> None:
-    script = (
-        f"{LATE}; fillfree --share 60 >/dev/null; pause filled; {REPORT}; pause reported; "
-        "alloc_once --size 64 --pages nothp --verify; grep pgzeroed_ /proc/vmstat"
-    )
-    with guest_with(script, arch="um", size="512M") as guest:
-        device = device_of(guest)
-        until(guest, "filled")
-        filled = memory(guest)
-        until(guest, "reported")
-        assert memory(guest) < filled - 200 * MIB
-        status = device.status()
-        assert status["working"] is True
-        assert status["proven_zero"] == status["reported"] > 200 * MIB
-        result = guest.wait()
-        fine(result)
-        assert counters(result)["pgzeroed_bad"] == 0
-        assert objects(result)[-1]["vmstat"]["pgzeroed_skip_reported"] > 0
-
-
-def test_user_mode_linux_inflates_and_deflates() -> None:
-    script = f"{LATE}; fillfree --share 60 >/dev/null; echo filled; sleep 8; echo later"
-    with guest_with(script, arch="um", size="512M") as guest:
-        device = device_of(guest)
-        until(guest, "filled")
-        filled = memory(guest)
-        device.ask(command="target", bytes=256 * MIB)
-        device.wait_for("inflate", lambda status: status["actual"] == 256 * MIB, 60)
-        assert memory(guest) < filled - 150 * MIB
-        device.ask(command="target", bytes=0)
-        device.wait_for("deflate", lambda status: status["actual"] == 0, 60)
-        fine(guest.wait())
