@@ -211,11 +211,11 @@ static int step_prezero(void)
 		break;
 	case 3:
 		knob = "batch_size";
-		snprintf(text, sizeof(text), "%lu", 4096 << between(0, 16));
+		snprintf(text, sizeof(text), "%lu", 4096UL << between(0, 16));
 		break;
 	case 4:
 		knob = "max_rate";
-		snprintf(text, sizeof(text), "%lu", between(0, 2) ? 0 : KZ_MB << between(0, 10));
+		snprintf(text, sizeof(text), "%lu", between(0, 4) ? 0 : KZ_MB << between(4, 10));
 		break;
 	case 5:
 		knob = "cpus";
