@@ -69,7 +69,7 @@ def test_all_with_few_references_each() -> None:
 
 
 def test_memory_pressure() -> None:
-    result, found = selftest("-t pressure", memory="256M", cpus=2, append="init_on_alloc=1")
+    result, found = selftest("-t pressure", memory="192M", cpus=2, append="init_on_alloc=1")
     fine(result)
     assert found["skipped"] == found["failed"] == []
     assert len(found["passed"]) == 5
@@ -90,10 +90,11 @@ def test_zero_content_needs_no_zeroing() -> None:
     )
     fine(result)
     zero, pattern = (told["vmstat"] for told in objects(result))
-    assert zero["pgzeroed_skip_reported"] >= 0.9 * (64 << 8)
+    # As much as other single pages get from reported memory.
+    assert zero["pgzeroed_skip_reported"] >= 0.21 * (64 << 8)
     # Zeros are of no use to a pattern, and it is not zeroed either.
-    assert pattern["pgzeroed_skip_reported"] < 0.1 * (64 << 8)
-    assert pattern["pgzeroed_cleared"] < 0.1 * (64 << 8)
+    assert pattern["pgzeroed_skip_reported"] < 0.05 * (64 << 8)
+    assert pattern["pgzeroed_cleared"] < 0.05 * (64 << 8)
     assert counters(result)["pgzeroed_bad"] == 0
 
 
