@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,16 @@ def qemu() -> Path:
 def boot() -> Callable[[guests.BootSpec], guests.BootResult]:
     """Boot a guest and run its command to the end."""
     return guests.boot
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what takes long, unless $KNOWNZERO_NIGHTLY asks for it."""
+    if os.environ.get("KNOWNZERO_NIGHTLY"):
+        return
+    late = [item for item in items if item.get_closest_marker("nightly")]
+    if late:
+        config.hook.pytest_deselected(items=late)
+        items[:] = [item for item in items if item not in late]
 
 
 @pytest.hookimpl(wrapper=True)

@@ -21,12 +21,16 @@ DISTURBANCES = {
     "single pages": ("softoffline", "compact", "flush"),
     "everything": ("compact", "hotplug", "pressure", "hugetlb", "memoryblock", "softoffline", "flush"),
 }
+OFTEN = ("huge page pool, memory blocks", "single pages", "everything")
 # Every kernel of the lab offers these; a hunter that skipped one of them did not do its work.
 MUST_RUN = {"anon_4k", "thp", "mthp_64k", "brk", "stack", "fork_cow", "dontneed", "mremap", "page_tables",
             "shmem_write", "shmem_fallocate", "shmem_mmap", "file_tail", "hugetlb_surplus"}  # fmt: skip
 
 
-@pytest.mark.parametrize("what", DISTURBANCES)
+@pytest.mark.parametrize(
+    "what",
+    [pytest.param(what, marks=[] if what in OFTEN else pytest.mark.nightly) for what in DISTURBANCES],
+)
 @pytest.mark.timeout(700 + 6 * SECONDS)
 def test_no_byte_leaks(what: str) -> None:
     drivers = " ".join(DISTURBANCES[what])

@@ -225,8 +225,14 @@ DISTURBANCES = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("nodes", [1, 2])
-@pytest.mark.parametrize("what", DISTURBANCES)
+@pytest.mark.parametrize(
+    ("what", "nodes"),
+    [
+        pytest.param(what, nodes, marks=[] if (what, nodes) == ("everything", 2) else pytest.mark.nightly)
+        for what in DISTURBANCES
+        for nodes in (1, 2)
+    ],
+)
 @pytest.mark.timeout(600 + 6 * SECONDS)
 def test_no_byte_leaks(what: str, nodes: int) -> None:
     drivers = " ".join(DISTURBANCES[what])
