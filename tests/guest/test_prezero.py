@@ -281,7 +281,7 @@ def test_out_of_memory() -> None:
 
 
 SWAP_MB = 1024
-RESUME_SECONDS = 240
+RESUME_SECONDS = 480
 # After the resume the host is not connected to the virtio ports: from there on, the serial console.
 RESUME = f"""
 mkswap /dev/vda >/dev/null; swapon /dev/vda
