@@ -172,6 +172,13 @@ static void page_is_allocated(struct kunit *test)
 
 static void block_is_allocated(struct kunit *test)
 {
+	const struct refpage_test *ctx = test->priv;
+
+	if (ctx->content.kind == PAGE_CONTENT_ZERO &&
+	    !IS_ENABLED(CONFIG_TRANSPARENT_HUGEPAGE) &&
+	    !IS_ENABLED(CONFIG_HUGETLBFS))
+		kunit_skip(test, "nobody zeroes large folios for users here");
+
 	content_is_allocated(test, 3);
 }
 
