@@ -130,9 +130,11 @@ def test_a_lie_is_found_in_the_pool() -> None:
     assert result.exit_code == 0  # --verify: it was zeroed before the program got it
     found = counters(result)
     assert found["pgzeroed_bad"] > 0
-    # At most one huge page was believed, before it was looked at.
-    assert deltas(result)[0]["pgzeroed_skip_reported"] <= 512
-    assert deltas(result)[0]["pgzeroed_cleared"] >= PAGES - 512
+    # One lie, and no more is believed. Before it there may be pages that nobody had written to.
+    assert deltas(result)[0]["pgzeroed_bad"] == 512
+    believed = deltas(result)[0]["pgzeroed_skip_reported"]
+    assert believed <= PAGES // 4
+    assert deltas(result)[0]["pgzeroed_cleared"] >= PAGES - believed
 
 
 @pytest.mark.slow
@@ -160,6 +162,7 @@ def test_gigantic(append: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly  # whether there is a free range of 1 GiB is a matter of luck
 def test_gigantic_of_which_a_part_is_dirty() -> None:
     """What a fault allocates is zeroed only where it has to be."""
     result = run(
