@@ -157,7 +157,8 @@ def test_some_are_zero_and_some_are_not() -> None:
             in_and_out(side, 352 * MB)
             counted = balloon.stats(side.guest)
             assert 0 < counted["zero"] < counted["discarded"]
-            assert vmstat(side)["pgzeroed_set_inflated"] == pages(counted["zero"])
+            # Pages that were moved meanwhile were asked about as well, and not given back as zero.
+            assert 0 < vmstat(side)["pgzeroed_set_inflated"] <= pages(counted["zero"])
         judge(side)
 
 
