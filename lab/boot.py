@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lab import accel, build, console, daemon, initramfs, paths, run, stock
+from lab import accel, build, console, daemon, initramfs, paths, progress, run, stock
 from lab.errors import LabError, TestFailure
 
 APPEND = "console=ttyS0 panic=-1 mitigations=off"
@@ -39,6 +39,10 @@ _libc = ctypes.CDLL(None)  # loaded here: nothing may be loaded between fork and
 def _die_with_parent() -> None:
     """Between fork and exec: be killed when the thread that forked ends (PR_SET_PDEATHSIG)."""
     _libc.prctl(1, signal.SIGKILL, 0, 0, 0)
+
+
+class _NeverCameUp(TestFailure):
+    """An emulated guest ran out of time before it reached user space."""
 
 
 @dataclass
@@ -411,7 +415,8 @@ class Guest:
         seen = console.last_lines("\n".join(found[-12:]) if found else text)
         where = f"{seen}\n(console: {self.console})"
         if self._late:
-            raise TestFailure(
+            hung = self.accel == "tcg" and not self._ready.is_set()
+            raise (_NeverCameUp if hung else TestFailure)(
                 f"the guest did not finish within {self.spec.timeout:g} s",
                 f"it {'was running its command' if self._ready.is_set() else 'had not reached user space'}; its console last said:\n{where}",
                 "look at the console log, or give it longer with --timeout",
@@ -478,7 +483,19 @@ def running(spec: BootSpec) -> Iterator[Guest]:
 
 
 def boot(spec: BootSpec) -> BootResult:
-    """Boot, run the command to its end, and return what it said; see ``Guest.wait`` for errors."""
+    """Boot, run the command to its end, and return what it said; see ``Guest.wait`` for errors.
+
+    Under emulation one boot in some hundreds hangs in the first seconds, before user space: such a
+    guest is started again, once, and that is said.
+    """
+    try:
+        return _boot_once(spec)
+    except _NeverCameUp as hung:
+        progress.note(f"{hung.what}, nor reach user space: starting it again ({hung.why.splitlines()[-1]})")
+    return _boot_once(spec)
+
+
+def _boot_once(spec: BootSpec) -> BootResult:
     guest = Guest(spec)
     try:
         if "in" in guest._ours:

@@ -162,7 +162,13 @@ def test_some_are_zero_and_some_are_not() -> None:
         judge(side)
 
 
-@pytest.mark.parametrize("extra", [[], MIXED], ids=["all zero", "some zero"])
+@pytest.mark.parametrize(
+    "extra",
+    [
+        pytest.param([], id="all zero"),
+        pytest.param(MIXED, id="some zero", marks=pytest.mark.nightly),
+    ],
+)
 def test_migrated_while_inflated(extra: list[str]) -> None:
     """Compaction moves pages of the balloon: the old one is nothing, the new one what was said of it."""
     with guest(cpus=2, extra_qemu=extra) as side:

@@ -29,6 +29,10 @@ def tell(name, data):
     os.write(fd[name], data if isinstance(data, bytes) else data.encode())
 def report(code=0, taint=0):
     tell("ctl", f"taint {taint}\\nexit {code}\\n")
+hang = os.path.join(os.path.dirname(__file__), "hang")
+if os.path.exists(hang):
+    os.remove(hang)
+    time.sleep(100)
 tell("ctl", "ready 0\\n")
 """
 
@@ -127,6 +131,12 @@ def test_a_fault_fails_the_run_whatever_the_command_said(fake: Fake) -> None:
 def test_a_taint_is_a_fault_even_if_the_console_lost_it(fake: Fake) -> None:
     with pytest.raises(TestFailure, match="reported a fault"):
         boot.boot(fake("report(0, taint=1 << 9)"))
+
+
+def test_an_emulated_guest_that_never_came_up_is_started_again(fake: Fake, tmp_path: Path) -> None:
+    (tmp_path / "hang").touch()
+    assert boot.boot(fake("report(7)", timeout=4.0)).exit_code == 7
+    assert not (tmp_path / "hang").exists()
 
 
 def test_a_qemu_that_refuses_its_arguments(fake: Fake) -> None:
