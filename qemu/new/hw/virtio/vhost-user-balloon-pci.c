@@ -1,7 +1,7 @@
 /*
- * Vhost-user memory balloon on PCI
- *
  * SPDX-License-Identifier: GPL-2.0-or-later
+ *
+ * Vhost-user memory balloon on PCI
  */
 
 #include "qemu/osdep.h"

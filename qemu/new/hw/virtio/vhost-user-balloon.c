@@ -1,10 +1,10 @@
 /*
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ *
  * Vhost-user memory balloon
  *
  * The backend discards guest memory by itself, by punching holes into the
  * files behind it. What is left to do here is to see that this can work.
- *
- * SPDX-License-Identifier: GPL-2.0-or-later
  */
 
 #include "qemu/osdep.h"

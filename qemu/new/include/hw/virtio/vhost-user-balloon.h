@@ -1,7 +1,7 @@
 /*
- * Vhost-user memory balloon
- *
  * SPDX-License-Identifier: GPL-2.0-or-later
+ *
+ * Vhost-user memory balloon
  */
 
 #ifndef QEMU_VHOST_USER_BALLOON_H
