@@ -82,9 +82,9 @@ def test_used_again_after_deflation(kind: str, cpus: int) -> None:
         assert counted["zero"] == counted["discarded"] == TAKEN
         assert set(counted["skipped"].values()) == {0}
         judge(side)
-        # It was dirtied since: now nobody may take it for zero.
-        told = side.json("alloc_once", "--size", "128", "--pages", kind, *VERIFY)
-        assert told["vmstat"]["pgzeroed_skip_inflated"] <= 0.01 * pages(128 * MB)
+        # It was dirtied since: no page is taken for zero twice.
+        side.json("alloc_once", "--size", "128", "--pages", kind, *VERIFY)
+        assert vmstat(side)["pgzeroed_skip_inflated"] <= found["pgzeroed_set_inflated"]
 
 
 def test_again_and_again() -> None:
