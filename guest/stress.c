@@ -187,13 +187,14 @@ static int step_prezero(void)
 		{ "enabled", "2" }, { "enabled", "yes" }, { "mini_order", "11" },
 		{ "mini_order", "-1" }, { "delay_millisecs", "4294967296" },
 		{ "batch_size", "4095" }, { "max_rate", "1M" }, { "cpus", "5000" },
+		{ "hugetlb", "2" },
 	};
 	char path[64], text[24] = "";
 	const char *knob;
 	unsigned long i;
 	int err;
 
-	switch (between(0, 8)) {
+	switch (between(0, 9)) {
 	case 0:
 		i = between(0, sizeof(bad) / sizeof(bad[0]) - 1);
 		snprintf(path, sizeof(path), ZERO_PAGE "%s", bad[i][0]);
@@ -218,6 +219,10 @@ static int step_prezero(void)
 		snprintf(text, sizeof(text), "%lu", between(0, 4) ? 0 : KZ_MB << between(4, 10));
 		break;
 	case 5:
+		knob = "hugetlb";
+		snprintf(text, sizeof(text), "%d", between(0, 3) ? 1 : 0);
+		break;
+	case 6:
 		knob = "cpus";
 		snprintf(text, sizeof(text), "%s", between(0, 2) ? "\n" : "0");
 		break;

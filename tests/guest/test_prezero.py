@@ -97,6 +97,7 @@ BAD = {
     "batch_size": ["0", "4095", "64M", "-4096", "18446744073709551616"],
     "max_rate": ["-1", "1M", "18446744073709551616"],
     "cpus": ["x", "4096", "0-", "1", "0,64"],
+    "hugetlb": ["2", "-1", "on", ""],
 }
 GOOD = {
     "enabled": ["1", "0"],
@@ -105,6 +106,7 @@ GOOD = {
     "batch_size": ["4096", "18446744073709551615", "67108864"],
     "max_rate": ["1", "18446744073709551615", "0"],
     "cpus": ["0"],
+    "hugetlb": ["1", "0"],
 }
 
 
@@ -120,7 +122,7 @@ def test_good_and_bad_input() -> None:
         for name, values in GOOD.items()
         for value in values
     ]
-    state = f"cat {ZP}/enabled {ZP}/mini_order {ZP}/delay_millisecs {ZP}/batch_size {ZP}/max_rate {ZP}/cpus"
+    state = f"cat {ZP}/enabled {ZP}/mini_order {ZP}/delay_millisecs {ZP}/batch_size {ZP}/max_rate {ZP}/cpus {ZP}/hugetlb"
     result = run(
         f'a=$({state}); {"; ".join(bad)}; [ "$a" = "$({state})" ]; {"; ".join(good)}; '
         f"for f in bytes_zeroed cpu_millisecs node0/wakeups node0/free_zeroed_bytes; do "
@@ -152,6 +154,28 @@ def test_it_refuses_where_it_would_do_harm(append: str, reason: str) -> None:
     assert text(result).splitlines() == ["0", "0"]
     # Once at boot, once for the write.
     assert result.console_text.count(f"prezero: free memory cannot be zeroed: {reason}") == 2
+
+
+def test_pools_of_huge_pages_when_asked() -> None:
+    """What a program has left dirty in the pool becomes zero there, but only if that is asked for."""
+    pool = "alloc_once --size 128 --pages hugetlb --verify --mode touch_all"
+    result = run(
+        f"echo 64 > /proc/sys/vm/nr_hugepages; {pool}; {NOW}; {SETTLE}; {pool}; "
+        f"echo before=$(cat {ZP}/bytes_zeroed); echo 1 > {ZP}/hugetlb; {SETTLE}; "
+        f"echo after=$(cat {ZP}/bytes_zeroed); {pool}; "
+        # What was dirtied again is seen without anybody asking.
+        f"{SETTLE}; {pool}; {COUNTERS}",
+        devices=[],
+    )
+    fine(result)
+    _, off, on, again = (told["vmstat"] for told in objects(result))
+    pages = 128 << 8
+    assert off["pgzeroed_cleared"] >= pages
+    assert values(result)["after"] - values(result)["before"] >= pages * 4096
+    for told in (on, again):
+        assert told["pgzeroed_skip_prezeroed"] >= 0.99 * pages
+        assert told["pgzeroed_cleared"] <= 0.01 * pages
+    assert counters(result)["pgzeroed_bad"] == 0
 
 
 def test_small_blocks_only_where_the_rest_is_reported() -> None:

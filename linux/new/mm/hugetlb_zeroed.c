@@ -20,9 +20,6 @@
 #include "hugetlb_zeroed.h"
 #include "page_zeroed.h"
 
-/* Pages that are zeroed with the lock held. */
-#define HUGETLB_ZEROING_STEP	4
-
 /* Folios that are looked at. The dirty ones are at the end of the list. */
 #define HUGETLB_ZEROING_SCANS	32
 
@@ -107,18 +104,20 @@ static bool hugetlb_zeroing_step(struct folio *folio, int nid, unsigned long fir
  * hugetlb_zero_free - Zero a free folio, so that it is known to be zero
  * @h: which size
  * @nid: which node
- * @stop: returns whether to stop, is called all few pages; or NULL
+ * @stop: returns whether to stop, is called before each HUGETLB_ZEROING_STEP
+ *	  pages; or NULL
  * @data: for @stop
  *
  * The folio remains free all the time, and whoever wants it gets it: then the
  * work is lost. @stop may sleep.
  *
  * Context: Process context. May sleep. Takes hugetlb_lock, not for long.
- * Return: How many pages have become known to be zero. 0 if there is no dirty
- *	   folio, if it was taken meanwhile, or if @stop said so.
+ * Return: How many pages have become known to be zero. 0 if there is nothing to
+ *	   do, -EAGAIN if the folio was taken meanwhile, and -EINTR if @stop said
+ *	   so.
  */
-unsigned long hugetlb_zero_free(struct hstate *h, int nid,
-				bool (*stop)(void *data), void *data)
+long hugetlb_zero_free(struct hstate *h, int nid, bool (*stop)(void *data),
+		       void *data)
 {
 	const unsigned long nr_pages = pages_per_huge_page(h);
 	struct folio *folio = hugetlb_zeroing_begin(h, nid);
@@ -133,18 +132,18 @@ unsigned long hugetlb_zero_free(struct hstate *h, int nid,
 		if (stopped)
 			break;
 		if (!hugetlb_zeroing_step(folio, nid, i))
-			return 0;
+			return -EAGAIN;
 		cond_resched();
 	}
 
 	guard(spinlock_irq)(&hugetlb_lock);
 
 	if (hugetlb_zeroing[nid] != folio)
-		return 0;
+		return stopped ? -EINTR : -EAGAIN;
 
 	hugetlb_zeroing_end(nid);
 	if (stopped)
-		return 0;
+		return -EINTR;
 
 	hugetlb_zeroed_mark(folio, BIT(PAGE_ZEROED_PREZEROED));
 	/* To be taken first. */

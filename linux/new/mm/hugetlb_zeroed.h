@@ -19,7 +19,7 @@
 #include <linux/hugetlb.h>
 #include "page_zeroed.h"
 
-#ifdef CONFIG_PAGE_ZEROED
+#if defined(CONFIG_PAGE_ZEROED) && defined(CONFIG_HUGETLB_PAGE)
 
 #define HUGETLB_ZEROED_SHIFT	16
 #define HUGETLB_ZEROED_MASK	((PAGE_ZEROED_SOURCES << HUGETLB_ZEROED_SHIFT) | \
@@ -61,11 +61,14 @@ static inline unsigned int hugetlb_zeroed_take(struct folio *folio)
 	return sources;
 }
 
-void hugetlb_zeroing_cancel(struct folio *folio);
-unsigned long hugetlb_zero_free(struct hstate *h, int nid,
-				bool (*stop)(void *data), void *data);
+/* Pages of a free folio that are zeroed in one go, with a lock held. */
+#define HUGETLB_ZEROING_STEP	4
 
-#else /* !CONFIG_PAGE_ZEROED */
+void hugetlb_zeroing_cancel(struct folio *folio);
+long hugetlb_zero_free(struct hstate *h, int nid, bool (*stop)(void *data),
+		       void *data);
+
+#else
 
 static inline unsigned int hugetlb_zeroed_sources(const struct folio *folio)
 {
@@ -85,12 +88,6 @@ static inline void hugetlb_zeroing_cancel(struct folio *folio)
 {
 }
 
-static inline unsigned long hugetlb_zero_free(struct hstate *h, int nid,
-					      bool (*stop)(void *data), void *data)
-{
-	return 0;
-}
-
-#endif /* CONFIG_PAGE_ZEROED */
+#endif /* CONFIG_PAGE_ZEROED && CONFIG_HUGETLB_PAGE */
 
 #endif /* __MM_HUGETLB_ZEROED_H */

@@ -14,6 +14,9 @@
  * makes it known anyway; isolated blocks; the reserve for atomic allocations of
  * high order; and pages with hardware errors.
  *
+ * When asked, it then zeroes the free folios of the hugetlb pools, which remain
+ * where they are meanwhile.
+ *
  * See Documentation/admin-guide/mm/prezero.rst.
  */
 #define pr_fmt(fmt) "prezero: " fmt
@@ -23,6 +26,7 @@
 #include <linux/cpumask.h>
 #include <linux/freezer.h>
 #include <linux/highmem.h>
+#include <linux/hugetlb.h>
 #include <linux/init.h>
 #include <linux/irq_work.h>
 #include <linux/kobject.h>
@@ -48,6 +52,7 @@
 #include <linux/workqueue.h>
 #include <uapi/linux/sched/types.h>
 
+#include "hugetlb_zeroed.h"
 #include "internal.h"
 #include "page_alloc.h"
 #include "page_reporting.h"
@@ -83,6 +88,9 @@ static unsigned int prezero_mini_order = PAGE_ALLOC_COSTLY_ORDER + 1;
 static unsigned int prezero_delay_ms = MSEC_PER_SEC;
 static unsigned long prezero_batch_size = SZ_64M;
 static unsigned long prezero_max_rate;	/* bytes a second, 0: no limit */
+#ifdef CONFIG_HUGETLB_PAGE
+static bool prezero_hugetlb;		/* the free folios of the pools, too */
+#endif
 
 struct prezero_node {
 	struct kobject kobj;
@@ -198,6 +206,16 @@ VISIBLE_IF_KUNIT bool prezero_any_poisoned(struct page *page,
 	return false;
 }
 
+static void prezero_count_dirty(struct prezero_node *pn, unsigned long nr_pages)
+{
+	if (atomic_long_add_return(nr_pages, &pn->dirty) < PREZERO_WAKE_PAGES)
+		return;
+
+	/* That was a full barrier: whoever goes to sleep sees it, or we see him. */
+	if (waitqueue_active(&pn->wait))
+		irq_work_queue(&pn->wake);
+}
+
 /**
  * __prezero_notify_free - Dirty memory has been freed
  * @page: head page of a block that was added to a free list
@@ -209,16 +227,9 @@ void __prezero_notify_free(struct page *page, unsigned int order)
 {
 	struct prezero_node *pn = READ_ONCE(prezero_nodes[page_to_nid(page)]);
 
-	if (!pn || order < READ_ONCE(prezero_mini_order) ||
-	    page_zeroed_sources(page))
-		return;
-
-	if (atomic_long_add_return(1L << order, &pn->dirty) < PREZERO_WAKE_PAGES)
-		return;
-
-	/* That was a full barrier: whoever goes to sleep sees it, or we see him. */
-	if (waitqueue_active(&pn->wait))
-		irq_work_queue(&pn->wake);
+	if (pn && order >= READ_ONCE(prezero_mini_order) &&
+	    !page_zeroed_sources(page))
+		prezero_count_dirty(pn, 1L << order);
 }
 
 static void prezero_wake(struct irq_work *work)
@@ -366,26 +377,146 @@ static unsigned long prezero_work(struct prezero_node *pn, unsigned int order)
 	return (unsigned long)pn->nr_blocks << order;
 }
 
+/* What is done in a batch, and at what expense. */
+struct prezero_run {
+	struct prezero_node *pn;
+	u64 cpu_before;			/* that of threads before this one */
+	u64 began;
+	u64 wall_last, cpu_last;	/* when it last went on */
+	u64 wall, cpu;
+	unsigned long done;		/* pages */
+};
+
+static void prezero_run_go_on(struct prezero_run *run)
+{
+	run->wall_last = ktime_get_ns();
+	run->cpu_last = task_sched_runtime(current);
+}
+
+static void prezero_run_begin(struct prezero_run *run)
+{
+	run->wall = 0;
+	run->cpu = 0;
+	run->done = 0;
+	prezero_run_go_on(run);
+	run->began = run->wall_last;
+}
+
+/*
+ * Account for @nr_pages. Returns whether it is time for a pause; if it is only
+ * because of the rate, then that has been made.
+ */
+static bool prezero_run_account(struct prezero_run *run, unsigned long nr_pages)
+{
+	const u64 cpu = task_sched_runtime(current);
+	const u64 now = ktime_get_ns();
+	unsigned int debt;
+
+	run->done += nr_pages;
+	run->wall += now - run->wall_last;
+	run->cpu += cpu - run->cpu_last;
+	run->wall_last = now;
+	run->cpu_last = cpu;
+	atomic64_set(&run->pn->cpu_ns, run->cpu_before + cpu);
+
+	/* Somebody else wants this CPU, or the hypervisor does. */
+	if (run->done >= READ_ONCE(prezero_batch_size) >> PAGE_SHIFT ||
+	    run->wall > 2 * run->cpu + 2 * NSEC_PER_MSEC)
+		return true;
+
+	debt = prezero_debt_ms(run->done, READ_ONCE(prezero_max_rate),
+			       now - run->began);
+	if (debt) {
+		prezero_pause(run->pn, debt);
+		prezero_run_go_on(run);
+	}
+
+	return false;
+}
+
+#ifdef CONFIG_HUGETLB_PAGE
+/**
+ * __prezero_notify_pool - A dirty folio has been added to a hugetlb pool
+ * @nid: its node
+ * @nr_pages: its size in pages
+ *
+ * Context: hugetlb_lock is held.
+ */
+void __prezero_notify_pool(int nid, unsigned long nr_pages)
+{
+	struct prezero_node *pn = READ_ONCE(prezero_nodes[nid]);
+
+	if (pn && READ_ONCE(prezero_hugetlb))
+		prezero_count_dirty(pn, nr_pages);
+}
+
+/*
+ * Before each few pages of a folio. There may be many batches in one, so make
+ * the pauses here.
+ */
+static bool prezero_pool_stop(void *data)
+{
+	struct prezero_run *run = data;
+
+	try_to_freeze();
+
+	if (prezero_run_account(run, HUGETLB_ZEROING_STEP)) {
+		prezero_pause(run->pn, READ_ONCE(prezero_delay_ms));
+		prezero_run_begin(run);
+	}
+
+	return kthread_should_stop() || READ_ONCE(run->pn->again) ||
+	       !READ_ONCE(prezero_hugetlb);
+}
+
+/* Zero the free folios of the pools. Returns whether to begin anew. */
+static bool prezero_pools(struct prezero_run *run)
+{
+	struct hstate *h;
+	long nr_pages;
+
+	if (!READ_ONCE(prezero_hugetlb))
+		return false;
+
+	for_each_hstate(h) {
+		do {
+			nr_pages = hugetlb_zero_free(h, run->pn->nid,
+						     prezero_pool_stop, run);
+			if (nr_pages > 0)
+				atomic64_add((u64)nr_pages << PAGE_SHIFT,
+					     &run->pn->bytes);
+		} while (nr_pages > 0 || nr_pages == -EAGAIN);
+
+		if (nr_pages == -EINTR)
+			return true;
+	}
+
+	return false;
+}
+#else
+static bool prezero_pools(struct prezero_run *run)
+{
+	return false;
+}
+#endif /* CONFIG_HUGETLB_PAGE */
+
 /*
  * Zero as much as a batch is. Returns whether there is more to do, or false when
  * all has been looked at.
  */
-static bool prezero_batch(struct prezero_node *pn, u64 cpu_before)
+static bool prezero_batch(struct prezero_run *run)
 {
-	const unsigned long batch = READ_ONCE(prezero_batch_size) >> PAGE_SHIFT;
-	const u64 began = ktime_get_ns();
-	u64 wall = 0, cpu = 0, cpu_last = task_sched_runtime(current);
-	unsigned long done = 0;
+	struct prezero_node *pn = run->pn;
+	unsigned int order;
 
 	if (!page_zeroed_trusted(PAGE_ZEROED_PREZEROED)) {
 		pr_warn_once("memory that was zeroed did not remain zero: no more is\n");
 		return false;
 	}
 
-	while (done < batch) {
-		unsigned int order;
-		u64 now;
+	prezero_run_begin(run);
 
+	do {
 		try_to_freeze();
 		cond_resched();
 		if (kthread_should_stop())
@@ -397,29 +528,13 @@ static bool prezero_batch(struct prezero_node *pn, u64 cpu_before)
 					     READ_ONCE(prezero_mini_order),
 					     page_reporting_from_order());
 		if (pn->list >= PREZERO_LISTS)
-			return false;
+			return prezero_pools(run);
 
 		order = prezero_list_order(pn->list);
-		now = ktime_get_ns();
 		prezero_take(pn);
-		if (!pn->nr_blocks)
-			continue;
+	} while (!pn->nr_blocks ||
+		 !prezero_run_account(run, prezero_work(pn, order)));
 
-		done += prezero_work(pn, order);
-
-		wall += ktime_get_ns() - now;
-		now = task_sched_runtime(current);
-		cpu += now - cpu_last;
-		atomic64_set(&pn->cpu_ns, cpu_before + now);
-
-		/* Somebody else wants this CPU, or the hypervisor does. */
-		if (wall > 2 * cpu + 2 * NSEC_PER_MSEC)
-			return true;
-
-		prezero_pause(pn, prezero_debt_ms(done, READ_ONCE(prezero_max_rate),
-						  ktime_get_ns() - began));
-		cpu_last = task_sched_runtime(current);
-	}
 	return true;
 }
 
@@ -427,7 +542,10 @@ static int prezero_thread(void *data)
 {
 	static const struct sched_param param = { .sched_priority = 0 };
 	struct prezero_node *pn = data;
-	const u64 cpu_before = atomic64_read(&pn->cpu_ns);
+	struct prezero_run run = {
+		.pn = pn,
+		.cpu_before = atomic64_read(&pn->cpu_ns),
+	};
 
 	set_freezable();
 	sched_setscheduler_nocheck(current, SCHED_IDLE, &param);
@@ -444,11 +562,11 @@ static int prezero_thread(void *data)
 			prezero_pause(pn, READ_ONCE(prezero_delay_ms));
 
 		prezero_begin(pn);
-		while (!kthread_should_stop() && prezero_batch(pn, cpu_before))
+		while (!kthread_should_stop() && prezero_batch(&run))
 			prezero_pause(pn, READ_ONCE(prezero_delay_ms));
 
 		atomic64_set(&pn->cpu_ns,
-			     cpu_before + task_sched_runtime(current));
+			     run.cpu_before + task_sched_runtime(current));
 	}
 
 	return 0;
@@ -804,6 +922,31 @@ static ssize_t prezero_max_rate_store(struct kobject *kobj,
 }
 PREZERO_ATTR_RW(max_rate);
 
+#ifdef CONFIG_HUGETLB_PAGE
+static ssize_t prezero_hugetlb_show(struct kobject *kobj,
+				    struct kobj_attribute *attr, char *buf)
+{
+	return sysfs_emit(buf, "%d\n", READ_ONCE(prezero_hugetlb));
+}
+
+static ssize_t prezero_hugetlb_store(struct kobject *kobj,
+				     struct kobj_attribute *attr,
+				     const char *buf, size_t count)
+{
+	unsigned int value;
+
+	if (kstrtouint(buf, 10, &value) || value > 1)
+		return -EINVAL;
+
+	guard(mutex)(&prezero_mutex);
+	WRITE_ONCE(prezero_hugetlb, value);
+	prezero_begin_all();
+
+	return count;
+}
+PREZERO_ATTR_RW(hugetlb);
+#endif /* CONFIG_HUGETLB_PAGE */
+
 static ssize_t prezero_cpus_show(struct kobject *kobj,
 				 struct kobj_attribute *attr, char *buf)
 {
@@ -880,6 +1023,9 @@ static struct attribute *prezero_attrs[] = {
 	&prezero_delay_millisecs_attr.attr,
 	&prezero_batch_size_attr.attr,
 	&prezero_max_rate_attr.attr,
+#ifdef CONFIG_HUGETLB_PAGE
+	&prezero_hugetlb_attr.attr,
+#endif
 	&prezero_cpus_attr.attr,
 	&prezero_bytes_zeroed_attr.attr,
 	&prezero_cpu_millisecs_attr.attr,

@@ -13,6 +13,7 @@
 DECLARE_STATIC_KEY_FALSE(prezero_active);
 
 void __prezero_notify_free(struct page *page, unsigned int order);
+void __prezero_notify_pool(int nid, unsigned long nr_pages);
 
 #if IS_ENABLED(CONFIG_KUNIT)
 struct page *prezero_next(struct list_head *list, unsigned long *scans);
@@ -35,9 +36,26 @@ static inline void prezero_notify_free(struct page *page, unsigned int order)
 		__prezero_notify_free(page, order);
 }
 
+/**
+ * prezero_notify_pool - A dirty folio has been added to a hugetlb pool
+ * @nid: its node
+ * @nr_pages: its size in pages
+ *
+ * Context: hugetlb_lock is held.
+ */
+static inline void prezero_notify_pool(int nid, unsigned long nr_pages)
+{
+	if (static_branch_unlikely(&prezero_active))
+		__prezero_notify_pool(nid, nr_pages);
+}
+
 #else /* !CONFIG_PREZERO_PAGE */
 
 static inline void prezero_notify_free(struct page *page, unsigned int order)
+{
+}
+
+static inline void prezero_notify_pool(int nid, unsigned long nr_pages)
 {
 }
 

@@ -510,7 +510,8 @@ static void pool_zero_stopped(struct kunit *test)
 	struct stop_at stop = { .test = test, .at = 50 };
 
 	pool_set(pool, DIRT, 0);
-	KUNIT_EXPECT_EQ(test, hugetlb_zero_free(pool->h, nid, stop_at, &stop), 0);
+	KUNIT_EXPECT_EQ(test, hugetlb_zero_free(pool->h, nid, stop_at, &stop),
+			-EINTR);
 	KUNIT_EXPECT_EQ(test, stop.calls, stop.at);
 	KUNIT_EXPECT_FALSE(test, folio_test_hugetlb_zeroed(pool->folio));
 	KUNIT_EXPECT_GT(test, pool_differs(pool, 0), 0);
@@ -526,7 +527,8 @@ static void pool_zero_taken(struct kunit *test)
 	struct stop_at stop = { .test = test, .at = 50, .take = true };
 
 	pool_set(pool, DIRT, 0);
-	KUNIT_EXPECT_EQ(test, hugetlb_zero_free(pool->h, nid, stop_at, &stop), 0);
+	KUNIT_EXPECT_EQ(test, hugetlb_zero_free(pool->h, nid, stop_at, &stop),
+			-EAGAIN);
 	KUNIT_EXPECT_EQ(test, stop.calls, stop.at);
 	KUNIT_ASSERT_NOT_NULL(test, stop.taken);
 	KUNIT_EXPECT_EQ(test, pool_differs(pool, DIRT), 0);
