@@ -81,3 +81,11 @@ def test_shared_memory_is_not_zeroed_again() -> None:
     fine(result)
     assert objects(result)[0]["vmstat"]["pgzeroed_skip_reported"] >= 0.5 * (64 << 8)
     assert counters(result)["pgzeroed_bad"] == 0
+
+
+def test_soft_offlining_meets_offlining() -> None:
+    """Whoever asks for a page of memory that is going away waits, and then is told that it is gone."""
+    result = run("stress --seconds 15 memoryblock softoffline", cpus=2)
+    fine(result)
+    (stress,) = objects(result)
+    assert min(stress["steps"].values()) >= 20, stress

@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from tests.guest.guests import DELAY, counters, fine, objects, run
+from tests.guest.guests import DELAY, STALE_MEMMAP, counters, fine, objects, run
 
 pytestmark = [pytest.mark.boots, pytest.mark.slow]
 
@@ -41,6 +41,7 @@ def test_no_byte_leaks(what: str) -> None:
         "wait $!; cat /tmp/stress; grep pgzeroed_ /proc/vmstat",
         cpus=2,
         memory="1G",
+        append=STALE_MEMMAP if "memoryblock" in drivers else "",
         timeout=480.0 + 4 * SECONDS,
     )
     fine(result)

@@ -12,7 +12,7 @@ import pytest
 
 from lab.bench.session import DROP
 from lab.boot import BootResult, BootSpec, running
-from tests.guest.guests import counters, fine, objects, run, text
+from tests.guest.guests import STALE_MEMMAP, counters, fine, objects, run, text
 
 pytestmark = pytest.mark.boots
 
@@ -273,7 +273,7 @@ def test_no_byte_leaks(what: str, nodes: int) -> None:
         cpus=2,
         memory="1G",
         devices=[],
-        append=f"numa=fake={nodes}" if nodes > 1 else "",
+        append=f"{STALE_MEMMAP} numa=fake={nodes}",
         timeout=300.0 + 4 * SECONDS,
     )
     fine(result)
