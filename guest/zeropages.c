@@ -732,9 +732,13 @@ static void show_sources(FILE *out, const struct snapshot *s, const struct snaps
 	LINE("lost", lost, "no longer known zero, and still free");
 	LINE("bad", bad, "known zero, and found not to be");
 	fprintf(out, "\n%-18s", "zeroed");
-	cell(out, s->cleared);
-	cell_rate(out, s, before, s->cleared, before ? before->cleared : 0, page_size);
-	fprintf(out, "  by allocation\n");
+	if (s->cleared || s->on[FREED]) {
+		cell(out, s->cleared);
+		cell_rate(out, s, before, s->cleared, before ? before->cleared : 0, page_size);
+		fprintf(out, "  by allocation, since there is a source\n");
+	} else {
+		fprintf(out, "%12s%14s  by allocation: counted only when there is a source\n", "?", "?");
+	}
 #undef LINE
 }
 

@@ -334,6 +334,8 @@ def test_why_it_is_off(append: str, devices: list[str], state: str, why: str) ->
     assert why in told["sources"]["reported"]["why"]
     assert told["sources"]["inflated"]["on"] == (state == "waiting")
     assert told["sentence"] in text(result)
+    # A count of nothing is not shown as nothing.
+    assert ("counted only when there is a source" in text(result)) == (state == "off")
     if append.startswith(("init_on_free", "page_poison")):
         # One thing is in the way of all of them.
         assert why in told["sources"]["prezeroed"]["why"]
