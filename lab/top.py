@@ -111,7 +111,10 @@ def watch(path: Path, *, interval: int, once: bool, as_json: bool, out: IO[str])
 
 def show_guest(spec: guests.BootSpec, interactive: bool) -> int:
     """Run zeropages in a guest; leaving it with Ctrl-C is how it ends."""
-    code = guests.interactive(spec) if interactive else guests.boot(spec).exit_code
+    try:
+        code = guests.interactive(spec) if interactive else guests.boot(spec).exit_code
+    except KeyboardInterrupt:
+        return errors.OK
     return errors.OK if code == errors.INTERRUPTED else code
 
 

@@ -162,3 +162,31 @@ def test_on_a_terminal_it_goes_on_until_ctrl_c() -> None:
         assert code == 0, process.stderr.read().decode()
     assert b"\x1b[H" in seen
     assert b"/s" in seen
+
+
+@pytest.mark.boots
+def test_into_a_pipe_it_goes_on_until_it_is_interrupted() -> None:
+    argv = [sys.executable, "-m", "lab", "top", "--kernel", "debug", "--memory", "1G", "--interval", "1"]
+    with subprocess.Popen(
+        [*argv, "--json", "--", "sleep", "1000"],
+        env={**os.environ, "PYTHONPATH": str(REPO)},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        try:
+            first, second = (json.loads(process.stdout.readline()) for _ in range(2))
+            process.send_signal(signal.SIGINT)
+            code = process.wait(60)
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+        assert code == 0
+        assert process.stderr.read() == ""
+    assert first["interval_s"] is None
+    assert second["interval_s"] > 0.9
+    assert second["sources"]["reported"]["set_pages_per_s"] >= 0
