@@ -14,18 +14,26 @@ BAR = 16.0
 GAP = 4.0
 GROUP = 30.0
 TITLE = 20.0
-# Room kept free at the right of the longest bar for its value.
+# Room kept free at the right of the longest bar for its value: at least this, and what the text takes.
 VALUE = 104.0
+CHARACTER = 8.3  # the widest of the usual fonts has digits of that width
+BESIDE = 15.0  # between the end of a bar and its value, whiskers included
 MAX_DOTS = 60
 
 
-def _x(value: float, top: float) -> float:
-    return max(0.0, value / top * (WIDTH - VALUE)) if top > 0 else 0.0
+def _x(value: float, top: float, length: float) -> float:
+    return max(0.0, value / top * length) if top > 0 else 0.0
 
 
-def _bar(metric: Metric, side: str, y: float, top: float) -> str:
+def _length(metrics: list[Metric]) -> float:
+    """How long the longest bar may be, so that the values beside them are not cut off."""
+    texts = [human(side.median, metric.unit) for metric in metrics for side in (metric.base, metric.ours)]
+    return WIDTH - max(VALUE, BESIDE + CHARACTER * max(map(len, texts)))
+
+
+def _bar(metric: Metric, side: str, y: float, top: float, length: float) -> str:
     sample = metric.base if side == "base" else metric.ours
-    end, low, high = (_x(value, top) for value in (sample.median, sample.low, sample.high))
+    end, low, high = (_x(value, top, length) for value in (sample.median, sample.low, sample.high))
     middle = y + BAR / 2
     text = human(sample.median, metric.unit)
     who = "base" if side == "base" else "knownzero"
@@ -35,10 +43,10 @@ def _bar(metric: Metric, side: str, y: float, top: float) -> str:
         f'<rect class="{side}" x="0" y="{y:.1f}" width="{max(end, 1.5):.1f}" height="{BAR:.0f}" rx="2"/>',
     ]
     # Nothing is drawn where the value is written: far outliers stand at the edge.
-    edge = WIDTH - VALUE + 8
+    edge = length + 8
     reach = [max(end, min(high, edge))]
     for index, value in enumerate(metric.values.get(side, [])[:MAX_DOTS]):
-        reach.append(min(_x(value, top), edge))
+        reach.append(min(_x(value, top, length), edge))
         parts.append(
             f'<circle class="dot" cx="{reach[-1]:.1f}" cy="{y + 3.5 + (index * 5) % 10:.1f}" r="1.3"/>'
         )
@@ -54,19 +62,22 @@ def _bar(metric: Metric, side: str, y: float, top: float) -> str:
 def bars(metrics: list[Metric], labels: list[str], title: str) -> str:
     """One chart: for each metric a bar for base and one for ours, on one scale from zero.
 
-    The metrics must share a unit; ValueError otherwise.
+    The metrics must share a unit; ValueError otherwise. An empty label takes no room.
     """
     if len({metric.unit for metric in metrics}) != 1:
         raise ValueError("metrics of one chart share a unit")
     top = max(max(metric.base.median, metric.ours.median) for metric in metrics)
-    step = TITLE + 2 * BAR + GAP
+    length = _length(metrics)
+    above = TITLE if any(labels) else 0.0
+    step = above + 2 * BAR + GAP
     height = len(metrics) * step + (len(metrics) - 1) * (GROUP - TITLE) + 2
     parts = []
     y = 0.0
     for metric, label in zip(metrics, labels, strict=True):
-        parts.append(f'<text class="label" x="0" y="{y + 13:.1f}">{escape(label)}</text>')
-        parts.append(_bar(metric, "base", y + TITLE, top))
-        parts.append(_bar(metric, "ours", y + TITLE + BAR + GAP, top))
+        if label:
+            parts.append(f'<text class="label" x="0" y="{y + 13:.1f}">{escape(label)}</text>')
+        parts.append(_bar(metric, "base", y + above, top, length))
+        parts.append(_bar(metric, "ours", y + above + BAR + GAP, top, length))
         y += step + GROUP - TITLE
     return (
         f'<svg viewBox="0 0 {WIDTH:.0f} {height:.0f}" role="img" aria-label="{escape(title, quote=True)}" '

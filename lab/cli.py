@@ -311,7 +311,12 @@ def test(
     raise typer.Exit(testing.run_tests(select, junit, quick, pytest_options or []))
 
 
-LATER = {"lab.bench.cli": ("demo", "bench"), "lab.report": ("report",), "lab.compare": ("compare",)}
+LATER = {
+    "lab.bench.cli": ("demo", "bench"),
+    "lab.report": ("report",),
+    "lab.compare": ("compare",),
+    "lab.top": ("top",),
+}
 
 
 def _register_others() -> None:

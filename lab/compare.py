@@ -44,6 +44,12 @@ def unlike(first: Result, second: Result) -> list[str]:
         for key in keys
         if first.job[key] != second.job[key]
     ]
+    # Another machine, another time. What was not written down is not held against a run.
+    reasons += [
+        f"host {key} {first.host[key]} against {second.host[key]}"
+        for key in ("cpu", "cpus")
+        if key in first.host and key in second.host and first.host[key] != second.host[key]
+    ]
     return reasons
 
 
@@ -73,7 +79,7 @@ def compare(first: Path, second: Path, *, force: bool = False) -> list[Row]:
         raise UsageError(
             f"Cannot compare {first} with {second}",
             "they measured different things: " + "; ".join(reasons),
-            "compare runs of the same job on the same accelerator, or add --force and know what you read",
+            "compare runs of the same job on the same accelerator and machine, or add --force and know what you read",
         )
     found = rows(one, two)
     if not found:

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import jinja2
 import typer
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from lab import charts, paths
 from lab.errors import LabError
@@ -161,9 +161,9 @@ def _charts(result: Result) -> list[Chart]:
         if metric.name not in shown and not any(
             metric.name.startswith(p) for p in ("thp.", "order0.", "host.", "hotpath.")
         ):
-            found.append(
-                Chart(metric.name, metric.sentence, Markup(charts.bars([metric], [metric.name], metric.name)))
-            )
+            # Its title says what it is: no label beside.
+            svg = charts.bars([metric], [""], metric.name)
+            found.append(Chart(metric.name, metric.sentence, Markup(svg)))
     return found
 
 
@@ -189,7 +189,17 @@ def _interval(metric: Metric) -> str:
     if metric.change_interval is None:
         return ""
     low, high = metric.change_interval
-    return f"{percent(low)} … {percent(high)}"
+    return f"{_together(percent(low))} … {_together(percent(high))}"
+
+
+def _together(text: str) -> str:
+    """A figure and its unit, not to be broken in between."""
+    return text.replace(" ", "\N{NO-BREAK SPACE}")
+
+
+def _breakable(name: str) -> Markup:
+    """A metric's name, which may be broken after dots and underscores."""
+    return Markup(str(escape(name)).replace(".", ".<wbr>").replace("_", "_<wbr>"))
 
 
 def _context(results: list[Result]) -> dict[str, Any]:
@@ -201,6 +211,8 @@ def _context(results: list[Result]) -> dict[str, Any]:
         "human": human,
         "percent": percent,
         "interval": _interval,
+        "breakable": _breakable,
+        "together": _together,
     }
 
 

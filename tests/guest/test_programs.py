@@ -72,6 +72,13 @@ def test_an_unknown_option_is_bad_usage(programs: dict[str, Path], name: str) ->
         ("stress", ("idleness",)),
         ("flush", ("--signal-after", "0")),
         ("flush", ("1", "2")),
+        ("zeropages", ("--interval", "0")),
+        ("zeropages", ("--interval", "1.5")),
+        ("zeropages", ("--interval", "3601")),
+        ("zeropages", ("--count", "0")),
+        ("zeropages", ("--count", "many")),
+        ("zeropages", ("--once", "--count", "2")),
+        ("zeropages", ("left over",)),
     ],
 )
 def test_bad_input_is_named(programs: dict[str, Path], name: str, arguments: tuple[str, ...]) -> None:

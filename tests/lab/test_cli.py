@@ -18,7 +18,7 @@ from lab.paths import REPO
 
 VERBS = [
     ["doctor"], ["tree"], ["series", "save"], ["series", "export"], ["series", "check"], ["build", "linux"], ["build", "qemu"],
-    ["boot"], ["shell"], ["demo"], ["bench"], ["report"], ["compare"], ["test"],
+    ["boot"], ["shell"], ["demo"], ["bench"], ["report"], ["compare"], ["test"], ["top"],
 ]  # fmt: skip
 
 
@@ -62,6 +62,9 @@ def test_a_wrong_verb_is_bad_usage_with_a_suggestion() -> None:
         ["boot", "--add", "/nonexistent", "--", "true"],
         ["boot", "--no-such-option"],
         ["boot", "--cpus", "0"],
+        ["top", "--interval", "0"],
+        ["top", "--kernel", "/nonexistent", "--once"],
+        ["top", "--socket", "/nonexistent", "--", "true"],
     ],
     ids=" ".join,
 )
