@@ -125,17 +125,24 @@ static int wait_for_port(const char *name)
 	return fd;
 }
 
-static int open_raw(const char *name)
+static int try_raw(const char *name)
 {
 	struct termios settings;
 	int fd = open(name, O_RDWR | O_NOCTTY | O_CLOEXEC);
 
-	if (fd < 0) {
-		complain("no channel", name);
-	} else if (!tcgetattr(fd, &settings)) {
+	if (fd >= 0 && !tcgetattr(fd, &settings)) {
 		cfmakeraw(&settings);
 		tcsetattr(fd, TCSANOW, &settings);
 	}
+	return fd;
+}
+
+static int open_raw(const char *name)
+{
+	int fd = try_raw(name);
+
+	if (fd < 0)
+		complain("no channel", name);
 	return fd;
 }
 
@@ -156,6 +163,8 @@ static struct channels open_channels(const char *mode)
 		found.control = open_raw("/dev/ttyS0");
 		found.out = open_raw("/dev/ttyS1");
 		found.err = open_raw("/dev/ttyS2");
+		/* Only if the host has something to say. */
+		found.in = try_raw("/dev/ttyS3");
 	} else {
 		found.control = wait_for_port("kz.ctl");
 		found.in = open("/dev/hvc0", O_RDWR | O_CLOEXEC);
@@ -193,7 +202,8 @@ static void run_command(const struct channels *to)
 	dup2(to->in, 0);
 	dup2(to->out, 1);
 	dup2(to->err, 2);
-	if (isatty(0))
+	/* A channel is no terminal that somebody sits at. */
+	if (to->in == to->out && isatty(0))
 		ioctl(0, TIOCSCTTY, 0);
 	setenv("PATH", "/bin:/sbin:/usr/bin:/usr/sbin:/", 1);
 	setenv("HOME", "/", 1);

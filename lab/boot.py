@@ -31,6 +31,7 @@ APPEND = "console=ttyS0 panic=-1 mitigations=off"
 APPEND_UM = "con=null con0=null,fd:1 console=tty0 earlyprintk panic=-1"
 KEEP_RUNS = 200
 VHOST_USER = "vhost-user"
+VIRTIO_ID_BALLOON = 5
 LAST_WORDS = 10.0  # seconds a guest gets to switch off after it has reported
 _numbers = itertools.count()
 _libc = ctypes.CDLL(None)  # loaded here: nothing may be loaded between fork and exec
@@ -142,7 +143,7 @@ def resolve_qemu(qemu: str | Path | None) -> Path:
 class Guest:
     """A guest that runs. Made by ``running`` and ``boot``; ended by ``close`` at the latest."""
 
-    def __init__(self, spec: BootSpec, interactive: bool = False) -> None:
+    def __init__(self, spec: BootSpec, interactive: bool = False, talks: bool = True) -> None:
         self.spec = spec
         self.folder = run_folder()
         self.console = self.folder / "console.log"
@@ -162,7 +163,8 @@ class Guest:
         theirs: dict[str, socket.socket] = {}
         names = ["ctl", "qmp"] if interactive else ["ctl", "out", "err", "in", "qmp"]
         if spec.arch == "um":
-            names = ["ctl", "out", "err", "con"]
+            # Its kernel warns when a channel it reads comes to its end: none, rather than an empty one.
+            names = ["ctl", "out", "err", "con", *(["in"] if talks else [])]
         for name in names:
             self._ours[name], theirs[name] = socket.socketpair()
         try:
@@ -269,8 +271,10 @@ class Guest:
         self.accel = "um"
         initrd = self._initrd("ssl", [])
         argv = [str(kernel), f"mem={spec.memory}", f"initrd={initrd}", *APPEND_UM.split()]
-        for number, name in enumerate(("ctl", "out", "err")):
+        for number, name in enumerate(name for name in ("ctl", "out", "err", "in") if name in ends):
             argv.append(f"ssl{number}=fd:{ends[name].fileno()},fd:{ends[name].fileno()}")
+        if self.daemon:
+            argv.append(f"virtio_uml.device={self.daemon.socket}:{VIRTIO_ID_BALLOON}")
         return argv + spec.append.split()
 
     # What comes from the guest.
@@ -496,7 +500,7 @@ def boot(spec: BootSpec) -> BootResult:
 
 
 def _boot_once(spec: BootSpec) -> BootResult:
-    guest = Guest(spec)
+    guest = Guest(spec, talks=False)
     try:
         if "in" in guest._ours:
             guest._ours["in"].shutdown(socket.SHUT_WR)

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: GPL-2.0
-"""The balloon as a process of its own, with QEMU's front end."""
+"""The balloon as a process of its own, with QEMU's front end and with User-Mode Linux."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import socket
 import struct
 import threading
@@ -33,8 +34,8 @@ def memory(guest: Guest) -> int:
     for entry in Path(f"/proc/{guest.pid}/fd").iterdir():
         with contextlib.suppress(OSError):
             name = os.readlink(entry)
-            # QEMU's memfd; User-Mode Linux has a file that it has unlinked.
-            if "memfd:memory-backend" in name or "vm_file" in name:
+            # QEMU's memfd; User-Mode Linux has a file without a name in /dev/shm or $TMPDIR.
+            if "memfd:memory-backend" in name or re.search(r"/(vm_file[^/]*|#\d+) \(deleted\)$", name):
                 about = entry.stat()
                 found[about.st_ino] = about.st_blocks * 512
     assert len(found) == 1, found
@@ -43,17 +44,16 @@ def memory(guest: Guest) -> int:
 
 @contextlib.contextmanager
 def guest_with(
-    script: str, *, kernel: str = "debug", size: str = "1G", arch: str = "x86_64"
+    script: str, *, kernel: str = "debug", size: str = "1G", arch: str = "x86_64", device: str = DEVICE
 ) -> Iterator[Guest]:
     """A guest that runs a script; each ``pause`` in it prints a line and waits to be sent one."""
-    pause = "pause() { echo $1; read answer; }; " if arch == "x86_64" else "pause() { echo $1; sleep 4; }; "
     spec = BootSpec(
         kernel=kernel,
         arch=arch,
-        devices=[DEVICE],
+        devices=[device],
         memory=size,
         timeout=240,
-        command=["sh", "-ec", pause + script],
+        command=["sh", "-ec", "pause() { echo $1; read answer; }; " + script],
     )
     with running(spec) as guest:
         yield guest
@@ -281,3 +281,63 @@ def test_a_backend_that_pushes_before_the_guest_has_started(tmp_path: Path) -> N
         for _ in range(3):
             assert guest.qmp("query-status")["status"] == "prelaunch"
         assert guest.process.poll() is None
+
+
+def test_user_mode_linux() -> None:
+    script = (
+        f"{LATE}; {REPORT}; pause empty; fillfree --share 60 >/dev/null; pause filled; {REPORT}; pause reported; "
+        "alloc_once --size 128 --pages nothp --verify; grep pgzeroed_ /proc/vmstat"
+    )
+    with guest_with(script, arch="um", size="512M") as guest:
+        device = device_of(guest)
+        until(guest, "empty")
+        before = memory(guest)
+        guest.send("")
+        until(guest, "filled")
+        filled = memory(guest)
+        assert filled > before + 200 * MIB
+        guest.send("")
+        until(guest, "reported")
+        # What is still used has been used before.
+        assert memory(guest) < before + 30 * MIB
+        status = device.status()
+        assert status["working"] is True
+        assert status["problems"] == []
+        assert "device-init-reported" in status["features"]
+        assert status["proven_zero"] == status["reported"] == status["discarded"] > 200 * MIB
+        assert status["malformed"] == status["refused"] == 0
+        guest.send("")
+        result = guest.wait()
+        fine(result)
+        assert objects(result)[-1]["vmstat"]["pgzeroed_skip_reported"] >= 0.85 * (128 << 8)
+        assert counters(result)["pgzeroed_bad"] == 0
+
+
+def test_user_mode_linux_inflates_and_deflates() -> None:
+    script = (
+        f"{LATE}; fillfree --share 60 >/dev/null; pause filled; pause inflated; pause deflated; "
+        "alloc_once --size 320 --pages nothp --verify; grep pgzeroed_ /proc/vmstat"
+    )
+    # Nothing is known to be zero but by the balloon.
+    device_init = f"{DEVICE},device-init-on-inflate=on,device-init-reported=off"
+    with guest_with(script, arch="um", size="512M", device=device_init) as guest:
+        device = device_of(guest)
+        until(guest, "filled")
+        filled = memory(guest)
+        device.ask(command="target", bytes=384 * MIB)
+        status = device.wait_for("inflate", lambda status: status["actual"] == 384 * MIB, 60)
+        assert "device-init-on-inflate" in status["features"]
+        assert status["proven_zero"] == status["inflated"] >= 384 * MIB
+        assert memory(guest) < filled - 200 * MIB
+        guest.send("")
+        until(guest, "inflated")
+        device.ask(command="target", bytes=0)
+        device.wait_for("deflate", lambda status: status["actual"] == 0, 60)
+        guest.send("")
+        until(guest, "deflated")
+        guest.send("")
+        result = guest.wait()
+        fine(result)
+        # What was in the balloon is not zeroed again, and was zero; the rest of free memory may come first.
+        assert objects(result)[-1]["vmstat"]["pgzeroed_skip_inflated"] >= 200 << 8
+        assert counters(result)["pgzeroed_bad"] == 0
