@@ -69,6 +69,8 @@ class BootSpec:
     arch: str = "x86_64"
     console_lines: Callable[[bytes], None] | None = None  # shown what comes on stdout, as it comes
     errors: Callable[[bytes], None] | None = None  # the same for stderr
+    daemon_profile: str = "dev"  # of cargo: dev or release
+    shared_memory: str = ""  # more about the memory that the daemon sees: hugetlb=on,hugetlbsize=2M
 
 
 @dataclass
@@ -218,7 +220,7 @@ class Guest:
             raise LabError("two balloons", "a guest can have one only", "give --device vhost-user once", 2)
         for device in wanted:
             options = [f"--{option}" for option in device.split(",")[1:]]
-            self.daemon = daemon.Daemon(daemon.build(), options, self.folder)
+            self.daemon = daemon.Daemon(daemon.build(self.spec.daemon_profile), options, self.folder)
 
     def _initrd(self, mode: str, modules: list[Path]) -> Path:
         initrd = self.folder / "initrd.cpio"
@@ -256,7 +258,8 @@ class Guest:
             argv += ["-chardev", "stdio,id=kztty,signal=off", "-device", "virtconsole,chardev=kztty"]
         if self.daemon:
             # Memory that two processes see, and a socket that is taken again when it was lost.
-            argv += ["-object", f"memory-backend-memfd,id=kzmemory,size={spec.memory},share=on"]
+            more = f",{spec.shared_memory}" if spec.shared_memory else ""
+            argv += ["-object", f"memory-backend-memfd,id=kzmemory,size={spec.memory},share=on{more}"]
             argv += ["-machine", "memory-backend=kzmemory"]
             argv += ["-chardev", f"socket,id=kzballoon,path={self.daemon.socket},reconnect-ms=100"]
             argv += ["-device", "vhost-user-balloon-pci,chardev=kzballoon"]

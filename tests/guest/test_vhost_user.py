@@ -11,6 +11,7 @@ import struct
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -44,7 +45,13 @@ def memory(guest: Guest) -> int:
 
 @contextlib.contextmanager
 def guest_with(
-    script: str, *, kernel: str = "debug", size: str = "1G", arch: str = "x86_64", device: str = DEVICE
+    script: str,
+    *,
+    kernel: str = "debug",
+    size: str = "1G",
+    arch: str = "x86_64",
+    device: str = DEVICE,
+    **more: Any,
 ) -> Iterator[Guest]:
     """A guest that runs a script; each ``pause`` in it prints a line and waits to be sent one."""
     spec = BootSpec(
@@ -54,6 +61,7 @@ def guest_with(
         memory=size,
         timeout=240,
         command=["sh", "-ec", "pause() { echo $1; read answer; }; " + script],
+        **more,
     )
     with running(spec) as guest:
         yield guest
@@ -281,6 +289,75 @@ def test_a_backend_that_pushes_before_the_guest_has_started(tmp_path: Path) -> N
         for _ in range(3):
             assert guest.qmp("query-status")["status"] == "prelaunch"
         assert guest.process.poll() is None
+
+
+POOL = Path("/sys/kernel/mm/hugepages/hugepages-2048kB")
+HUGE = 2 * MIB
+
+
+@pytest.fixture
+def huge_pages() -> Iterator[None]:
+    """Enough huge pages of the host for a guest of 512 MB; as many as before afterwards."""
+    before = (POOL / "nr_hugepages").read_text() if POOL.exists() else ""
+    wanted = 512 * MIB // HUGE
+    try:
+        (POOL / "nr_hugepages").write_text(str(int(before) + wanted))
+    except (OSError, ValueError):
+        pytest.skip("this machine lets nobody reserve huge pages")
+    try:
+        if free_huge_pages() < wanted:
+            pytest.skip(f"this machine has {free_huge_pages()} free huge pages and not {wanted}")
+        yield
+    finally:
+        (POOL / "nr_hugepages").write_text(before)
+
+
+def free_huge_pages() -> int:
+    return int((POOL / "free_hugepages").read_text())
+
+
+def test_memory_of_huge_pages(huge_pages: None) -> None:
+    """Whole huge pages go back to the host's pool, and are claimed; parts of one never."""
+    script = (
+        f"{LATE}; fillfree --share 70 >/dev/null; pause filled; {REPORT}; pause reported; "
+        "alloc_once --size 128 --pages thp --verify --mode touch_all; "
+        "fillfree --share 70 >/dev/null; pause again; pause inflated; pause deflated; "
+        "alloc_once --size 256 --verify; grep pgzeroed_ /proc/vmstat"
+    )
+    backing = "hugetlb=on,hugetlbsize=2M"
+    device_init = f"{DEVICE},device-init-on-inflate=on"
+    with guest_with(script, size="512M", device=device_init, shared_memory=backing) as guest:
+        device = device_of(guest)
+        until(guest, "filled")
+        filled, free = memory(guest), free_huge_pages()
+        assert filled > 300 * MIB
+        guest.send("")
+        until(guest, "reported")
+        status = device.status()
+        regions = {(region["backing"], region["host_page"]) for region in status["regions"]}
+        assert regions == {("hugetlbfs", HUGE)}
+        assert status["proven_zero"] == status["reported"] == status["discarded"] > 200 * MIB
+        assert filled - memory(guest) == (free_huge_pages() - free) * HUGE > 200 * MIB
+        assert status["malformed"] == status["refused"] == 0
+        guest.send("")
+        until(guest, "again")
+        filled = memory(guest)
+        device.ask(command="target", bytes=256 * MIB)
+        status = device.wait_for("inflate", lambda status: status["actual"] == 256 * MIB, 60)
+        back = filled - memory(guest)
+        assert back % HUGE == 0
+        assert 0 < back <= 256 * MIB
+        guest.send("")
+        until(guest, "inflated")
+        device.ask(command="target", bytes=0)
+        device.wait_for("deflate", lambda status: status["actual"] == 0, 60)
+        guest.send("")
+        until(guest, "deflated")
+        guest.send("")
+        result = guest.wait()
+        fine(result)
+        assert objects(result)[0]["vmstat"]["pgzeroed_skip_reported"] >= 0.9 * (128 << 8)
+        assert counters(result)["pgzeroed_bad"] == 0
 
 
 def test_user_mode_linux() -> None:
