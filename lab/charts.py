@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from html import escape
 
-from lab.results import Metric
+from lab.results import SIDES, Metric
 from lab.units import human
 
 # As wide as a phone, in CSS pixels: there the text is shown at its own size, elsewhere larger.
@@ -31,12 +32,11 @@ def _length(metrics: list[Metric]) -> float:
     return WIDTH - max(VALUE, BESIDE + CHARACTER * max(map(len, texts)))
 
 
-def _bar(metric: Metric, side: str, y: float, top: float, length: float) -> str:
+def _bar(metric: Metric, side: str, who: str, y: float, top: float, length: float) -> str:
     sample = metric.base if side == "base" else metric.ours
     end, low, high = (_x(value, top, length) for value in (sample.median, sample.low, sample.high))
     middle = y + BAR / 2
     text = human(sample.median, metric.unit)
-    who = "base" if side == "base" else "knownzero"
     parts = [
         f"<title>{who}: {escape(text)} (10th to 90th percentile {escape(human(sample.low, metric.unit))} to "
         f"{escape(human(sample.high, metric.unit))}, n={sample.n})</title>",
@@ -59,8 +59,10 @@ def _bar(metric: Metric, side: str, y: float, top: float, length: float) -> str:
     return f"<g>{''.join(parts)}</g>"
 
 
-def bars(metrics: list[Metric], labels: list[str], title: str) -> str:
+def bars(metrics: list[Metric], labels: list[str], title: str, sides: Sequence[str] = SIDES) -> str:
     """One chart: for each metric a bar for base and one for ours, on one scale from zero.
+
+    ``sides`` is what both are called.
 
     The metrics must share a unit; ValueError otherwise. An empty label takes no room.
     """
@@ -76,8 +78,8 @@ def bars(metrics: list[Metric], labels: list[str], title: str) -> str:
     for metric, label in zip(metrics, labels, strict=True):
         if label:
             parts.append(f'<text class="label" x="0" y="{y + 13:.1f}">{escape(label)}</text>')
-        parts.append(_bar(metric, "base", y + above, top, length))
-        parts.append(_bar(metric, "ours", y + above + BAR + GAP, top, length))
+        parts.append(_bar(metric, "base", sides[0], y + above, top, length))
+        parts.append(_bar(metric, "ours", sides[1], y + above + BAR + GAP, top, length))
         y += step + GROUP - TITLE
     return (
         f'<svg viewBox="0 0 {WIDTH:.0f} {height:.0f}" role="img" aria-label="{escape(title, quote=True)}" '

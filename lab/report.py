@@ -154,7 +154,7 @@ def _charts(result: Result) -> list[Chart]:
         if not there:
             continue
         shown.update(metric.name for metric, _ in there)
-        svg = charts.bars([metric for metric, _ in there], [label for _, label in there], title)
+        svg = charts.bars([metric for metric, _ in there], [label for _, label in there], title, result.sides)
         found.append(Chart(title, sentence, Markup(svg)))
     # A bench that the list above does not know is drawn all the same.
     for metric in result.metrics:
@@ -162,7 +162,7 @@ def _charts(result: Result) -> list[Chart]:
             metric.name.startswith(p) for p in ("thp.", "order0.", "host.", "hotpath.")
         ):
             # Its title says what it is: no label beside.
-            svg = charts.bars([metric], [""], metric.name)
+            svg = charts.bars([metric], [""], metric.name, result.sides)
             found.append(Chart(metric.name, metric.sentence, Markup(svg)))
     return found
 

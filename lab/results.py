@@ -18,6 +18,7 @@ from lab.errors import LabError, UsageError
 
 FILE_NAME = "result.json"
 FORMAT = 1
+SIDES = ("base", "knownzero")  # what both sides of a result are called, unless it says otherwise
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
@@ -139,6 +140,7 @@ class Result:
     job: dict[str, Any] = field(default_factory=dict)
     host: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    sides: list[str] = field(default_factory=lambda: list(SIDES))
     when: str = field(default_factory=lambda: time.strftime("%Y-%m-%dT%H:%M:%S%z"))
     seconds: float = 0.0
     format: int = FORMAT
@@ -166,6 +168,11 @@ class Result:
 
 def _sample(data: dict[str, Any]) -> Sample:
     return Sample(float(data["median"]), float(data["low"]), float(data["high"]), int(data["n"]))
+
+
+def _sides(names: Any) -> list[str]:
+    base, ours = names
+    return [str(base), str(ours)]
 
 
 def _metric(data: dict[str, Any]) -> Metric:
@@ -204,6 +211,7 @@ def load(path: Path) -> Result:
             job=dict(data.get("job", {})),
             host=dict(data.get("host", {})),
             notes=list(data.get("notes", [])),
+            sides=_sides(data.get("sides", SIDES)),
             when=str(data.get("when", "")),
             seconds=float(data.get("seconds", 0)),
         )

@@ -52,6 +52,11 @@ BENCHES: dict[str, Bench] = {
             "hugetlb", "the same memory in huge pages of hugetlb, surplus and persistent", "lab.bench.hugetlb"
         ),
         Bench("deflate", "memory that is used again after it was in the balloon", "lab.bench.deflate"),
+        Bench(
+            "device",
+            "the balloon as a process of its own, vhost-user-balloon, against the one in QEMU",
+            "lab.bench.device",
+        ),
         Bench("host", "host memory that comes back when the guest frees", "lab.bench.hostmemory"),
         Bench("prezero", "most of a guest's memory, zeroed before it is wanted", "lab.bench.prezero"),
         Bench("zerobytes", "bytes zeroed as the emulator sees it, from outside", "lab.bench.zerobytes"),

@@ -63,13 +63,13 @@ def folder_for(name: str) -> Path:
 def table(result: Result) -> Table:
     """The comparison as a table."""
     shown = Table(
-        title=f"{result.name}: base and knownzero side by side, accelerator {result.accelerator}",
+        title=f"{result.name}: {result.sides[0]} and {result.sides[1]} side by side, accelerator {result.accelerator}",
         caption="median, and in brackets the 10th to 90th percentile",
         caption_justify="left",
     )
     shown.add_column("metric", overflow="fold")
-    shown.add_column("base", justify="right")
-    shown.add_column("knownzero", justify="right")
+    for name in result.sides:
+        shown.add_column(name, justify="right")
     shown.add_column("change", justify="right")
     shown.add_column("meant to show")
     for metric in result.metrics:
