@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from lab import balloon
 from lab.bench import BenchOptions
@@ -233,7 +234,7 @@ def bare_rate(size: int) -> float:
 def pair(options: BenchOptions, images: Built) -> Iterator[Pair]:
     """Two guests with the same kernel and the same kind of memory, and one device each."""
     shared = f"memory-backend-memfd,id=shared,size={options.memory},share=on"
-    devices = {
+    devices: dict[str, dict[str, Any]] = {
         "base": {
             "devices": [IN_TREE],
             "extra_qemu": ["-object", shared, "-machine", "memory-backend=shared"],

@@ -58,7 +58,7 @@ class FakeSide:
         self.asked.append(command)
         if command == device.DIRTY:
             self.on_host = 1024 * MIB
-        elif device.FLUSH in command:
+        elif session.FLUSH in command:
             self.known += self.zero
             self.on_host -= self.back
         return [str(self.known // 4096)]
@@ -94,7 +94,7 @@ def test_every_step_is_measured_on_both_sides() -> None:
     for side in (both.base, both.ours):
         asked = cast(FakeSide, side).asked
         assert asked.count(device.DIRTY) == 8
-        assert asked.index(device.DIRTY) < asked.index(f"echo 0 > {device.FLUSH}")
+        assert asked.index(device.DIRTY) < asked.index(f"echo 0 > {session.FLUSH}")
     assert set(found["report"]["base"].daemon) == {0}
 
 
