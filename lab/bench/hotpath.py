@@ -38,7 +38,7 @@ PATHS = {
 }
 NOTE = (
     "Instructions are counted by the guest's own clock under -icount shift=0, where each emulated "
-    "instruction takes one nanosecond; each boot gives the median of 101 repetitions, and the figures "
+    "instruction takes one nanosecond; each boot gives the median of 1001 repetitions, and the figures "
     "here are over the boots. "
     "No balloon device is there, so nothing is ever known to be zero. "
     "alloc_free is the difference of two pipe loops, one that needs a page for each packet and one "
@@ -56,7 +56,7 @@ def _boot(options: BenchOptions, kernel: str | Path, qemu: Path) -> dict[str, fl
         extra_qemu=["-icount", "shift=0"],
         append="nokaslr",
         timeout=300.0,
-        command=["hotpath", "--reps", "101", *PATHS],
+        command=["hotpath", "--reps", "1001", *PATHS],
     )
     done = boot(spec)
     if done.exit_code:
