@@ -3,13 +3,18 @@
 
 from __future__ import annotations
 
+import bisect
 import json
+import tempfile
 import time
+from collections import Counter
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from lab.bench import BenchOptions
 from lab.bench.jobs import elapsed
+from lab.bench.plugin import build_plugin
 from lab.bench.session import Built, built, host_facts, reproduce, spec_for
 from lab.boot import boot
 from lab.errors import TestFailure
@@ -17,7 +22,12 @@ from lab.progress import step
 from lab.results import Metric, Result, Target
 
 BOOTS = 2
+REPS = 1001
 LIMIT = 0.5
+# How often the operation of a path is done in one repetition of what hotpath calls by the second name.
+OPERATIONS = {"fault": (32, "fault"), "alloc_free": (13, "pipe_deep")}
+FEW = 101
+WORTH_NAMING = 0.5  # instructions for each operation
 PATHS = {
     "fault": (
         "hotpath.fault.instructions",
@@ -46,17 +56,24 @@ NOTE = (
 )
 
 
-def _boot(options: BenchOptions, kernel: str | Path, qemu: Path) -> dict[str, float]:
+def _boot(
+    options: BenchOptions,
+    kernel: str | Path,
+    qemu: Path,
+    reps: int = REPS,
+    names: Sequence[str] = tuple(PATHS),
+    extra: Sequence[str] = (),
+) -> dict[str, float]:
     """One boot of one kernel; the median of each path."""
     spec = spec_for(
         options.with_accel("tcg"),
         kernel,
         qemu,
         devices=[],
-        extra_qemu=["-icount", "shift=0"],
+        extra_qemu=["-icount", "shift=0", *extra],
         append="nokaslr",
         timeout=300.0,
-        command=["hotpath", "--reps", "1001", *PATHS],
+        command=["hotpath", "--reps", str(reps), *names],
     )
     done = boot(spec)
     if done.exit_code:
@@ -72,6 +89,65 @@ def _boot(options: BenchOptions, kernel: str | Path, qemu: Path) -> dict[str, fl
             told = json.loads(line)
             found[str(told["path"])] = float(told["median"])
     return found
+
+
+def symbols(system_map: Path) -> tuple[list[int], list[str]]:
+    """The addresses of a kernel's functions, sorted, and their names."""
+    found = []
+    for line in system_map.read_text(encoding="utf-8").splitlines():
+        address, kind, name = line.split()[:3]
+        if kind in "tTwW":
+            found.append((int(address, 16), name))
+    found.sort()
+    return [address for address, _ in found], [name for _, name in found]
+
+
+def by_function(counted: str, addresses: list[int], names: list[str]) -> Counter[str]:
+    """What the plugin wrote, ``ADDRESS INSTRUCTIONS`` a line, added up by function."""
+    total: Counter[str] = Counter()
+    for line in counted.splitlines():
+        address, count = line.split()
+        at = bisect.bisect_right(addresses, int(address, 16)) - 1
+        if at >= 0:
+            total[names[at]] += int(count)
+    return total
+
+
+def _functions(options: BenchOptions, kernel: Path, qemu: Path, path: str) -> dict[str, float]:
+    """Instructions in each function of the kernel for one operation of a path."""
+    operations, name = OPERATIONS[path]
+    plugin = build_plugin("functions")
+    table = symbols(kernel.parent / "System.map")
+    counts = []
+    with tempfile.TemporaryDirectory(prefix="functions-") as folder:
+        for reps in (FEW, REPS):
+            file = Path(folder) / str(reps)
+            _boot(options, kernel, qemu, reps, [name], ["-plugin", f"{plugin},out={file}"])
+            counts.append(by_function(file.read_text(encoding="utf-8"), *table))
+    few, many = counts
+    return {function: (many[function] - few[function]) / (REPS - FEW) / operations for function in many | few}
+
+
+def breakdown(options: BenchOptions, images: Built, path: str) -> list[Metric]:
+    """Which functions make the difference: those whose share of a path is another one in ours."""
+    kernels = [Path(images.base), Path(images.ours)]
+    if not all((kernel.parent / "System.map").is_file() for kernel in kernels):
+        return []
+    with step(f"instructions of {path} by function"), ThreadPoolExecutor(max_workers=2) as pool:
+        jobs = [pool.submit(_functions, options, kernel, images.qemu, path) for kernel in kernels]
+        base, ours = (job.result() for job in jobs)
+    differs = {name: ours.get(name, 0.0) - base.get(name, 0.0) for name in base | ours}
+    return [
+        Metric.of(
+            f"hotpath.{path}.in.{name}",
+            "instructions",
+            [base.get(name, 0.0)],
+            [ours.get(name, 0.0)],
+            sentence=f"Of these, those in {name}(), whatever it was called for meanwhile.",
+        )
+        for name in sorted(differs, key=lambda name: -abs(differs[name]))
+        if abs(differs[name]) >= WORTH_NAMING
+    ]
 
 
 def measure(options: BenchOptions, images: Built) -> tuple[list[Metric], list[str]]:
@@ -94,6 +170,8 @@ def measure(options: BenchOptions, images: Built) -> tuple[list[Metric], list[st
         metrics.append(
             Metric.of(name, "instructions", base, ours, sentence=f"Instructions of {words}.", target=target)
         )
+        if target and not target.met and path in OPERATIONS:
+            metrics += breakdown(options, images, path)
     return metrics, [NOTE]
 
 

@@ -3,20 +3,17 @@
 
 from __future__ import annotations
 
-import hashlib
 import tempfile
 import time
 from pathlib import Path
 
-from lab import fetch, lock, paths
-from lab import run as runner
 from lab.bench import BenchOptions
 from lab.bench.jobs import elapsed, settle_both
+from lab.bench.plugin import build_plugin
 from lab.bench.session import MIB, Built, Side, built, host_facts, pair, reproduce
 from lab.progress import step
 from lab.results import Metric, Result, Target
 
-SOURCE = paths.REPO / "lab" / "plugins" / "zerobytes.c"
 MODES = ("populate", "touch_all")
 PAIRS = 3
 LIMIT = 1.0
@@ -25,24 +22,6 @@ NOTE = (
     "Counted outside the guest by a TCG plugin: every byte the guest's kernel stores with `rep stos`, which is how it "
     "clears pages on this CPU model. It fills a little other memory that way as well."
 )
-
-
-def build_plugin() -> Path:
-    """Compile the plugin against QEMU's own header; cached by content. LabError when it does not build."""
-    tree = fetch.pristine(fetch.obtain("qemu"))
-    header = tree / "include" / "qemu"
-    digest = hashlib.sha256(SOURCE.read_bytes() + (header / "qemu-plugin.h").read_bytes())
-    target = paths.sub("plugins") / f"zerobytes-{digest.hexdigest()[:16]}.so"
-    if target.is_file():
-        return target
-    fix = "install libglib2.0-dev and pkg-config, or mend the error above"
-    flags = runner.output(["pkg-config", "--cflags", "glib-2.0"], "cannot find GLib's headers", fix).split()
-    with lock.new_file(target) as work:
-        argv = ["cc", "-std=gnu11", "-O2", "-shared", "-fPIC", "-Wall", "-Wextra", f"-I{header}", *flags]
-        runner.logged(
-            [*argv, "-o", work, SOURCE], paths.log_file("plugin"), "the TCG plugin does not compile", fix
-        )
-    return target
 
 
 def _count(file: Path) -> int:
@@ -58,7 +37,7 @@ def _job(side: Side, options: BenchOptions, mode: str, file: Path) -> float:
 
 def measure(options: BenchOptions, images: Built) -> list[Metric]:
     """Run the job in both guests under the plugin."""
-    plugin = build_plugin()
+    plugin = build_plugin("zerobytes")
     found: dict[str, dict[str, list[float]]] = {mode: {"base": [], "ours": []} for mode in MODES}
     with tempfile.TemporaryDirectory(prefix="zerobytes-") as folder:
         files = {name: Path(folder) / name for name in ("base", "ours")}
