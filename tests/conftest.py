@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,10 @@ import pytest
 from lab import boot as guests
 from lab import build
 from lab.errors import MACHINE, LabError
+
+# In the background of a shell it is ignored, and would be by what the tests start to interrupt it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _states: dict[str, int] = {"failed": 0, "machine": 0}
 
