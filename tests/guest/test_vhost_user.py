@@ -91,27 +91,31 @@ def test_reported_memory_comes_back_and_is_not_zeroed_again() -> None:
     assert counters(result)["pgzeroed_bad"] == 0
 
 
+def gets_it_back(guest: Guest, *, at_least: int, slack: int) -> None:
+    """A guest that pauses when empty, filled and reported: the host has its memory again (bytes)."""
+    device = device_of(guest)
+    until(guest, "empty")
+    before = memory(guest)
+    guest.send("")
+    until(guest, "filled")
+    assert memory(guest) > before + at_least
+    guest.send("")
+    until(guest, "reported")
+    # What is still used has been used before.
+    assert memory(guest) < before + slack
+    status = device.status()
+    assert status["working"] is True
+    assert status["problems"] == []
+    assert "device-init-reported" in status["features"]
+    assert status["proven_zero"] == status["reported"] == status["discarded"] > at_least
+    assert status["malformed"] == status["refused"] == 0
+    guest.send("")
+
+
 def test_the_host_gets_the_memory() -> None:
     script = f"{LATE}; {REPORT}; pause empty; fillfree --share 70 >/dev/null; pause filled; {REPORT}; pause reported"
     with guest_with(script) as guest:
-        device = device_of(guest)
-        until(guest, "empty")
-        before = memory(guest)
-        guest.send("")
-        until(guest, "filled")
-        filled = memory(guest)
-        assert filled > before + 400 * MIB
-        guest.send("")
-        until(guest, "reported")
-        # What is still used has been used before.
-        assert memory(guest) < before + 60 * MIB
-        status = device.status()
-        assert status["working"] is True
-        assert status["problems"] == []
-        assert "device-init-reported" in status["features"]
-        assert status["proven_zero"] == status["reported"] == status["discarded"] > 400 * MIB
-        assert status["malformed"] == status["refused"] == 0
-        guest.send("")
+        gets_it_back(guest, at_least=400 * MIB, slack=60 * MIB)
         fine(guest.wait())
 
 
@@ -366,24 +370,7 @@ def test_user_mode_linux() -> None:
         "alloc_once --size 128 --pages nothp --verify; grep pgzeroed_ /proc/vmstat"
     )
     with guest_with(script, arch="um", size="512M") as guest:
-        device = device_of(guest)
-        until(guest, "empty")
-        before = memory(guest)
-        guest.send("")
-        until(guest, "filled")
-        filled = memory(guest)
-        assert filled > before + 200 * MIB
-        guest.send("")
-        until(guest, "reported")
-        # What is still used has been used before.
-        assert memory(guest) < before + 30 * MIB
-        status = device.status()
-        assert status["working"] is True
-        assert status["problems"] == []
-        assert "device-init-reported" in status["features"]
-        assert status["proven_zero"] == status["reported"] == status["discarded"] > 200 * MIB
-        assert status["malformed"] == status["refused"] == 0
-        guest.send("")
+        gets_it_back(guest, at_least=200 * MIB, slack=30 * MIB)
         result = guest.wait()
         fine(result)
         assert objects(result)[-1]["vmstat"]["pgzeroed_skip_reported"] >= 0.85 * (128 << 8)
