@@ -468,6 +468,18 @@ class Guest:
         (self.folder / "initrd.cpio").unlink(missing_ok=True)
 
 
+def _fault(guest: Guest) -> TestFailure | None:
+    """What a guest's console tells that must fail a test."""
+    found = console.violations(guest.console.read_text(errors="replace"))
+    if not found or guest.spec.allow_warnings:
+        return None
+    return TestFailure(
+        "the guest's kernel reported a fault",
+        "\n".join(found[:12]) + f"\n(console: {guest.console})",
+        "read the console log",
+    )
+
+
 @contextlib.contextmanager
 def running(spec: BootSpec) -> Iterator[Guest]:
     """A running guest to talk to; it is ended with the block.
@@ -476,15 +488,15 @@ def running(spec: BootSpec) -> Iterator[Guest]:
     """
     guest = Guest(spec)
     try:
-        yield guest
-        if guest._reader.is_alive() and not spec.allow_warnings:
-            found = console.violations(guest.console.read_text(errors="replace"))
-            if found:
-                raise TestFailure(
-                    "the guest's kernel reported a fault",
-                    "\n".join(found[:12]) + f"\n(console: {guest.console})",
-                    "read the console log",
-                )
+        try:
+            yield guest
+        except Exception as error:
+            # What the kernel has to say explains the rest, or is worse.
+            if fault := _fault(guest):
+                raise fault from error
+            raise
+        if guest._reader.is_alive() and (fault := _fault(guest)):
+            raise fault
     finally:
         guest.close()
 

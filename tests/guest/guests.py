@@ -25,6 +25,32 @@ REPORT = f"echo 0 > {FLUSH}"
 STALE_MEMMAP = "vm_debug=-"
 
 
+class OutOfLuck(AssertionError):
+    """An amount that chance has a part in is not as expected; such a test, and no other, is repeated.
+
+    Never for what must always hold: that no page is taken for zero which is not, above all.
+    """
+
+
+def expect_at_least(found: float, least: float) -> None:
+    """OutOfLuck when ``found`` is less."""
+    if found < least:
+        raise OutOfLuck(f"{found} is less than {least}")
+
+
+def expect_at_most(found: float, most: float) -> None:
+    """OutOfLuck when ``found`` is more."""
+    if found > most:
+        raise OutOfLuck(f"{found} is more than {most}")
+
+
+# Commands that wait until kzeropaged has been idle for two seconds.
+SETTLE = (
+    "b=-1; for i in $(seq 120); do n=$(cat /sys/kernel/mm/zero_page/bytes_zeroed); "
+    'if [ $n = $b ]; then break; fi; b=$n; sleep 2; done; [ "$n" = "$b" ]'
+)
+
+
 def run(
     script: str,
     *,

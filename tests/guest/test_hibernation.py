@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from lab.boot import BootSpec, running
-from tests.guest.guests import BALLOON, DELAY, DIRTY, REPORT
+from tests.guest.guests import BALLOON, DELAY, DIRTY, REPORT, expect_at_least
 
 pytestmark = pytest.mark.boots
 
@@ -75,4 +75,4 @@ def test_resume_forgets(tmp_path: Path, cpus: int) -> None:
     assert int(counters["pgzeroed_bad"]) == 0
     # Right after the resume nothing is known; once it was used and has been reported again, it is.
     assert told[0]["vmstat"]["pgzeroed_skip_reported"] < 0.05 * (256 << 8)
-    assert told[-1]["vmstat"]["pgzeroed_skip_reported"] > 0.5 * (256 << 8)
+    expect_at_least(told[-1]["vmstat"]["pgzeroed_skip_reported"], 0.5 * (256 << 8))

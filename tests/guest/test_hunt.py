@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from tests.guest.guests import DELAY, STALE_MEMMAP, counters, fine, objects, run
+from tests.guest.guests import DELAY, STALE_MEMMAP, counters, expect_at_least, fine, objects, run
 
 pytestmark = [pytest.mark.boots, pytest.mark.slow]
 
@@ -48,10 +48,10 @@ def test_no_byte_leaks(what: str) -> None:
     hunter = next(found for found in objects(result) if "checked_pages" in found)
     stress = next(found for found in objects(result) if "steps" in found)
     assert hunter["violations"] == 0
+    assert counters(result)["pgzeroed_bad"] == 0
     assert all(stress["steps"].values()), stress
     # Stopped by time, a rare kind may not have had its turn; one that failed would be a lie.
     tried = {name for name, why in hunter["skipped"].items() if "turn did not come" not in why}
     assert not MUST_RUN & tried, hunter["skipped"]
-    assert len(hunter["checked_pages"]) >= 10, hunter["skipped"]
-    assert hunter["vmstat"]["pgzeroed_skip_reported"] > 0
-    assert counters(result)["pgzeroed_bad"] == 0
+    expect_at_least(len(hunter["checked_pages"]), 10)
+    expect_at_least(hunter["vmstat"]["pgzeroed_skip_reported"], 1)

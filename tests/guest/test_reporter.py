@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.guest.guests import DIRTY, REPORT, counters, fine, objects, run, text
+from tests.guest.guests import DIRTY, REPORT, counters, expect_at_least, fine, objects, run, text
 
 pytestmark = pytest.mark.boots
 
@@ -23,7 +23,7 @@ def test_honest() -> None:
     result = run(script(), devices=[], append="page_zeroed_reporter.mode=honest")
     fine(result)
     found = counters(result)
-    assert found["pgzeroed_skip_reported"] > 0
+    expect_at_least(found["pgzeroed_skip_reported"], 1)
     assert found["pgzeroed_bad"] == 0
 
 
@@ -32,8 +32,8 @@ def test_partial() -> None:
     result = run(script(), devices=[], append="page_zeroed_reporter.mode=partial")
     fine(result)
     found = counters(result)
-    assert found["pgzeroed_set_reported"] > 0
-    assert found["pgzeroed_cleared"] > 0
+    expect_at_least(found["pgzeroed_set_reported"], 1)
+    expect_at_least(found["pgzeroed_cleared"], 1)
     assert found["pgzeroed_bad"] == 0
 
 

@@ -19,7 +19,17 @@ from lab import daemon
 from lab.boot import BootSpec, Guest, running
 from lab.errors import LabError
 from lab.run import output as run_output
-from tests.guest.guests import DELAY, DIRTY, REPORT, counters, fine, objects, run
+from tests.guest.guests import (
+    DELAY,
+    DIRTY,
+    REPORT,
+    counters,
+    expect_at_least,
+    expect_at_most,
+    fine,
+    objects,
+    run,
+)
 
 pytestmark = pytest.mark.boots
 
@@ -87,7 +97,7 @@ def test_reported_memory_comes_back_and_is_not_zeroed_again() -> None:
         devices=[DEVICE],
     )
     fine(result)
-    assert objects(result)[-1]["vmstat"]["pgzeroed_skip_reported"] >= 0.99 * (128 << 8)
+    expect_at_least(objects(result)[-1]["vmstat"]["pgzeroed_skip_reported"], 0.99 * (128 << 8))
     assert counters(result)["pgzeroed_bad"] == 0
 
 
@@ -98,11 +108,11 @@ def gets_it_back(guest: Guest, *, at_least: int, slack: int) -> None:
     before = memory(guest)
     guest.send("")
     until(guest, "filled")
-    assert memory(guest) > before + at_least
+    expect_at_least(memory(guest), before + at_least)
     guest.send("")
     until(guest, "reported")
     # What is still used has been used before.
-    assert memory(guest) < before + slack
+    expect_at_most(memory(guest), before + slack)
     status = device.status()
     assert status["working"] is True
     assert status["problems"] == []
@@ -127,7 +137,7 @@ def test_inflate_and_deflate() -> None:
         filled = memory(guest)
         device.ask(command="target", bytes=512 * MIB)
         device.wait_for("inflate", lambda status: status["actual"] == 512 * MIB, 60)
-        assert memory(guest) < filled - 400 * MIB
+        expect_at_most(memory(guest), filled - 400 * MIB)
         told = device.ask(command="stats")["stats"]
         assert 0 < told["free_memory"] < 500 * MIB
         guest.send("")
@@ -155,7 +165,7 @@ def test_flush_from_the_host() -> None:
             [binary, "flush", "--control", device.control, "--leave", "128M"], "flush fails", "read its log"
         )
         assert "went back to the host" in text
-        assert memory(guest) < filled - 300 * MIB
+        expect_at_most(memory(guest), filled - 300 * MIB)
         assert device.status()["actual"] == 0
         guest.send("")
         fine(guest.wait())
@@ -189,7 +199,7 @@ def test_a_driver_that_is_bound_again() -> None:
         guest.send("")
         result = guest.wait()
         fine(result)
-        assert objects(result)[-1]["vmstat"]["pgzeroed_skip_reported"] >= 0.99 * (128 << 8)
+        expect_at_least(objects(result)[-1]["vmstat"]["pgzeroed_skip_reported"], 0.99 * (128 << 8))
 
 
 def test_a_daemon_that_is_killed_and_comes_back() -> None:
@@ -216,7 +226,7 @@ def test_a_daemon_that_is_killed_and_comes_back() -> None:
         guest.send("")
         result = guest.wait()
         fine(result)
-        assert objects(result)[-1]["vmstat"]["pgzeroed_skip_reported"] >= 0.99 * (128 << 8)
+        expect_at_least(objects(result)[-1]["vmstat"]["pgzeroed_skip_reported"], 0.99 * (128 << 8))
 
 
 def test_a_daemon_that_is_killed_while_the_balloon_is_full() -> None:
@@ -334,7 +344,7 @@ def test_memory_of_huge_pages(huge_pages: None) -> None:
         device = device_of(guest)
         until(guest, "filled")
         filled, free = memory(guest), free_huge_pages()
-        assert filled > 300 * MIB
+        expect_at_least(filled, 300 * MIB)
         guest.send("")
         until(guest, "reported")
         status = device.status()
@@ -360,7 +370,7 @@ def test_memory_of_huge_pages(huge_pages: None) -> None:
         guest.send("")
         result = guest.wait()
         fine(result)
-        assert objects(result)[0]["vmstat"]["pgzeroed_skip_reported"] >= 0.9 * (128 << 8)
+        expect_at_least(objects(result)[0]["vmstat"]["pgzeroed_skip_reported"], 0.9 * (128 << 8))
         assert counters(result)["pgzeroed_bad"] == 0
 
 
@@ -373,7 +383,7 @@ def test_user_mode_linux() -> None:
         gets_it_back(guest, at_least=200 * MIB, slack=30 * MIB)
         result = guest.wait()
         fine(result)
-        assert objects(result)[-1]["vmstat"]["pgzeroed_skip_reported"] >= 0.85 * (128 << 8)
+        expect_at_least(objects(result)[-1]["vmstat"]["pgzeroed_skip_reported"], 0.85 * (128 << 8))
         assert counters(result)["pgzeroed_bad"] == 0
 
 
@@ -392,7 +402,7 @@ def test_user_mode_linux_inflates_and_deflates() -> None:
         status = device.wait_for("inflate", lambda status: status["actual"] == 384 * MIB, 60)
         assert "device-init-on-inflate" in status["features"]
         assert status["proven_zero"] == status["inflated"] >= 384 * MIB
-        assert memory(guest) < filled - 200 * MIB
+        expect_at_most(memory(guest), filled - 200 * MIB)
         guest.send("")
         until(guest, "inflated")
         device.ask(command="target", bytes=0)
@@ -403,5 +413,5 @@ def test_user_mode_linux_inflates_and_deflates() -> None:
         result = guest.wait()
         fine(result)
         # What was in the balloon is not zeroed again, and was zero; the rest of free memory may come first.
-        assert objects(result)[-1]["vmstat"]["pgzeroed_skip_inflated"] >= 200 << 8
+        expect_at_least(objects(result)[-1]["vmstat"]["pgzeroed_skip_inflated"], 200 << 8)
         assert counters(result)["pgzeroed_bad"] == 0
