@@ -85,7 +85,7 @@ def test_all_with_few_references_each() -> None:
 
 
 def test_memory_pressure() -> None:
-    result, found = selftest("-t pressure", memory="192M", cpus=2, append="init_on_alloc=1")
+    result, found = selftest("-t pressure", memory="144M", cpus=2, append="init_on_alloc=1")
     fine(result)
     assert found["skipped"] == found["failed"] == []
     assert len(found["passed"]) == 5
