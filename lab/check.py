@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0
-"""Checks of a series: it applies exactly, reads well to checkpatch, survives saving, builds at each step."""
+"""Checks of a series: it applies exactly, reads well to checkpatch, survives saving."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from lab import build, fetch, lock, paths, progress, series, tree
+from lab import fetch, paths, progress, series, steps, tree
 from lab.errors import LabError
 
 # Headers that come from the kernel series next door, not from a released kernel.
@@ -33,8 +33,11 @@ class Problem:
     text: str
 
 
-def check(name: str, each: bool = False) -> list[Problem]:
-    """Run all checks of one series; an empty list means that it is in order."""
+def check(name: str, each: bool = False, whole: bool = False) -> list[Problem]:
+    """Run all checks of one series; an empty list means that it is in order.
+
+    ``each``: build after every patch; ``whole``: all of it, not only what the series can have broken.
+    """
     what = series.get(name)
     if what.empty():
         raise LabError(
@@ -54,7 +57,7 @@ def check(name: str, each: bool = False) -> list[Problem]:
     with progress.step(f"saving the {name} series again"):
         found += saves_clean(what, pristine)
     if each:
-        found += builds(what) if name == "linux" else builds_qemu(what)
+        found += [Problem("build", where, text) for where, text in steps.build_each(what, whole)]
     return found
 
 
@@ -130,58 +133,3 @@ def saves_clean(what: series.Series, pristine: Path) -> list[Problem]:
         tip = tree.commit_series(repo, tree.BASE, what)
         changed = tree.differences(what, tree.kept(repo, tree.BASE, tip, tree.known_numbers(what)))
     return [Problem("save", name, "saving the unchanged series would change this file") for name in changed]
-
-
-def builds(what: series.Series) -> list[Problem]:
-    """The kernel builds after every patch, with the feature on and off, for x86_64 and um."""
-    build.need_tools("linux")
-    source = fetch.obtain("linux")
-    pristine = fetch.pristine(source)
-    tree_ = paths.sub("work") / f"each-{source.key[:12]}"
-    found = []
-    count = len(what.patches())
-    with lock.locked("each-linux"):
-        for upto in range(1, count + 1):
-            patch = what.patches()[upto - 1]
-            series.at_step(what, pristine, tree_, upto)
-            for arch in build.ARCHES:
-                for variant in ("knownzero", "off"):
-                    log = paths.log_file(f"each-{patch.stem[:4]}-{arch}-{variant}")
-                    with progress.step(f"{upto}/{count} {patch.name[:40]} {arch} {variant}", log):
-                        try:
-                            obj = paths.sub("obj") / f"each-{arch}-{variant}"
-                            # Before the patch that brings an option, asking for it has no effect.
-                            build.make_linux(
-                                tree_,
-                                obj,
-                                build.fragments(variant, arch),
-                                arch,
-                                variant,
-                                log,
-                                ["vmlinux"],
-                                lenient=True,
-                            )
-                        except LabError as error:
-                            found.append(Problem("build", patch.name, f"{arch}, {variant}: {error.why}"))
-    return found
-
-
-def builds_qemu(what: series.Series) -> list[Problem]:
-    """QEMU builds after every patch."""
-    build.need_tools("qemu")
-    source = fetch.obtain("qemu")
-    pristine = fetch.pristine(source)
-    tree_ = paths.sub("work") / f"each-{source.key[:12]}"
-    found = []
-    count = len(what.patches())
-    with lock.locked("each-qemu"):
-        for upto in range(1, count + 1):
-            patch = what.patches()[upto - 1]
-            series.at_step(what, pristine, tree_, upto)
-            log = paths.log_file(f"each-{patch.stem[:4]}-qemu")
-            with progress.step(f"{upto}/{count} {patch.name[:40]}", log):
-                try:
-                    build.make_qemu(tree_, paths.sub("obj") / "each-qemu", log, ["qemu-system-x86_64"])
-                except LabError as error:
-                    found.append(Problem("build", patch.name, error.why))
-    return found

@@ -154,15 +154,21 @@ def series_check(
     each: Annotated[
         bool,
         typer.Option(
-            "--each", help="Also build after every patch, with the feature on and off (takes long)."
+            "--each",
+            help="Also build after every patch, with the feature on and off: what the series touches.",
         ),
+    ] = False,
+    whole: Annotated[
+        bool, typer.Option("--whole", help="With --each: all of the kernel, x86_64 and um (takes a night).")
     ] = False,
     as_json: Json = False,
 ) -> None:
     """Check that the series applies with no fuzz, is clean to checkpatch, and survives saving."""
     from lab import check
 
-    problems = check.check(name, each)
+    if whole and not each:
+        raise errors.UsageError("Bad --whole", "it says what --each builds", "add --each")
+    problems = check.check(name, each, whole)
     if as_json:
         print(json.dumps({"name": name, "problems": [vars(p) for p in problems]}))
     else:
