@@ -118,6 +118,16 @@ static void chosen_word(const char *path, char *word, size_t size)
 	snprintf(word, size, "%s", open_bracket + 1);
 }
 
+/* Linux turns them off by itself where memory is less than 512 MB. */
+static void need_thp(void)
+{
+	char enabled[16];
+
+	chosen_word(MTHP_DIR "/enabled", enabled, sizeof(enabled));
+	if (!strcmp(enabled, "never"))
+		kz_die(KZ_BROKEN, "huge pages are off; write madvise to %s/enabled", MTHP_DIR);
+}
+
 #define MAX_SIZES 32
 static struct { char path[160]; char old[32]; } sizes[MAX_SIZES];
 static int nr_sizes;
@@ -313,6 +323,8 @@ int main(int argc, char **argv)
 	for (i = 0; i < argc; i++)
 		worker_argv[i] = argv[i];
 	worker_argv[argc] = (char *)"--worker";
+	if (!strcmp(job.pages, "thp"))
+		need_thp();
 	for (rep = 0; rep < reps; rep++) {
 		int code = measure(rep, &job, worker_argv);
 

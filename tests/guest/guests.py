@@ -19,6 +19,11 @@ FLUSH = "/sys/module/page_reporting/parameters/flush"
 DIRTY = "fillfree --share 70 >/dev/null; echo 3 > /proc/sys/vm/drop_caches"
 REPORT = f"echo 0 > {FLUSH}"
 
+# With less than 512 MB (a guest of 512M has that) Linux leaves huge pages off, whatever its command line says.
+HUGE_PAGES = (
+    "cd /sys/kernel/mm/transparent_hugepage; echo always > enabled; echo madvise > defrag; cd - >/dev/null"
+)
+
 # Compaction does not hold off whoever takes memory offline, and goes on reading the struct pages of a
 # block that has gone (isolate_migratepages_block() of 7.3.4, with the feature or without). They remain
 # as they were, so that does no harm, unless they are poisoned, which only debug kernels do.

@@ -14,7 +14,7 @@ import pytest
 from lab import balloon
 from lab.bench.session import LOOP, Side
 from lab.boot import BootSpec, running
-from tests.guest.guests import expect_at_least, expect_at_most
+from tests.guest.guests import HUGE_PAGES, expect_at_least, expect_at_most
 
 pytestmark = pytest.mark.boots
 
@@ -24,9 +24,6 @@ TAKEN = 256 * MB
 TELLS = balloon.device(device_init_on_inflate="on")
 # Twice: what the first has not reached because the kernel kept it is likely to be free by then.
 DIRTY = "fillfree --share 85 >/dev/null; echo 3 > /proc/sys/vm/drop_caches"
-HUGE_PAGES = (
-    "cd /sys/kernel/mm/transparent_hugepage; echo always > enabled; echo madvise > defrag; cd - >/dev/null"
-)
 VERIFY = ("--verify", "--mode", "touch_all")
 
 
@@ -46,7 +43,6 @@ def guest(device: str = TELLS, **more: Any) -> Iterator[Side]:
     }
     with running(BootSpec(**(fields | more))) as one:
         side = Side("ours", one)
-        # With so little memory Linux leaves huge pages off, whatever the command line says.
         side.sh(HUGE_PAGES)
         yield side
 

@@ -9,7 +9,7 @@ from tests.guest.guests import DIRTY, REPORT, counters, expect_at_least, fine, o
 
 pytestmark = [pytest.mark.boots, pytest.mark.nightly, pytest.mark.slow]
 
-USE = "alloc_once --size 256 --pages thp --verify --mode touch_all"
+USE = "alloc_once --size 256 --pages {} --verify --mode touch_all"
 PAGES = 256 << 8
 
 # The parameters, and whether what the host says about its pages is of use then.
@@ -37,8 +37,9 @@ COMMAND_LINES = {
 
 @pytest.mark.parametrize("append", COMMAND_LINES)
 def test_command_line(append: str) -> None:
+    pages = "nothp" if append == "transparent_hugepage=never" else "thp"
     result = run(
-        f"{DIRTY}; {REPORT}; {USE}; leak_hunter --setup --seconds 15 --seed 1 --workers 2; "
+        f"{DIRTY}; {REPORT}; {USE.format(pages)}; leak_hunter --setup --seconds 15 --seed 1 --workers 2; "
         "grep pgzeroed_ /proc/vmstat",
         append=append,
         cpus=2,

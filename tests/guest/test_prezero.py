@@ -13,6 +13,7 @@ import pytest
 from lab.bench.session import DROP
 from lab.boot import BootResult, BootSpec, running
 from tests.guest.guests import (
+    HUGE_PAGES,
     SETTLE,
     STALE_MEMMAP,
     counters,
@@ -297,7 +298,7 @@ def test_no_byte_leaks(what: str, nodes: int) -> None:
 def test_out_of_memory() -> None:
     """It gives way: programs get all there is, and it goes on when they are gone."""
     result = run(
-        f"{NOW}; "
+        f"{HUGE_PAGES}; {NOW}; "
         "for i in 1 2 3; do ( echo 1000 > /proc/self/oom_score_adj; "
         "exec alloc_once --size 4096 --pages nothp --mode touch_all ) 2>/dev/null || echo killed; done; "
         f"{SETTLE}; alloc_once --size 256 --pages thp --verify --mode touch_all; {COUNTERS}",

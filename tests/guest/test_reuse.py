@@ -77,3 +77,9 @@ def test_debugging_aids_live_with_it(append: str) -> None:
     fine(result)
     assert counters(result)["pgzeroed_bad"] == 0
     expect_at_least(counters(result)["pgzeroed_skip_reported"], 1)
+
+
+def test_huge_pages_that_are_off_are_not_measured() -> None:
+    result = run("alloc_once --size 8 --pages thp", memory="256M", devices=[])
+    assert result.exit_code == 3
+    assert "huge pages are off" in result.stderr

@@ -22,6 +22,7 @@ from lab.run import output as run_output
 from tests.guest.guests import (
     DELAY,
     DIRTY,
+    HUGE_PAGES,
     REPORT,
     counters,
     expect_at_least,
@@ -333,7 +334,7 @@ def free_huge_pages() -> int:
 def test_memory_of_huge_pages(huge_pages: None) -> None:
     """Whole huge pages go back to the host's pool, and are claimed; parts of one never."""
     script = (
-        f"{LATE}; fillfree --share 70 >/dev/null; pause filled; {REPORT}; pause reported; "
+        f"{HUGE_PAGES}; {LATE}; fillfree --share 70 >/dev/null; pause filled; {REPORT}; pause reported; "
         "alloc_once --size 128 --pages thp --verify --mode touch_all; "
         "fillfree --share 70 >/dev/null; pause again; pause inflated; pause deflated; "
         "alloc_once --size 256 --verify; grep pgzeroed_ /proc/vmstat"
