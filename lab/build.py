@@ -274,9 +274,44 @@ def make_linux(
                 ", ".join(ours),
                 "mend linux/configs/off.config",
             )
+    make_targets(tree, obj, targets, log, arch, f"the kernel does not build ({arch}, {variant})")
+
+
+def make_targets(
+    tree: Path,
+    obj: Path,
+    targets: list[str],
+    log: Path,
+    arch: str = "x86_64",
+    what: str = "the kernel does not build",
+) -> None:
+    """Run make in a configured ``obj``; LabError, beginning with ``what``, when it fails."""
     argv: Argv = ["make", "-C", tree, f"O={obj}", f"ARCH={arch}", f"-j{jobs()}", *KBUILD, *targets]
     fix = "mend the first error above (the log has the rest), then run it again"
-    run.logged(argv, log, f"the kernel does not build ({arch}, {variant})", fix, env=clean_environment())
+    run.logged(argv, log, what, fix, env=clean_environment())
+
+
+def adopt_config(
+    tree: Path, obj: Path, given: Path, without: tuple[str, ...], localversion: str, log: Path
+) -> None:
+    """Make obj/.config from a whole .config of another kernel, with ours on.
+
+    ``without``: symbols that are not taken over, those that begin with them included.
+    """
+    ours = fragments("knownzero", "x86_64")[-1]
+    drop = re.compile(rf"^(?:# )?(?:{'|'.join(without)})\w*[ =]")
+    lines = [line for line in given.read_text(encoding="utf-8").splitlines() if not drop.match(line)]
+    lines += [ours.read_text(encoding="utf-8"), f'CONFIG_LOCALVERSION="{localversion}"', ""]
+    obj.mkdir(parents=True, exist_ok=True)
+    lock.write_atomically(obj / ".config", "\n".join(lines))
+    make_targets(tree, obj, ["olddefconfig"], log)
+    missing = lost(requested([ours]), (obj / ".config").read_text(encoding="utf-8"))
+    if missing:
+        raise LabError(
+            f"{given} does not do for our kernel",
+            "it did not accept: " + ", ".join(missing),
+            "find what these symbols depend on, and turn that on in it",
+        )
 
 
 def build_part(variant: str, arch: str, targets: list[str]) -> Path:
@@ -467,6 +502,7 @@ TOOLS: dict[str, tuple[tuple[str, str], ...]] = {
         ("cc", "gcc"), ("ld", "binutils"), ("make", "make"), ("pkg-config", "pkg-config"), ("git", "git"), ("tar", "tar"),
         ("xz", "xz-utils"), ("dpkg-deb", "dpkg"), ("<stdio.h>", "libc6-dev"), ("glib-2.0.pc", "libglib2.0-dev"), ("<libfdt.h>", "libfdt-dev"),
     ),
+    "package": (("dpkg-deb", "dpkg"), ("dpkg-shlibdeps", "dpkg-dev")),
 }  # fmt: skip
 
 

@@ -322,6 +322,7 @@ LATER = {
     "lab.report": ("report",),
     "lab.compare": ("compare",),
     "lab.top": ("top",),
+    "lab.package": ("package",),
 }
 
 

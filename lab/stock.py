@@ -20,6 +20,21 @@ MODULES = ("virtio_pci", "virtio_console", "virtio_balloon", "virtio_blk")
 
 def kernel() -> tuple[Path, list[Path]]:
     """Debian's cloud kernel of the machine's release: the image, and modules in load order."""
+    image, folder = _kernel_files()
+    release = image.name.removeprefix("vmlinuz-")
+    roots = [
+        p for p in (folder / "lib/modules" / release, folder / "usr/lib/modules" / release) if p.is_dir()
+    ]
+    return image, modules(roots[0]) if roots else []
+
+
+def config() -> Path:
+    """The configuration of that kernel."""
+    image, folder = _kernel_files()
+    return folder / "boot" / image.name.replace("vmlinuz-", "config-", 1)
+
+
+def _kernel_files() -> tuple[Path, Path]:
     known = _known()
     image_packages = (
         [known] if known else [p for p in debs.depends(KERNEL_PACKAGE) if p.startswith("linux-image-")]
@@ -39,11 +54,7 @@ def kernel() -> tuple[Path, list[Path]]:
             f"unpacked in {folder}",
             "remove that folder and run it again",
         )
-    release = images[0].name.removeprefix("vmlinuz-")
-    roots = [
-        p for p in (folder / "lib/modules" / release, folder / "usr/lib/modules" / release) if p.is_dir()
-    ]
-    return images[0], modules(roots[0]) if roots else []
+    return images[0], folder
 
 
 def _known() -> str:

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: GPL-2.0
+"""Packages hold what they say, and what is in them runs."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from lab import deb, package
+from lab.boot import BootSpec, boot
+from lab.errors import LabError
+from lab.run import output
+from tests.lab.test_cli import kz
+
+
+def fields(file: Path) -> dict[str, str]:
+    """The control file."""
+    told = output(["dpkg-deb", "-f", str(file)], "no control file", "make it again")
+    lines = [line for line in told.splitlines() if not line.startswith(" ")]
+    return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
+
+
+def unpacked(file: Path, target: Path) -> Path:
+    subprocess.run(["dpkg-deb", "-x", file, target], check=True)
+    return target
+
+
+def test_a_package_has_its_files_links_and_scripts(tmp_path: Path) -> None:
+    source = tmp_path / "program"
+    source.write_text("#!/bin/sh\necho hello\n", encoding="utf-8")
+    made = deb.write(
+        deb.Deb(
+            name="a-name",
+            version="1.0+x2",
+            description="A line",
+            about="More about a-name. " * 20,
+            items=[deb.Item(source, "usr/lib/a/program", 0o755)],
+            depends=("libc6 (>= 2.34)",),
+            links={"usr/bin/a": "../lib/a/program"},
+            scripts={"postinst": "#!/bin/sh\ntrue\n"},
+        ),
+        tmp_path / "out",
+    )
+    assert made.name == f"a-name_1.0+x2_{deb.architecture()}.deb"
+    told = fields(made)
+    assert (told["Package"], told["Version"], told["Depends"]) == ("a-name", "1.0+x2", "libc6 (>= 2.34)")
+    root = unpacked(made, tmp_path / "root")
+    assert output([root / "usr/bin/a"], "does not run", "mend it") == "hello\n"
+    listing = output(["dpkg-deb", "-c", str(made)], "no list", "make it again")
+    assert all("root/root" in line for line in listing.splitlines())
+    scripts = output(["dpkg-deb", "-I", str(made), "postinst"], "no script", "make it again")
+    assert scripts == "#!/bin/sh\ntrue\n"
+
+
+def test_a_file_that_is_missing_leaves_no_package(tmp_path: Path) -> None:
+    item = deb.Item(tmp_path / "gone", "usr/bin/gone")
+    with pytest.raises(LabError, match="gone"):
+        deb.write(deb.Deb("a", "1", "a", "a", [item]), tmp_path / "out")
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["firmware"], "'firmware' cannot be packaged"),
+        (["qemu", "--config", "cloud"], "qemu has none"),
+        (["kernel", "--config", "/nonexistent"], "neither small nor cloud nor a file"),
+    ],
+)
+def test_bad_usage(arguments: list[str], why: str) -> None:
+    done = kz("package", *arguments)
+    assert done.returncode == 2
+    assert why in done.stderr
+    assert done.stdout == ""
+
+
+@pytest.mark.slow
+def test_the_daemon_runs_from_its_package(tmp_path: Path) -> None:
+    made = package.package_daemon(tmp_path / "out", "dev")
+    assert "libc6" in fields(made)["Depends"]
+    root = unpacked(made, tmp_path / "root")
+    assert "balloon" in output([root / "usr/bin/vhost-user-balloon", "--print-capabilities"], "no", "mend it")
+    assert (root / "usr/share/man/man1/vhost-user-balloon.1").is_file()
+    assert (root / "usr/lib/systemd/system/vhost-user-balloon@.service").is_file()
+
+
+@pytest.mark.boots
+def test_kernel_and_qemu_run_from_their_packages(tmp_path: Path) -> None:
+    """Unpacked, as apt would: memory is reported, and not zeroed again."""
+    root = tmp_path / "root"
+    for made in (package.package_qemu(tmp_path / "out"), package.package_kernel(tmp_path / "out", "small")):
+        unpacked(made, root)
+    (kernel,) = (root / "boot").glob("vmlinuz-*")
+    release = kernel.name.removeprefix("vmlinuz-")
+    assert (root / f"boot/config-{release}").is_file()
+    result = boot(
+        BootSpec(
+            kernel=kernel,
+            qemu=root / "usr/bin/qemu-system-x86_64-knownzero",
+            memory="1G",
+            devices=["virtio-balloon-pci,free-page-reporting=on"],
+            command=["sh", "-ec", "uname -r; echo 0 > /sys/module/page_reporting/parameters/flush; "
+                     "grep -E 'pgzeroed_set_reported [1-9]' /proc/vmstat"],
+        )
+    )  # fmt: skip
+    assert result.exit_code == 0, result.stdout
+    assert result.stdout.splitlines()[0] == release
