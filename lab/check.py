@@ -33,10 +33,11 @@ class Problem:
     text: str
 
 
-def check(name: str, each: bool = False, whole: bool = False) -> list[Problem]:
+def check(name: str, each: bool = False, whole: bool = False, first: int = 0) -> list[Problem]:
     """Run all checks of one series; an empty list means that it is in order.
 
-    ``each``: build after every patch; ``whole``: all of it, not only what the series can have broken.
+    ``each``: build after every patch, from number ``first`` on; ``whole``: all of it, not only what the
+    series can have broken.
     """
     what = series.get(name)
     if what.empty():
@@ -57,7 +58,7 @@ def check(name: str, each: bool = False, whole: bool = False) -> list[Problem]:
     with progress.step(f"saving the {name} series again"):
         found += saves_clean(what, pristine)
     if each:
-        found += [Problem("build", where, text) for where, text in steps.build_each(what, whole)]
+        found += [Problem("build", where, text) for where, text in steps.build_each(what, whole, first)]
     return found
 
 

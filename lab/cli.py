@@ -161,14 +161,17 @@ def series_check(
     whole: Annotated[
         bool, typer.Option("--whole", help="With --each: all of the kernel, x86_64 and um (takes a night).")
     ] = False,
+    first: Annotated[
+        int, typer.Option("--from", metavar="NUMBER", min=0, help="With --each: begin with this patch.")
+    ] = 0,
     as_json: Json = False,
 ) -> None:
     """Check that the series applies with no fuzz, is clean to checkpatch, and survives saving."""
     from lab import check
 
-    if whole and not each:
-        raise errors.UsageError("Bad --whole", "it says what --each builds", "add --each")
-    problems = check.check(name, each, whole)
+    if (whole or first) and not each:
+        raise errors.UsageError("Bad --whole or --from", "they say what --each builds", "add --each")
+    problems = check.check(name, each, whole, first)
     if as_json:
         print(json.dumps({"name": name, "problems": [vars(p) for p in problems]}))
     else:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from lab import build, fetch, lock, paths, progress, run, series
+from lab import tree as tree_of
 from lab.errors import LabError
 
 VARIANTS = ("knownzero", "off")
@@ -95,8 +96,8 @@ def symbols_of(image: Path) -> set[str]:
     return {line.split()[-1] for line in text.splitlines()}
 
 
-def build_each(what: series.Series, whole: bool) -> Iterator[Found]:
-    """Build after every patch; what did not work, as (patch, why)."""
+def build_each(what: series.Series, whole: bool, first: int = 0) -> Iterator[Found]:
+    """Build after every patch from number ``first`` on; what did not work, as (patch, why)."""
     build.need_tools(what.name)
     source = fetch.obtain(what.name)
     pristine = fetch.pristine(source)
@@ -106,7 +107,7 @@ def build_each(what: series.Series, whole: bool) -> Iterator[Found]:
         todo = steps_of(what)
         one = _qemu if what.name == "qemu" else _whole_kernel if whole else _Parts(what)
         for step in todo:
-            if not step.of_the_kernel:
+            if not step.of_the_kernel or tree_of.number_of(step.name) < first:
                 continue
             series.at_step(what, pristine, tree, step.number)
             title = f"{step.number}/{len(todo)} {step.name[:50]}"
