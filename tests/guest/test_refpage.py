@@ -84,11 +84,14 @@ def test_all_with_few_references_each() -> None:
     fine(result)
 
 
-def test_memory_pressure() -> None:
-    result, found = selftest("-t pressure", memory="144M", cpus=2, append="init_on_alloc=1")
+@pytest.mark.parametrize(
+    ("patterns", "count"), [("-v byte", 1), pytest.param("", 5, marks=pytest.mark.nightly)]
+)
+def test_memory_pressure(patterns: str, count: int) -> None:
+    result, found = selftest(f"-t pressure {patterns}", memory="192M", cpus=2, append="init_on_alloc=1")
     fine(result)
     assert found["skipped"] == found["failed"] == []
-    assert len(found["passed"]) == 5
+    assert len(found["passed"]) == count
 
 
 def test_migration_between_nodes() -> None:
