@@ -68,8 +68,15 @@ def judge(side: Side, kind: str = "thp") -> dict[str, int]:
     return found
 
 
-@pytest.mark.parametrize("cpus", [1, 2])
-@pytest.mark.parametrize("kind", ["nothp", "thp"])
+@pytest.mark.parametrize(
+    ("kind", "cpus"),
+    [
+        ("nothp", 2),
+        ("thp", 1),
+        pytest.param("nothp", 1, marks=pytest.mark.nightly),
+        pytest.param("thp", 2, marks=pytest.mark.nightly),
+    ],
+)
 def test_used_again_after_deflation(kind: str, cpus: int) -> None:
     with guest(cpus=cpus) as side:
         in_and_out(side)

@@ -86,7 +86,7 @@ def test_a_signal_ends_it() -> None:
     result = run(f"{LATE}; {tries}; flush 0; alloc_once --size 256 --verify", kernel="debug")
     fine(result)
     errors = [one["error"] for one in objects(result) if "error" in one]
-    assert "EINTR" in errors
+    expect_at_least(errors.count("EINTR"), 1)
     assert set(errors) <= {"EINTR", None}
     assert errors[-1] is None
 

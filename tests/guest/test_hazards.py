@@ -54,8 +54,9 @@ def test_pages_gone_bad_and_back(way: str) -> None:
         line.split()[0]: int(line.split()[1]) for line in text(result).splitlines() if line.count(" ") == 1
     }
     expect_at_least(told["taken"], 20)
-    assert told["corrupted"] == 4 * told["taken"]
-    assert told["left"] == 0
+    # A page that could not be taken is marked all the same, and told to have failed.
+    assert told["corrupted"] >= 4 * told["taken"]
+    assert told["left"] == told["corrupted"] - 4 * told["taken"]
     assert counters(result)["pgzeroed_bad"] == 0
     expect_at_least(objects(result)[0]["vmstat"]["pgzeroed_skip_reported"], 1)
 

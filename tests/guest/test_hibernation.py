@@ -37,7 +37,7 @@ echo hibernation-test-done
 """
 
 
-@pytest.mark.parametrize("cpus", [1, 2])
+@pytest.mark.parametrize("cpus", [pytest.param(1, marks=pytest.mark.nightly), 2])
 def test_resume_forgets(tmp_path: Path, cpus: int) -> None:
     disk = tmp_path / "swap.img"
     with disk.open("wb") as image:

@@ -338,7 +338,7 @@ echo resume-test-done
 """
 
 
-@pytest.mark.parametrize("cpus", [1, 2])
+@pytest.mark.parametrize("cpus", [pytest.param(1, marks=pytest.mark.nightly), 2])
 def test_it_is_frozen_and_resumes(tmp_path: Path, cpus: int) -> None:
     disk = tmp_path / "swap.img"
     with disk.open("wb") as image:

@@ -52,8 +52,8 @@ def names(tests: list[str]) -> set[str]:
 @pytest.mark.parametrize(
     ("cpus", "append"),
     [
-        (1, ""),
         (2, "init_on_alloc=1"),
+        pytest.param(1, "", marks=pytest.mark.nightly),
         pytest.param(2, "", marks=pytest.mark.nightly),
         pytest.param(1, "init_on_free=1", marks=pytest.mark.nightly),
         pytest.param(1, "page_poison=1", marks=pytest.mark.nightly),

@@ -4,27 +4,30 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from lab import fetch, paths, run, series
+from tests.kernel import unchanged
 
 HARNESS = "tools/testing/page_zeroed"
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture
-def harness(tmp_path: Path) -> Iterator[list[str]]:
-    """The make command of a copy of the harness that reads the patched tree."""
-    with series.working_copy(series.get("linux"), fetch.obtain("linux")) as tree:
-        assert (tree / HARNESS / "Makefile").is_file(), f"the series has no {HARNESS}"
-        shutil.copytree(tree / HARNESS, tmp_path / "harness")
-        yield ["make", "-C", str(tmp_path / "harness"), f"TREE={tree}"]
-
-
 @pytest.mark.parametrize("target", ["run", "mutants"])
-def test_harness(target: str, harness: list[str]) -> None:
-    log = paths.log_file(f"harness-{target}")
-    run.logged([*harness, target], log, f"the harness fails ({target})", "read the log")
+def test_harness(target: str, tmp_path: Path, record_property: Callable[[str, object], None]) -> None:
+    inputs = [paths.REPO / "linux", Path(__file__)]
+    with unchanged.since_it_passed(f"harness-{target}", inputs) as same:
+        record_property("unchanged since it passed", same)
+        if same:
+            return
+        with series.working_copy(series.get("linux"), fetch.obtain("linux")) as tree:
+            assert (tree / HARNESS / "Makefile").is_file(), f"the series has no {HARNESS}"
+            # A copy that reads the patched tree.
+            shutil.copytree(tree / HARNESS, tmp_path / "harness")
+            argv = ["make", "-C", str(tmp_path / "harness"), f"TREE={tree}", target]
+            run.logged(
+                argv, paths.log_file(f"harness-{target}"), f"the harness fails ({target})", "read the log"
+            )
