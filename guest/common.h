@@ -26,6 +26,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "exit_codes.h"
+
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23
 #endif
@@ -33,9 +35,6 @@
 #define KZ_MAYBE_UNUSED __attribute__((unused))
 #define KZ_MB (1024UL * 1024UL)
 #define KZ_HUGE (2UL * KZ_MB)
-
-/* The exit codes of the lab: 1 a check failed, 2 bad usage, 3 the machine cannot do it. */
-enum { KZ_OK = 0, KZ_FAILED = 1, KZ_USAGE = 2, KZ_BROKEN = 3 };
 
 static const char *kz_program = "?";
 

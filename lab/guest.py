@@ -12,6 +12,24 @@ from lab import build, debs, fetch, lock, paths, run
 from lab.errors import LabError
 
 FLAGS = ("-std=gnu11", "-O2", "-g0", "-Wall", "-Wextra", "-static", "-pthread")
+# Programs that enter the kernel by themselves: a call of libc does not even link.
+FREESTANDING = ("refpage_fuzz",)
+FREESTANDING_FLAGS = (
+    "-std=gnu11",
+    "-O2",
+    "-g0",
+    "-Wall",
+    "-Wextra",
+    "-static",
+    "-nostdlib",
+    "-ffreestanding",
+    # Their own memset() must not become a call of memset(), nor anything a call of libc.
+    "-fno-tree-loop-distribute-patterns",
+    "-fno-stack-protector",
+    # Nothing relocates them before they start.
+    "-fno-pie",
+    "-no-pie",
+)
 # As the kernel builds them: its harness compares integers of any sign.
 SELFTEST_FLAGS = ("-std=gnu11", "-O2", "-g0", "-Wall", "-static", "-pthread")
 
@@ -35,19 +53,25 @@ def build_programs(arch: str = "x86_64") -> dict[str, Path]:
             "choose one of them",
             2,
         )
-    common = _headers() + build.compiler() + " ".join(FLAGS)
+    common = _headers() + build.compiler()
     return {source.stem: _program(source, common) for source in sorted((paths.REPO / "guest").glob("*.c"))}
+
+
+def flags_of(name: str) -> tuple[str, ...]:
+    """What a guest program is compiled with."""
+    return FREESTANDING_FLAGS if name in FREESTANDING else FLAGS
 
 
 def _program(source: Path, common: str) -> Path:
     text = source.read_bytes()
-    key = hashlib.sha256(common.encode() + text).hexdigest()[:16]
+    flags = flags_of(source.stem)
+    key = hashlib.sha256((common + " ".join(flags)).encode() + text).hexdigest()[:16]
     target = paths.sub("guest") / f"{source.stem}-{key}"
     if target.is_file():
         return target
     with lock.new_file(target) as work:
         run.logged(
-            ["cc", *FLAGS, "-o", work, source],
+            ["cc", *flags, "-o", work, source],
             paths.log_file(f"guest-{source.stem}"),
             f"guest/{source.name} does not compile",
             "mend the error above",
