@@ -22,8 +22,13 @@ TOUCHED: dict[str, tuple[int, float, float]] = {
     "half": (2048000, 61.8, 31.0),
     "all": (4096000, 15.1, 0.0),
 }
-# How often it is mapped. Peers are slow, and each figure is per mapping.
-LOOPS = {"memset": 1000, "refpage": 1000, "memset_huge": 200, "memfd": 200, "uffd": 100}
+# How often it is mapped: for about a second each, whatever one mapping takes. Each figure is per mapping.
+LOOPS: dict[str, dict[str, int]] = {
+    "page": {"memset": 20, "refpage": 400, "memset_huge": 20, "memfd": 100, "uffd": 50},
+    "half": {"memset": 20, "refpage": 30, "memset_huge": 20, "memfd": 20, "uffd": 3},
+    "all": {"memset": 20, "refpage": 20, "memset_huge": 20, "memfd": 10, "uffd": 1},
+}
+METHODS = tuple(LOOPS["page"])
 WORDS = {
     "memset": "anonymous memory in 4 KiB pages, written with memset()",
     "memset_huge": "anonymous memory with huge pages where they fit, written with memset()",
@@ -38,20 +43,21 @@ NOTES = (
     "Huge pages are off for the child, but for memset_huge: the posted series was measured without them. "
     "Where all of a mapping is used, one fault for 2 MiB is cheaper than 512, whatever the content.",
 )
-HEAP_ARGS = ("--tables", "200", "--used", "10")
+TABLES = 40
+HEAP_ARGS = ("--tables", str(TABLES), "--used", "10")
 
 
-def _method(side: Side, method: str, touch: int) -> dict[str, Any]:
+def _method(side: Side, method: str, touch: int, loops: int) -> dict[str, Any]:
     huge = method == "memset_huge"
     argv = ["refpage_bench", "--method", "memset" if huge else method, "--map", str(MAPPED)]
-    argv += ["--touch", str(touch), "--loops", str(LOOPS[method]), *([] if huge else ["--nothp"])]
+    argv += ["--touch", str(touch), "--loops", str(loops), *([] if huge else ["--nothp"])]
     return side.json(*argv)
 
 
 def _check(side: Side) -> None:
     """All methods give the pattern, or their speed means nothing."""
     for method in ("memset", "refpage", "memfd", "uffd"):
-        side.sh(f"refpage_bench --method {method} --map {MAPPED} --touch 2048000 --loops 2 --check")
+        side.sh(f"refpage_bench --method {method} --map {MAPPED} --touch 1024000 --loops 1 --check")
 
 
 def _target(metric: Metric, at_least: float) -> Target | None:
@@ -74,14 +80,14 @@ def measure(side: Side, repetitions: int) -> list[Metric]:
     """Every method for each amount touched, by turns."""
     found: list[Metric] = []
     for touch_name, (touch, time_saved, rss_saved) in TOUCHED.items():
-        times: dict[str, list[float]] = {method: [] for method in LOOPS}
-        peaks: dict[str, list[float]] = {method: [] for method in LOOPS}
-        with step(f"{touch} of {MAPPED} bytes touched: {repetitions} repetitions of {len(LOOPS)} methods"):
+        loops = LOOPS[touch_name]
+        times: dict[str, list[float]] = {method: [] for method in METHODS}
+        peaks: dict[str, list[float]] = {method: [] for method in METHODS}
+        with step(f"{touch} of {MAPPED} bytes touched: {repetitions} repetitions of {len(METHODS)} methods"):
             for turn in range(repetitions):
-                order = list(LOOPS) if turn % 2 == 0 else list(reversed(LOOPS))
-                for method in order:
-                    told = _method(side, method, touch)
-                    times[method].append(told["wall_ns"] / LOOPS[method] / 1e6)
+                for method in METHODS if turn % 2 == 0 else reversed(METHODS):
+                    told = _method(side, method, touch, loops[method])
+                    times[method].append(told["wall_ns"] / loops[method] / 1e6)
                     peaks[method].append(told["max_rss_kb"] * 1024.0)
         for method, words in WORDS.items():
             with_seed = method == "memset"
@@ -121,7 +127,7 @@ def measure_heap(side: Side, repetitions: int) -> list[Metric]:
     def values(init: str, key: str, scale: float) -> list[float]:
         return [one[key] * scale for one in told[init]]
 
-    what = "200 tables of 1 MiB from an allocator that gives them a pattern, 10 % of each used"
+    what = f"{TABLES} tables of 1 MiB from an allocator that gives them a pattern, 10 % of each used"
     return [
         Metric.of("refpage.heap.time", "ms", values("memset", "wall_ns", 1e-6),
                   values("refpage", "wall_ns", 1e-6), sentence=f"Time for {what}."),

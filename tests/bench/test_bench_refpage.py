@@ -30,9 +30,9 @@ class FakeSide:
 
 
 def side(refpage_us: int, refpage_kb: int) -> FakeSide:
-    slow = dict.fromkeys(refpage.LOOPS, 1000)
+    slow = dict.fromkeys(refpage.METHODS, 1000)
     return FakeSide(
-        slow | {"refpage": refpage_us}, dict.fromkeys(refpage.LOOPS, 6000) | {"refpage": refpage_kb}
+        slow | {"refpage": refpage_us}, dict.fromkeys(refpage.METHODS, 6000) | {"refpage": refpage_kb}
     )
 
 
