@@ -368,6 +368,7 @@ static bool broken(enum broken what)
 
 static void report(void);
 
+/* @index is that of a page, or ~0UL. */
 static void violation(const char *what, unsigned long index, unsigned long offset, unsigned long found,
 		      unsigned long expected) __attribute__((noreturn));
 
@@ -376,9 +377,9 @@ static void violation(const char *what, unsigned long index, unsigned long offse
 {
 	out.used = 0;
 	put("{\"violation\": {\"what\": \"%s\", \"operation\": \"%s\", \"seed\": %u, \"step\": %u, "
-	    "\"children_deep\": %u, \"pages\": %u, \"page\": %u, \"offset\": %u, \"found\": %u, "
+	    "\"children_deep\": %u, \"pages\": %u, \"page\": %d, \"offset\": %u, \"found\": %u, "
 	    "\"expected\": %u", what, op_names[current_op], seed, step, (unsigned long)depth,
-	    nr_pages, index, offset, found, expected);
+	    nr_pages, (long)index, offset, found, expected);
 	if (index < nr_pages)
 		put(", \"kind\": %u, \"prot\": %u, \"writes\": %u", (unsigned long)pages[index].kind,
 		    (unsigned long)pages[index].prot, (unsigned long)pages[index].nr_writes);
@@ -1670,7 +1671,8 @@ static void one_operation(bool may_fork)
 /*
  * The program.
  */
-static unsigned long seconds = 10;
+/* Without --seconds, --steps says exactly how many. */
+static unsigned long seconds, least_steps;
 
 static void report(void)
 {
@@ -1749,14 +1751,12 @@ static void first_mappings(void)
 	}
 }
 
-static void fuzz(unsigned long max_steps)
+static void fuzz(void)
 {
 	const uint64_t end = now_ns() + seconds * 1000000000ULL;
 
 	first_mappings();
-	for (step = 0; step < max_steps; step++) {
-		if (max_steps == ~0UL && now_ns() >= end)
-			break;
+	for (step = 0; step < least_steps || (seconds && now_ns() < end); step++) {
 		rng_state = mix(mix(seed) + step);
 		one_operation(true);
 		if (step % 64 == 63)
@@ -1773,8 +1773,8 @@ static void usage(int fd)
 	put(
 "usage: refpage_fuzz [options]\n"
 "Random system calls around refpage_create(2), checked against a model; one JSON line at the end.\n"
-"  --seconds S         how long (default 10)\n"
-"  --steps N           so many steps instead, however long they take\n"
+"  --seconds S         how long (default 10, and 0 with --steps)\n"
+"  --steps N           not less than so many steps, however long they take\n"
 "  --seed N            the random choices (default 1)\n"
 "  --pages N           size of the area it works on, 16 to 1048576 pages (default 1024)\n"
 "  --break-model WHAT  expect something wrong from step 50 on, to see that it fails:\n"
@@ -1800,7 +1800,6 @@ static unsigned long number(const char *option, const char *text, unsigned long 
 
 static int run(int argc, char **argv)
 {
-	unsigned long steps = ~0UL;
 	int i;
 
 	for (i = 1; i < argc; i++) {
@@ -1822,7 +1821,7 @@ static int run(int argc, char **argv)
 		if (same_text(option, "--seconds"))
 			seconds = number(option, value, 1, 1000000);
 		else if (same_text(option, "--steps"))
-			steps = number(option, value, 1, 1000000000000UL);
+			least_steps = number(option, value, 1, 1000000000000UL);
 		else if (same_text(option, "--seed"))
 			seed = number(option, value, 0, ~0UL / 2);
 		else if (same_text(option, "--pages"))
@@ -1837,8 +1836,10 @@ static int run(int argc, char **argv)
 			die(KZ_USAGE, "--break-model: '%s' is not content, access or errno; see --help",
 			    value);
 	}
+	if (!seconds && !least_steps)
+		seconds = 10;
 	set_up();
-	fuzz(steps);
+	fuzz();
 	report();
 	return KZ_OK;
 }

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lab.guest import build_programs
+from lab.guest import FREESTANDING, build_programs, is_static
 from lab.paths import REPO
 
 # init is not run by hand.
@@ -62,6 +62,13 @@ def test_an_unknown_option_is_bad_usage(programs: dict[str, Path], name: str) ->
         ("refpage_bench", ("--method", "magic")),
         ("refpage_bench", ("--byte", "256")),
         ("refpage_bench", ("--touch", "8192000")),
+        ("refpage_fuzz", ("--seconds", "0")),
+        ("refpage_fuzz", ("--seed", "-1")),
+        ("refpage_fuzz", ("--seed", "18446744073709551617")),
+        ("refpage_fuzz", ("--pages", "1x")),
+        ("refpage_fuzz", ("--steps",)),
+        ("refpage_fuzz", ("--break-model", "everything")),
+        ("refpage_fuzz", ("left over",)),
         ("refpage_heap", ("--init", "maybe")),
         ("refpage_heap", ("--used", "101")),
         ("hotpath", ("sideways",)),
@@ -86,6 +93,20 @@ def test_bad_input_is_named(programs: dict[str, Path], name: str, arguments: tup
     assert told.returncode == 2
     assert told.stderr.startswith(f"{name}: ")
     assert told.stdout == ""
+
+
+def test_what_is_made_without_libc(programs: dict[str, Path]) -> None:
+    with_libc = {name for name, path in programs.items() if b"__libc_start_main" in path.read_bytes()}
+    assert set(programs) - with_libc == set(FREESTANDING)
+    assert all(is_static(path) for path in programs.values())
+
+
+def test_the_fuzzer_needs_the_system_call(programs: dict[str, Path]) -> None:
+    told = call(programs, "refpage_fuzz", "--steps", "1")
+    if told.returncode == 0:
+        pytest.fail("this machine has refpage_create, so this test says nothing here")
+    assert told.returncode == 3
+    assert "does not have it" in told.stderr
 
 
 @pytest.mark.parametrize("mode", ["populate", "touch_line", "touch_all", "read_all"])

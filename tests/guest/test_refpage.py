@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+from typing import Any
 
 import pytest
 
@@ -22,6 +24,9 @@ from tests.guest.guests import (
 )
 
 pytestmark = pytest.mark.boots
+
+SECONDS = int(os.environ.get("KNOWNZERO_FUZZ_SECONDS", "180"))
+SEED = int(os.environ.get("KNOWNZERO_FUZZ_SEED", "1"))
 
 SWAP = "echo 256M > /sys/block/zram0/disksize; mkswap /dev/zram0 >/dev/null; swapon /dev/zram0; "
 RESULT = re.compile(r"^(ok|not ok) \d+ (?:refpage\.)?(?P<name>\S+)(?: # (?P<skip>SKIP.*))?$", re.MULTILINE)
@@ -144,3 +149,121 @@ def test_an_allocator_that_uses_it() -> None:
     assert after["init"] == "refpage"
     expect_at_most(after["minor_faults"], before["minor_faults"] / 4)
     assert after["max_rss_kb"] < before["max_rss_kb"]
+
+
+# What the fuzzer can count for each operation that has a part in reference pages, at least.
+SUCCEED = {
+    "refpage_create", "mmap_refpage", "mmap_other", "munmap", "mremap", "mremap_dontunmap", "mprotect",
+    "madvise_dontneed", "madvise_mergeable", "madvise_hugepage", "madvise_cold", "madvise_pageout",
+    "madvise_populate_read", "madvise_populate_write", "madvise_dontfork", "mlock", "munlock",
+    "munlockall", "fork", "load", "store", "process_vm_readv", "process_vm_writev", "write_from",
+    "read_into", "mem_read", "mem_write", "fd_close", "fd_dup",
+}  # fmt: skip
+REFUSED = {
+    "refpage_create": {"EINVAL", "EFAULT", "EMFILE"},
+    "mmap_refpage": {"EINVAL", "EACCES", "EPERM", "EEXIST"},
+    "mprotect": {"EACCES", "ENOMEM"},
+    "madvise_free": {"EINVAL"},
+    "madvise_wipeonfork": {"EINVAL"},
+    "madvise_remove": {"EACCES"},
+    "mremap_bad": {"EINVAL"},
+}
+NEVER = ("fd_read", "fd_write", "fd_pread", "fd_pwrite", "fd_fallocate", "fd_ftruncate", "fd_sendfile")
+KSM = "echo 1000 > /sys/kernel/mm/ksm/pages_to_scan; echo 1 > /sys/kernel/mm/ksm/run; "
+
+
+def fuzz(
+    arguments: tuple[str, ...], beside: str = "", **more: object
+) -> tuple[BootResult, list[dict[str, Any]]]:
+    """Run a fuzzer with each of the arguments, side by side, with swap and KSM; the report of each."""
+    started = "".join(f'refpage_fuzz {one} & jobs="$jobs $!"; ' for one in arguments)
+    result = run(
+        f"{SWAP}{KSM}jobs=; {beside}{started}for job in $jobs; do wait $job; done; "
+        "grep -E 'pswp|ksm_swpin' /proc/vmstat",
+        cpus=2,
+        devices=[],
+        **more,  # type: ignore[arg-type]
+    )
+    fine(result)
+    reports = [told for told in objects(result) if "operations" in told]
+    assert len(reports) == len(arguments)
+    for told in reports:
+        assert told["violations"] == 0
+        for name in NEVER:
+            assert "ok" not in told["operations"][name], name
+    return result, reports
+
+
+def together(reports: list[dict[str, Any]]) -> dict[str, dict[str, int]]:
+    """What all fuzzers did: calls by operation and by errno."""
+    sums: dict[str, dict[str, int]] = {}
+    for told in reports:
+        for name, counts in told["operations"].items():
+            mine = sums.setdefault(name, {})
+            for error, number in counts.items():
+                mine[error] = mine.get(error, 0) + number
+    return sums
+
+
+def all_had_their_turn(reports: list[dict[str, Any]]) -> None:
+    """Chance decides what is called; with seeds that are given, it is the same calls each time."""
+    sums = together(reports)
+    expect_at_least(len(SUCCEED & {name for name, counts in sums.items() if counts.get("ok")}), len(SUCCEED))
+    for name, errors in REFUSED.items():
+        expect_at_least(len(errors & set(sums[name])), len(errors))
+    expect_at_least(min(told["checked_pages"] for told in reports), 1000)
+
+
+def swapped(result: BootResult) -> dict[str, int]:
+    """The counters of /proc/vmstat that the fuzzers' guest printed."""
+    return {name: int(value) for name, value in re.findall(r"^(\w+) (\d+)$", text(result), re.MULTILINE)}
+
+
+def test_random_system_calls() -> None:
+    result, reports = fuzz(
+        tuple(f"--seconds 20 --steps 1000 --seed {SEED + i}" for i in range(2)), timeout=480.0
+    )
+    all_had_their_turn(reports)
+    expect_at_least(swapped(result)["pswpin"], 1)
+
+
+@pytest.mark.nightly
+@pytest.mark.slow
+@pytest.mark.parametrize("append", ["", "init_on_free=1", "refpage.max_refs=16"])
+@pytest.mark.timeout(600 + 3 * SECONDS)
+def test_random_system_calls_under_pressure(append: str) -> None:
+    """The areas do not fit into memory together, compaction moves their pages, and pages wear out."""
+    result, reports = fuzz(
+        tuple(
+            f"--seconds {SECONDS} --seed {SEED + 10 + i} --pages {pages}"
+            for i, pages in enumerate((1024, 8192, 8192))
+        ),
+        beside=f"stress --seconds {SECONDS} --seed {SEED} compact >/dev/null & jobs=$!; ",
+        memory="160M",
+        append=append,
+        timeout=400.0 + 2 * SECONDS,
+    )
+    all_had_their_turn(reports)
+    expect_at_least(swapped(result)["pswpin"], 1000)
+
+
+def test_the_fuzzer_notices() -> None:
+    """Told to expect something wrong from step 50 on, it finds that, and says where."""
+    breaks = ("content", "access", "errno")
+    result = run(
+        "; ".join(
+            f"code=0; refpage_fuzz --seed 5 --steps 2000 --break-model {what} || code=$?; [ $code = 1 ]; "
+            f"refpage_fuzz --seed 5 --steps 40 --break-model {what}"
+            for what in breaks
+        ),
+        devices=[],
+        timeout=480.0,
+    )
+    fine(result)
+    told = objects(result)
+    found = [one["violation"] for one in told if "violation" in one]
+    assert {"content", "readable", "refpage_create"} <= {one["what"] for one in found}
+    assert all(one["seed"] == 5 and one["step"] >= 50 for one in found)
+    reports = [one for one in told if "operations" in one]
+    # A child may be the one that notices; the parent then sees to it that the run fails.
+    assert [one["violations"] > 0 for one in reports] == [True, False] * len(breaks)
