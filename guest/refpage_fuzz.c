@@ -1562,7 +1562,7 @@ static void op_read_many(void)
 		if (memcmp(buffer + i * PAGE, wanted, PAGE))
 			violation("content of many", r.first + i, 0, 0, 0);
 	}
-	shared->checked_pages += good;
+	__atomic_add_fetch(&shared->checked_pages, good, __ATOMIC_RELAXED);
 }
 
 /*
