@@ -84,7 +84,6 @@ static long sys(long number, uint64_t a, uint64_t b, uint64_t c, uint64_t d, uin
 
 void *memset(void *mem, int byte, size_t size);
 void *memcpy(void *to, const void *from, size_t size);
-int memcmp(const void *a, const void *b, size_t size);
 
 void *memset(void *mem, int byte, size_t size)
 {
@@ -96,22 +95,14 @@ void *memset(void *mem, int byte, size_t size)
 
 void *memcpy(void *to, const void *from, size_t size)
 {
+	size_t words = size / 8;
 	void *at = to;
 
+	/* An emulator takes each repetition as one instruction. */
+	__asm__ volatile("rep movsq" : "+D"(at), "+S"(from), "+c"(words) : : "memory");
+	size %= 8;
 	__asm__ volatile("rep movsb" : "+D"(at), "+S"(from), "+c"(size) : : "memory");
 	return to;
-}
-
-/* The compiler may call it for structures. */
-int memcmp(const void *a, const void *b, size_t size)
-{
-	const unsigned char *p = a, *q = b;
-	size_t i;
-
-	for (i = 0; i < size; i++)
-		if (p[i] != q[i])
-			return p[i] - q[i];
-	return 0;
 }
 
 static bool same_text(const char *a, const char *b)
@@ -418,10 +409,15 @@ static void content_fill(unsigned char *mem, struct content content)
 /* What a write puts into a page depends on the place in it too. */
 static void write_fill(unsigned char *mem, struct write write)
 {
+	const unsigned long end = (unsigned long)write.offset + write.length;
+	uint64_t word = 0;
 	unsigned long i;
 
-	for (i = write.offset; i < (unsigned long)write.offset + write.length; i++)
-		mem[i] = (unsigned char)(mix((uint64_t)write.seed << 20 | (i / 8)) >> (i % 8 * 8));
+	for (i = write.offset; i < end; i++) {
+		if (i == write.offset || i % 8 == 0)
+			word = mix((uint64_t)write.seed << 20 | (i / 8));
+		mem[i] = (unsigned char)(word >> (i % 8 * 8));
+	}
 }
 
 static void model_fill(unsigned char *mem, const struct page *page)
@@ -455,24 +451,29 @@ static bool accessible(const struct page *page)
 }
 
 /*
- * A copy that may fault: the handler goes on after it. Returns how many bytes were not copied.
+ * A copy that may fault: the handler goes on after it. Returns whether it did.
  */
-extern char copy_begin[], copy_end[];
+extern char copy_words[], copy_bytes[], copy_end[];
 
-static __attribute__((noinline, noclone)) size_t copy(void *to, const void *from, size_t size)
+static __attribute__((noinline, noclone)) bool copy_faults(void *to, const void *from, size_t size)
 {
-	__asm__ volatile(".globl copy_begin, copy_end\n"
-			 "copy_begin: rep movsb\n"
+	size_t words = size / 8;
+
+	size %= 8;
+	__asm__ volatile(".globl copy_words, copy_bytes, copy_end\n"
+			 "copy_words: rep movsq\n"
+			 "	mov %[size], %%rcx\n"
+			 "copy_bytes: rep movsb\n"
 			 "copy_end:"
-			 : "+D"(to), "+S"(from), "+c"(size) : : "memory");
-	return size;
+			 : "+D"(to), "+S"(from), "+c"(words) : [size] "r"(size) : "memory");
+	return words != 0;
 }
 
 static void on_fault(int number, siginfo_t *info, void *context)
 {
 	struct ucontext *uc = context;
 
-	if (uc->uc_mcontext.rip == (uint64_t)copy_begin) {
+	if (uc->uc_mcontext.rip == (uint64_t)copy_words || uc->uc_mcontext.rip == (uint64_t)copy_bytes) {
 		uc->uc_mcontext.rip = (uint64_t)copy_end;
 		return;
 	}
@@ -542,7 +543,7 @@ static bool fetch_page(const struct page *page, void *at)
 		ret = self_mem(op, got, at, PAGE);
 		break;
 	default:
-		ret = copy(got, at, PAGE) ? -EFAULT : (long)PAGE;
+		ret = copy_faults(got, at, PAGE) ? -EFAULT : (long)PAGE;
 		break;
 	}
 	count(op, ret);
@@ -550,14 +551,26 @@ static bool fetch_page(const struct page *page, void *at)
 		return true;
 	/* Short of memory, or a mapping that is written only: programs can read that. */
 	if (op == WRITE_FROM || ((op == VM_READV || op == MEM_READ) && !(page->prot & PROT_READ)))
-		return !copy(got, at, PAGE);
+		return !copy_faults(got, at, PAGE);
 	return false;
+}
+
+/* With wanted. */
+static void compare(const unsigned char *mem, unsigned long index)
+{
+	unsigned long i;
+
+	for (i = 0; i < PAGE; i += 8)
+		if (*(const uint64_t *)(const void *)(mem + i) != *(uint64_t *)(void *)(wanted + i))
+			break;
+	for (; i < PAGE; i++)
+		if (mem[i] != wanted[i])
+			violation("content", index, i, mem[i], wanted[i]);
 }
 
 static void check_at(const struct page *page, unsigned long index, void *at)
 {
 	bool readable = accessible(page);
-	unsigned long i;
 
 	if (page->kind == OTHER)
 		return;
@@ -565,7 +578,7 @@ static void check_at(const struct page *page, unsigned long index, void *at)
 		readable = !readable;
 	if (!readable) {
 		current_op = LOAD;
-		if (!copy(got, (char *)at + rng() % PAGE, 1))
+		if (!copy_faults(got, (char *)at + rng() % PAGE, 1))
 			violation("readable", index, 0, 1, 0);
 		return;
 	}
@@ -577,12 +590,7 @@ static void check_at(const struct page *page, unsigned long index, void *at)
 	model_fill(wanted, page);
 	if (broken(BREAK_CONTENT))
 		wanted[rng() % PAGE] ^= 1;
-	for (i = 0; i < PAGE; i += 8)
-		if (*(uint64_t *)(void *)(got + i) != *(uint64_t *)(void *)(wanted + i))
-			break;
-	for (; i < PAGE; i++)
-		if (got[i] != wanted[i])
-			violation("content", index, i, got[i], wanted[i]);
+	compare(got, index);
 }
 
 static void check_page(unsigned long index)
@@ -1500,10 +1508,7 @@ static void write_page(unsigned long index)
 		ret = self_mem(op, from, at, write.length);
 		break;
 	default:
-		/* A fault is told without a byte written: the page is all or nothing. */
-		ret = (long)(write.length - copy(at, from, write.length));
-		if (!ret)
-			ret = -EFAULT;
+		ret = copy_faults(at, from, write.length) ? -EFAULT : write.length;
 		break;
 	}
 	count(op, ret);
@@ -1559,8 +1564,7 @@ static void op_read_many(void)
 		if (pages[r.first + i].unknown)
 			continue;
 		model_fill(wanted, &pages[r.first + i]);
-		if (memcmp(buffer + i * PAGE, wanted, PAGE))
-			violation("content of many", r.first + i, 0, 0, 0);
+		compare(buffer + i * PAGE, r.first + i);
 	}
 	__atomic_add_fetch(&shared->checked_pages, good, __ATOMIC_RELAXED);
 }
@@ -1785,7 +1789,8 @@ static void usage(int fd)
 	out_flush(fd);
 }
 
-static unsigned long number(const char *option, const char *text, unsigned long min, unsigned long max)
+static unsigned long number(const char *option, const char *text, unsigned long min,
+			    unsigned long max)
 {
 	unsigned long value = 0;
 	const char *p = text;
