@@ -103,6 +103,91 @@ CHARTS: tuple[tuple[str, str, tuple[tuple[str, str], ...]], ...] = (
             ("host.resident_after_free_bytes", "freed and reported"),
         ),
     ),
+    *(
+        (
+            f"Page faults: {pages}, {tasks}",
+            "Each row of ours against the base kernel with reporting off: more is better.",
+            tuple(
+                (f"page_fault.{kind}.{row}", label)
+                for row, label in (
+                    ("off", "reporting off"),
+                    ("on", "reporting on"),
+                    ("bit6", "reporting on, bit 6"),
+                    ("shuffle", "reporting on, bit 6, page shuffling"),
+                )
+            ),
+        )
+        for kind, pages, tasks in (
+            ("thp.1", "huge pages", "one task"),
+            ("thp.2", "huge pages", "two tasks"),
+            ("nothp.1", "4 KiB pages", "one task"),
+            ("nothp.2", "4 KiB pages", "two tasks"),
+        )
+    ),
+    (
+        "What reporting costs page faults, bit 6 on",
+        "Our kernel on both sides: the first bar is without reporting, the second with it.",
+        (
+            ("page_fault.thp.1.loss", "huge pages, one task"),
+            ("page_fault.thp.2.loss", "huge pages, two tasks"),
+            ("page_fault.nothp.1.loss", "4 KiB pages, one task"),
+            ("page_fault.nothp.2.loss", "4 KiB pages, two tasks"),
+        ),
+    ),
+    (
+        "Host memory after the guest freed its own",
+        "Our kernel on both sides: the first bar is without reporting, the second with it.",
+        (
+            ("page_fault.resident.on", "reporting on"),
+            ("page_fault.resident.bit6", "reporting on, bit 6"),
+            ("page_fault.resident.shuffle", "reporting on, bit 6, page shuffling"),
+        ),
+    ),
+    *(
+        (
+            f"{what} of one allocation, {job}",
+            "Memory freed and used again at once; what is reported early costs the next allocation a fault of the "
+            "host, and, where nobody knows that it is zero, zeroing it a second time.",
+            tuple(
+                (f"churn.{name}.{row}.{metric}", label)
+                for row, label in (
+                    ("2000ms", "reports after 2000 ms"),
+                    ("250ms", "after 250 ms"),
+                    ("50ms", "after 50 ms"),
+                    ("early", "base after 2000 ms, ours after 250 ms"),
+                )
+            ),
+        )
+        for name, job in (("loop", "one process"), ("six", "six processes"))
+        for metric, what in (("alloc_wall", "Time"), ("alloc_task_clock", "CPU time"))
+    ),
+    (
+        "Until the host has its memory back",
+        "From freeing memory until most of it is back.",
+        (
+            ("churn.2000ms.time_until_back", "reports after 2000 ms"),
+            ("churn.250ms.time_until_back", "after 250 ms"),
+            ("churn.50ms.time_until_back", "after 50 ms"),
+            ("churn.early.time_until_back", "base after 2000 ms, ours after 250 ms"),
+        ),
+    ),
+    *(
+        (
+            f"{what} for each GiB, {sizes}",
+            "The cost of a whole guest ought to grow with its memory, and no faster: bars of one length.",
+            tuple(
+                (f"scale.{step}.{gb}gb.{kind}", label)
+                for step, label in (
+                    ("report_base", "reported by the base kernel"),
+                    ("report", "reported"),
+                    ("flush", "flushed"),
+                    ("prezero", "pre-zeroed"),
+                )
+            ),
+        )
+        for gb, sizes in ((2, "1 GB and 2 GB"), (4, "1 GB and 4 GB"), (8, "1 GB and 8 GB"))
+        for kind, what in (("wall", "Time"), ("cpu", "CPU time"))
+    ),
     (
         "Instructions of the hot paths, reporting off",
         "What the feature costs where it is compiled in and nothing is reported.",

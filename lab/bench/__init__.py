@@ -51,6 +51,11 @@ BENCHES: dict[str, Bench] = {
         Bench(
             "hugetlb", "the same memory in huge pages of hugetlb, surplus and persistent", "lab.bench.hugetlb"
         ),
+        Bench(
+            "page-fault",
+            "page faults as fast as they come, while free memory is reported",
+            "lab.bench.page_fault",
+        ),
         Bench("deflate", "memory that is used again after it was in the balloon", "lab.bench.deflate"),
         Bench(
             "device",
@@ -58,7 +63,17 @@ BENCHES: dict[str, Bench] = {
             "lab.bench.device",
         ),
         Bench("host", "host memory that comes back when the guest frees", "lab.bench.hostmemory"),
+        Bench(
+            "churn",
+            "memory allocated and freed all the time, at report delays of 2000, 250 and 50 ms",
+            "lab.bench.churn",
+        ),
         Bench("prezero", "most of a guest's memory, zeroed before it is wanted", "lab.bench.prezero"),
+        Bench(
+            "scale",
+            "what it costs to report, flush and pre-zero guests of 1, 2 and 4 GB, for each GiB",
+            "lab.bench.scale",
+        ),
         Bench("zerobytes", "bytes zeroed as the emulator sees it, from outside", "lab.bench.zerobytes"),
         Bench("hotpath", "instructions of the hot paths with reporting off", "lab.bench.hotpath"),
         Bench(

@@ -17,7 +17,7 @@ from rich.table import Table
 
 from lab import paths
 from lab.bench import BENCHES, Accel, BenchOptions
-from lab.errors import UsageError
+from lab.errors import LabError, UsageError
 from lab.progress import note
 from lab.results import FILE_NAME, Result
 from lab.units import human, percent
@@ -108,6 +108,35 @@ def keep(result: Result, folder: Path) -> None:
     note(f"wrote {folder / FILE_NAME} and {folder / 'report.html'}")
 
 
+def run_all(options: BenchOptions, parent: Path, as_json: bool) -> None:
+    """Every bench once, each in a folder of its own under ``parent``, and one report of all of them.
+
+    A bench that fails does not stop the others; the first such error is raised in the end.
+    """
+    # thp contains some of the others: they are measured again, by themselves.
+    results: list[Result] = []
+    failed: list[LabError] = []
+    for one in BENCHES.values():
+        try:
+            result = one.run(options)
+        except LabError as error:
+            note(f"{one.name}: {error.what}: {error.why}")
+            failed.append(error)
+            continue
+        keep(result, parent / one.name)
+        show(result, parent / one.name, as_json)
+        results.append(result)
+    if results:
+        from lab.report import write_reports
+
+        write_reports(results, parent)
+        note(f"wrote {parent / 'report.html'}, all {len(results)} results on one page")
+        if not as_json:
+            print(parent)
+    if failed:
+        raise failed[0]
+
+
 def register(app: typer.Typer) -> None:
     """Add the verbs to the command line."""
 
@@ -152,9 +181,10 @@ def register(app: typer.Typer) -> None:
             raise UsageError(
                 f"There is no bench '{name}'", f"known are {', '.join(BENCHES)} and all", "name one of them"
             )
-        # thp contains what the others measure: all means each of them once, in a folder of its own.
-        for one in BENCHES if name == "all" else (name,):
-            result = BENCHES[one].run(options)
-            folder = folder_for(one) if output is None else output / one if name == "all" else output
-            keep(result, folder)
-            show(result, folder, as_json)
+        if name == "all":
+            run_all(options, output or folder_for("all"), as_json)
+            return
+        result = BENCHES[name].run(options)
+        folder = output or folder_for(name)
+        keep(result, folder)
+        show(result, folder, as_json)

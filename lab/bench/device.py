@@ -8,7 +8,7 @@ import ctypes
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,22 +17,23 @@ from lab import balloon
 from lab.bench import BenchOptions
 from lab.bench.jobs import WARM_UPS, elapsed
 from lab.bench.session import (
-    DELAY,
     DROP,
     FLUSH,
+    LATE,
     MIB,
     PAGE,
     Built,
     Pair,
     Side,
     built,
+    cpu_ns,
+    guests,
     host_facts,
     raise_priority,
     reproduce,
     spec_for,
     warm_host,
 )
-from lab.boot import running
 from lab.errors import LabError, TestFailure
 from lab.progress import step
 from lab.results import Metric, Result, Target
@@ -40,8 +41,6 @@ from lab.results import Metric, Result, Target
 SIDES = ["in QEMU", "vhost-user"]
 IN_TREE = balloon.device(free_page_reporting="on", device_init_on_inflate="on")
 VHOST_USER = "vhost-user,stats-interval=0,device-init-on-inflate=on"
-# Nothing is reported but when it is measured.
-LATE = f"echo 3600000 > {DELAY}"
 DIRTY = f"fillfree --share 80 > /dev/null; {DROP}"
 WORDS = {
     "report": "All free memory reported at once, from the write to the flush parameter to its return",
@@ -64,15 +63,6 @@ class Step:
 def processes(side: Side) -> list[int]:
     """QEMU, and the daemon if there is one."""
     return [side.guest.pid, *([side.guest.daemon.process.pid] if side.guest.daemon else [])]
-
-
-def cpu_ns(pid: int) -> int:
-    """CPU time of all threads of a process, in nanoseconds."""
-    total = 0
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        with contextlib.suppress(OSError):  # a thread that has just ended
-            total += int((task / "schedstat").read_text().split()[0])
-    return total
 
 
 def memory_on_host(side: Side) -> int:
@@ -241,26 +231,15 @@ def pair(options: BenchOptions, images: Built) -> Iterator[Pair]:
         },
         "ours": {"devices": [VHOST_USER], "daemon_profile": "release"},
     }
-    with ExitStack() as stack:
-        sides = []
-        for name, more in devices.items():
-            spec = spec_for(options, images.ours, images.qemu, **more)
-            sides.append(Side(name, stack.enter_context(running(spec))))
-        accels = {side.guest.accel for side in sides}
-        if len(accels) != 1:
-            raise LabError(
-                "Cannot measure",
-                f"the two guests run on different accelerators: {sorted(accels)}",
-                "name one with --accel",
-            )
+    specs = [(name, spec_for(options, images.ours, images.qemu, **more)) for name, more in devices.items()]
+    with guests(specs) as sides:
         for side in sides:
-            side.prepare()
             for pid in processes(side):
                 raise_priority(pid)
             if not side.has_flush:
                 raise LabError("Cannot measure", "the kernel has no flush parameter", "give --ours knownzero")
             side.sh(LATE)
-        yield Pair(sides[0], sides[1], accels.pop(), images)
+        yield Pair(sides[0], sides[1], sides[0].guest.accel, images)
 
 
 def run(options: BenchOptions) -> Result:

@@ -17,24 +17,35 @@ ROUNDS = 3
 FILL_MB = 1024
 
 
-def _fill_and_free(side: Side) -> tuple[float, float]:
-    """Resident bytes of the VMM when the guest's memory is full, and after it was freed."""
-    warm_host(FILL_MB * MIB)
+def fill(side: Side, size_mb: int = FILL_MB) -> int:
+    """Have a program fill memory and hold it; resident bytes of the VMM then."""
+    warm_host(size_mb * MIB)
     # Held in the background: the shell goes on while the memory stays filled.
     side.sh("rm -f /tmp/hold /tmp/filled; mkfifo /tmp/hold")
-    side.sh(f"(fillfree --size {FILL_MB} --hold < /tmp/hold > /tmp/filled) & exec 9> /tmp/hold")
+    side.sh(f"(fillfree --size {size_mb} --hold < /tmp/hold > /tmp/filled) & exec 9> /tmp/hold")
     filled = side.sh(
         "for i in $(seq 600); do grep -q filled_bytes /tmp/filled && break; sleep 0.1; done; cat /tmp/filled"
     )
     told = json.loads(filled[-1]) if filled else {}
-    if told.get("filled_bytes") != FILL_MB * MIB:
+    if told.get("filled_bytes") != size_mb * MIB:
         raise TestFailure(
-            f"The {side.name} guest did not fill {FILL_MB} MB",
+            f"The {side.name} guest did not fill {size_mb} MB",
             f"fillfree said {filled}",
             "give the guest more memory with --memory",
         )
-    full = resident(side.guest.pid)
-    side.sh("echo >&9; exec 9>&-; wait")
+    return resident(side.guest.pid)
+
+
+def release(side: Side) -> None:
+    """Have the program that ``fill`` left free its memory; does not wait until it has."""
+    side.sh("echo >&9; exec 9>&-")
+
+
+def fill_and_free(side: Side) -> tuple[float, float]:
+    """Resident bytes of the VMM when the guest's memory is full, and after it was freed."""
+    full = fill(side)
+    release(side)
+    side.sh("wait")
     return float(full), float(side.settle())
 
 
@@ -45,7 +56,7 @@ def measure(both: Pair, options: BenchOptions) -> list[Metric]:
         before = {side.name: float(side.settle()) for side in both.sides(0)}
         for turn in range(ROUNDS):
             for side in both.sides(turn):
-                full, after = _fill_and_free(side)
+                full, after = fill_and_free(side)
                 found[side.name].append((before[side.name], full, after))
                 before[side.name] = after
     names = ("before_fill", "full", "after_free")

@@ -204,6 +204,23 @@ def host_share_note(phase: Phase) -> str:
     )
 
 
+def within(made: Metric, limit: float, beyond: float, words: str, *, more_is_better: bool = False) -> Target:
+    """Whether ours is at most ``limit`` percent worse than base, as far as the measurement can tell.
+
+    Not met when the whole interval of the change is worse than that; nor when the change itself is worse than
+    ``beyond`` percent, however wide the interval: much noise is no excuse.
+    """
+    change = made.change_percent
+    if change is None:
+        return Target(f"{words} (base is zero)", False)
+    low, high = made.change_interval or (change, change)
+    least, worse = (-high, -change) if more_is_better else (low, change)
+    told = f"{change:+.1f} %"
+    if made.change_interval:
+        told += f", 95 % interval {low:+.1f} … {high:+.1f} %"
+    return Target(f"{words} ({told})", least <= limit and worse <= beyond)
+
+
 def elapsed(began: float) -> float:
     """Seconds since ``began`` on the monotonic clock, to a tenth."""
     return round(time.monotonic() - began, 1)

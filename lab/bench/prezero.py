@@ -47,15 +47,15 @@ def free_bytes(side: Side) -> int:
     return int(side.sh("awk '/^MemFree/ { print $2 }' /proc/meminfo")[-1]) * 1024
 
 
-def zero_all(side: Side, cost: Cost, timeout: float = 300.0) -> None:
-    """Wait until the thread has nothing more to do."""
+def zero_all(side: Side, cost: Cost, timeout: float = 300.0, look: float = 0.1) -> None:
+    """Wait until the thread has nothing more to do, looking every ``look`` seconds."""
     bytes_before, cpu_before = number(side, "bytes_zeroed"), number(side, "cpu_millisecs")
     began = last = time.monotonic()
     side.sh(f"echo 1 > {FOLDER}/enabled")
     seen = bytes_before
     # Looking takes CPU time from it, so do not look all the time.
     while time.monotonic() - last < 1.0:
-        time.sleep(0.1)
+        time.sleep(look)
         now = number(side, "bytes_zeroed")
         if now != seen:
             seen, last = now, time.monotonic()

@@ -11,11 +11,11 @@ import platform
 import shlex
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from lab.bench import BenchOptions
 from lab.boot import BootSpec, Guest, running
@@ -31,6 +31,8 @@ LOOP = 'while IFS= read -r line; do eval "$line" </dev/null; echo "@done $?"; do
 DONE = "@done "
 FLUSH = "/sys/module/page_reporting/parameters/flush"
 DELAY = "/sys/module/page_reporting/parameters/page_reporting_delay_ms"
+# Nothing is reported but when it is measured.
+LATE = f"echo 3600000 > {DELAY}"
 # Pages that the guest's CPU keeps in lists of its own are never reported. A flush drains these lists,
 # base has no flush: so both are made to drain them, by a low limit for as long as a few pages are freed.
 LISTS = "/proc/sys/vm/percpu_pagelist_high_fraction"
@@ -64,6 +66,15 @@ def _cpu(pid: int) -> tuple[int, float, float]:
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     tick = os.sysconf("SC_CLK_TCK")
     return int(fields[7]), int(fields[12]) / tick, int(fields[11]) / tick
+
+
+def cpu_ns(pid: int) -> int:
+    """CPU time of all threads of a process, in nanoseconds."""
+    total = 0
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(OSError):  # a thread that has just ended
+            total += int((task / "schedstat").read_text().split()[0])
+    return total
 
 
 def warm_host(size: int) -> None:
@@ -253,6 +264,36 @@ def spec_for(options: BenchOptions, kernel: str | Path, qemu: Path, **more: Any)
 
 
 @contextmanager
+def guests(specs: Sequence[tuple[str, BootSpec]]) -> Iterator[list[Side]]:
+    """Boot guests, each with the name of its side, hand them out prepared, and end them.
+
+    LabError when they run on different accelerators.
+    """
+    with ExitStack() as stack:
+        sides = [Side(name, stack.enter_context(running(spec))) for name, spec in specs]
+        accels = {side.guest.accel for side in sides}
+        if len(accels) != 1:
+            raise LabError(
+                "Cannot measure",
+                f"the guests run on different accelerators: {sorted(accels)}",
+                "name one with --accel",
+            )
+        for side in sides:
+            side.prepare()
+        yield sides
+
+
+T = TypeVar("T")
+
+
+def by_turns(things: Sequence[T], turn: int) -> list[T]:
+    """Any number of guests in the order of a turn: each comes first, and each follows any other, at times."""
+    at = turn % len(things)
+    order = [*things[at:], *things[:at]]
+    return order if turn // len(things) % 2 == 0 else order[::-1]
+
+
+@contextmanager
 def pair(
     options: BenchOptions,
     images: Built,
@@ -263,22 +304,12 @@ def pair(
 
     ``extra`` is what QEMU is told besides, by side (base, ours); ``balloon`` is the device of both, if any.
     """
-    with ExitStack() as stack:
-        sides = []
-        for name, kernel in (("base", images.base), ("ours", images.ours)):
-            more = {"extra_qemu": (extra or {}).get(name, []), "devices": [balloon] if balloon else []}
-            spec = spec_for(options, kernel, images.qemu, **more)
-            sides.append(Side(name, stack.enter_context(running(spec))))
-        accels = {side.guest.accel for side in sides}
-        if len(accels) != 1:
-            raise LabError(
-                "Cannot measure",
-                f"the two guests run on different accelerators: {sorted(accels)}",
-                "name one with --accel",
-            )
-        for side in sides:
-            side.prepare()
-        yield Pair(sides[0], sides[1], accels.pop(), images)
+    specs = []
+    for name, kernel in (("base", images.base), ("ours", images.ours)):
+        more = {"extra_qemu": (extra or {}).get(name, []), "devices": [balloon] if balloon else []}
+        specs.append((name, spec_for(options, kernel, images.qemu, **more)))
+    with guests(specs) as sides:
+        yield Pair(sides[0], sides[1], sides[0].guest.accel, images)
 
 
 def _first_line(argv: list[str]) -> str:

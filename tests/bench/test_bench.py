@@ -11,11 +11,11 @@ import typer
 from typer.testing import CliRunner
 
 from lab import paths
-from lab.bench import BENCHES, BenchOptions, jobs, session
+from lab.bench import BENCHES, Bench, BenchOptions, jobs, session
 from lab.bench.cli import checked, folder_for, register, table
 from lab.boot import Guest
 from lab.errors import USAGE, LabError, TestFailure, UsageError
-from lab.results import Metric, Result, Target
+from lab.results import Metric, Result, Target, load
 
 MIB = 1 << 20
 COST = session.HostCost(100, 0.05, 0.1)
@@ -206,3 +206,35 @@ def test_two_runs_never_share_a_folder(tmp_path: Any, monkeypatch: pytest.Monkey
     first = folder_for("demo")
     first.mkdir(parents=True)
     assert folder_for("demo") != first
+
+
+def small(name: str) -> Result:
+    return Result(name, "tcg", {}, f"./kz bench {name}", [Metric.of(f"{name}.x", "ms", [2.0], [1.0])])
+
+
+def test_all_benches_make_one_page(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Bench, "run", lambda self, options: small(self.name))
+    told = CliRunner().invoke(verbs(), ["bench", "all", "--output", str(tmp_path / "here")])
+    assert told.exit_code == 0, told.output
+    for name in BENCHES:
+        assert load(tmp_path / "here" / name).name == name
+        assert f"<code>{name}" in (tmp_path / "here" / name / "report.html").read_text()
+    page = (tmp_path / "here" / "report.md").read_text()
+    assert [line.split()[1] for line in page.splitlines() if line.startswith("## ")] == list(BENCHES)
+    assert told.stdout.splitlines()[-1] == str(tmp_path / "here")
+
+
+def test_a_bench_that_fails_does_not_stop_the_others(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(bench: Bench, options: BenchOptions) -> Result:
+        del options
+        if bench.name in ("order0", "churn"):
+            raise TestFailure(f"{bench.name} broke", "so it is", "mend it")
+        return small(bench.name)
+
+    monkeypatch.setattr("lab.paths.out", lambda: tmp_path)
+    monkeypatch.setattr(Bench, "run", run)
+    told = CliRunner().invoke(verbs(), ["bench", "all"])
+    assert isinstance(told.exception, TestFailure) and "order0" in told.exception.what
+    (folder,) = (tmp_path / "all").iterdir()
+    assert {entry.name for entry in folder.iterdir() if entry.is_dir()} == {*BENCHES} - {"order0", "churn"}
+    assert (folder / "report.html").is_file()

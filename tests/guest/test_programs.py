@@ -73,6 +73,11 @@ def test_an_unknown_option_is_bad_usage(programs: dict[str, Path], name: str) ->
         ("refpage_heap", ("--used", "101")),
         ("hotpath", ("sideways",)),
         ("hotpath", ("--reps", "1")),
+        ("page_fault", ("--tasks", "0")),
+        ("page_fault", ("--tasks", "65")),
+        ("page_fault", ("--pages", "small")),
+        ("page_fault", ("--ms", "0")),
+        ("page_fault", ("left over",)),
         ("corunner", ("--ms", "0")),
         ("corunner", ("--size", "1M")),
         ("stress", ()),
@@ -124,6 +129,32 @@ def test_alloc_once_measures_its_child(programs: dict[str, Path], mode: str) -> 
         # The counter runs from exec to exit; nothing can use more CPU than there was time.
         assert 0 < line["task_clock_ns"] <= line["wall_ns"]
         assert line["vmstat"]["pgfault"] >= 2048
+
+
+@pytest.mark.parametrize("tasks", [1, 3])
+def test_page_fault_counts_pages_and_mappings(programs: dict[str, Path], tasks: int) -> None:
+    told = call(
+        programs,
+        *("page_fault", "--tasks", str(tasks), "--size", "4", "--pages", "nothp"),
+        *("--ms", "200", "--skip", "1", "--cycles", "2"),
+    )
+    assert told.returncode == 0, told.stderr
+    found = json.loads(told.stdout)
+    assert found["tasks"] == tasks
+    assert found["cycles"] >= 2 * tasks
+    # The first mapping of each task is no cycle, but its pages count.
+    assert found["iterations"] >= (found["cycles"] + tasks) * 1024
+    # Each page is a fault of its own.
+    assert found["vmstat"]["pgfault"] >= found["iterations"]
+    assert found["cycle_wall_ns"] > 0 and found["cycle_cpu_ns"] > 0
+    # Never more than the time it took allows: no task is faster than all pages in its 200 ms.
+    assert 0 < found["per_second"] <= found["iterations"] / 0.2
+
+
+def test_page_fault_goes_on_until_there_are_cycles(programs: dict[str, Path]) -> None:
+    told = call(programs, "page_fault", "--size", "2", "--ms", "1", "--cycles", "3", "--pause-ms", "20")
+    found = json.loads(told.stdout)
+    assert found["cycles"] >= 3
 
 
 def test_fillfree_fills_what_it_was_told(programs: dict[str, Path]) -> None:

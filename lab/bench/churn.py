@@ -1,0 +1,262 @@
+# SPDX-License-Identifier: GPL-2.0
+"""Memory allocated and freed all the time, at short and long delays before it is reported."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+
+from lab import balloon
+from lab.bench import BenchOptions
+from lab.bench.hostmemory import fill, release
+from lab.bench.jobs import elapsed, within
+from lab.bench.session import (
+    DELAY,
+    MIB,
+    Built,
+    Side,
+    built,
+    by_turns,
+    guests,
+    host_facts,
+    reproduce,
+    resident,
+    spec_for,
+    warm_host,
+)
+from lab.boot import BootSpec
+from lab.errors import TestFailure
+from lab.progress import step
+from lab.results import Metric, Result, Target
+
+CPUS = 2
+# Milliseconds before free memory is reported, and how long a run has to be to see some of that.
+RUN_MS = {2000: 3600, 250: 1400, 50: 1000}
+WARM_UP_MS = 400
+LONG, SHORT = 2000, 250
+PAUSE_MS = 50
+DEVICE = balloon.device(free_page_reporting="on")
+# A repetition has several allocations in it; --pairs counts what has one.
+SHARE = 2
+LEAST = 3
+BACK_ROUNDS = 3
+BACK_PERCENT = 90
+BEYOND = 10.0
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is done over and over: processes that each allocate, free and wait a moment."""
+
+    name: str
+    words: str
+    processes: int
+    size_mb: int
+
+    def argv(self, run_ms: int) -> list[str]:
+        """The command in the guest; the first cycle uses what was free before, and does not count."""
+        found = ["page_fault", "--tasks", str(self.processes), "--size", str(self.size_mb)]
+        return [*found, "--pause-ms", str(PAUSE_MS), "--ms", str(run_ms), "--skip", "1", "--cycles", "1"]
+
+
+JOBS = (
+    Job("loop", "one process that allocates and frees 512 MB", 1, 512),
+    Job("six", "six processes that allocate and free 128 MB each", 6, 128),
+)
+FILL_MB = 768  # what the six have together
+
+
+@dataclass
+class Series:
+    """What one guest did in one job, an entry for each run."""
+
+    wall_ms: list[float] = field(default_factory=list)  # of an allocation, on average
+    cpu_ms: list[float] = field(default_factory=list)  # the same, task-clock
+    cycles: list[float] = field(default_factory=list)  # a second, of all processes
+
+
+# (side, delay)
+Key = tuple[str, int]
+
+
+@dataclass
+class Found:
+    """What came of all guests."""
+
+    runs: dict[tuple[str, Key], Series] = field(default_factory=dict)
+    back_s: dict[Key, list[float]] = field(default_factory=dict)
+
+
+def key_of(side: Side) -> Key:
+    """Kernel and delay of a guest, from its name."""
+    name, delay = side.name.split("-")
+    return name, int(delay)
+
+
+def specs(options: BenchOptions, images: Built) -> list[tuple[str, BootSpec]]:
+    """A guest for each kernel and delay, so that all can take turns."""
+    return [
+        (f"{name}-{delay}", spec_for(options, kernel, images.qemu, cpus=CPUS, devices=[DEVICE]))
+        for delay in RUN_MS
+        for name, kernel in (("base", images.base), ("ours", images.ours))
+    ]
+
+
+def allocations(sides: Sequence[Side], turns: int, found: Found) -> None:
+    """Both jobs in all guests by turns."""
+    for job in JOBS:
+        with step(f"{job.words}: {turns} runs in each of {len(sides)} guests"):
+            for side in sides:
+                side.json(*job.argv(WARM_UP_MS))
+            for turn in range(turns):
+                for side in by_turns(sides, turn):
+                    key = key_of(side)
+                    warm_host(job.processes * job.size_mb * MIB)
+                    told = side.json(*job.argv(RUN_MS[key[1]]))
+                    series = found.runs.setdefault((job.name, key), Series())
+                    series.wall_ms.append(told["cycle_wall_ns"] / told["cycles"] / 1e6)
+                    series.cpu_ms.append(told["cycle_cpu_ns"] / told["cycles"] / 1e6)
+                    series.cycles.append(told["per_second"] * 4096 / (job.size_mb * MIB))
+
+
+def time_until_back(side: Side, timeout: float = 120.0) -> float:
+    """Seconds from freeing memory until the host has most of it back; TestFailure when it never has."""
+    full = fill(side, FILL_MB)
+    began = time.monotonic()
+    release(side)
+    while full - resident(side.guest.pid) < FILL_MB * MIB * BACK_PERCENT // 100:
+        if time.monotonic() - began > timeout:
+            raise TestFailure(
+                f"The host does not get its memory back ({side.name})",
+                f"{timeout:.0f} s after {FILL_MB} MB were freed it has "
+                f"{(full - resident(side.guest.pid)) // MIB} MB of them",
+                f"look at {DELAY} in the guest, and at the status of the balloon",
+            )
+        time.sleep(0.01)
+    seconds = time.monotonic() - began
+    side.sh("wait")
+    return seconds
+
+
+def give_back(sides: Sequence[Side], found: Found) -> None:
+    """Memory freed in the two guests of each delay at the same time: what takes long is waiting."""
+    with (
+        step(f"host memory: {FILL_MB} MB freed, {BACK_ROUNDS} times in each of {len(sides)} guests"),
+        ThreadPoolExecutor(max_workers=2) as pool,
+    ):
+        for _ in range(BACK_ROUNDS):
+            for delay in RUN_MS:
+                both = [side for side in sides if key_of(side)[1] == delay]
+                for side, seconds in zip(both, pool.map(time_until_back, both), strict=True):
+                    found.back_s.setdefault(key_of(side), []).append(seconds)
+
+
+def metrics_of(found: Found) -> list[Metric]:
+    """Each delay on both kernels, and ours at the short delay against base at the long one."""
+    metrics = []
+    for job in JOBS:
+        for delay in RUN_MS:
+            base, ours = (found.runs[job.name, (side, delay)] for side in ("base", "ours"))
+            at = f"churn.{job.name}.{delay}ms"
+            words = f"{job.words}, reports after {delay} ms"
+            metrics += [
+                Metric.of(
+                    f"{at}.alloc_wall",
+                    "ms",
+                    base.wall_ms,
+                    ours.wall_ms,
+                    sentence=f"Time of one allocation: {words}.",
+                ),
+                Metric.of(
+                    f"{at}.alloc_task_clock",
+                    "ms",
+                    base.cpu_ms,
+                    ours.cpu_ms,
+                    sentence=f"CPU time of one allocation: {words}.",
+                ),
+                Metric.of(
+                    f"{at}.cycles",
+                    "1/s",
+                    base.cycles,
+                    ours.cycles,
+                    sentence=f"Mappings a second, of all processes: {words}.",
+                ),
+            ]
+        base, ours = found.runs[job.name, ("base", LONG)], found.runs[job.name, ("ours", SHORT)]
+        for name, kind, one, two in (
+            ("alloc_wall", "Time", base.wall_ms, ours.wall_ms),
+            ("alloc_task_clock", "CPU time", base.cpu_ms, ours.cpu_ms),
+        ):
+            made = Metric.of(
+                f"churn.{job.name}.early.{name}",
+                "ms",
+                one,
+                two,
+                sentence=f"{kind} of one allocation, {job.words}: base with reports after {LONG} ms, ours after "
+                f"{SHORT} ms.",
+            )
+            metrics.append(replace(made, target=within(made, 0, BEYOND, "no slower beyond noise")))
+    for delay in RUN_MS:
+        metrics.append(
+            Metric.of(
+                f"churn.{delay}ms.time_until_back",
+                "s",
+                found.back_s["base", delay],
+                found.back_s["ours", delay],
+                sentence=f"From freeing {FILL_MB} MB until the host has {BACK_PERCENT} % of them, reports after "
+                f"{delay} ms.",
+            )
+        )
+    made = Metric.of(
+        "churn.early.time_until_back",
+        "s",
+        found.back_s["base", LONG],
+        found.back_s["ours", SHORT],
+        sentence=f"The same: base with reports after {LONG} ms, ours after {SHORT} ms.",
+    )
+    sooner = max(found.back_s["ours", SHORT]) < min(found.back_s["base", LONG])
+    metrics.append(replace(made, target=Target("sooner, each time", sooner)))
+    return metrics
+
+
+def run(options: BenchOptions) -> Result:
+    """Measure both jobs at all delays; raises LabError when it cannot."""
+    began = time.monotonic()
+    images = built(options)
+    found = Found()
+    turns = max(LEAST, options.pairs // SHARE)
+    with guests(specs(options, images)) as sides:
+        for side in sides:
+            side.sh(f"echo {key_of(side)[1]} > {DELAY}")
+        accel = sides[0].guest.accel
+        allocations(sides, turns, found)
+        give_back(sides, found)
+    return Result(
+        name="churn",
+        accelerator=accel,
+        versions=images.versions(),
+        reproduce=reproduce("churn", options, accel),
+        metrics=metrics_of(found),
+        job={
+            "memory": options.memory,
+            "cpus": CPUS,
+            "pairs": options.pairs,
+            "runs": turns,
+            "fill_mb": FILL_MB,
+        },
+        host=host_facts(),
+        notes=[
+            f"An allocation is a mapping with a byte written to each page of 4 KiB, in huge pages; {PAUSE_MS} ms "
+            "after it was freed comes the next. Where it was reported meanwhile, the host has to find memory "
+            "again: that is in the figures of both sides. The first of a run is not counted.",
+            f"The six processes have {FILL_MB} MB together, so that no guest swaps or runs out of memory. Each "
+            f"kernel and delay has a guest of its own; a run is {', '.join(f'{ms} ms' for ms in RUN_MS.values())} "
+            f"long at a delay of {', '.join(f'{ms} ms' for ms in RUN_MS)}, and its value is the mean of its "
+            f"allocations. {turns} runs were made for --pairs {options.pairs}.",
+            f"Slower is what the 95 % bootstrap interval of the change of the median says, or a change of more "
+            f"than {BEYOND:.0f} %, however wide that interval.",
+        ],
+        seconds=elapsed(began),
+    )
