@@ -135,6 +135,16 @@ CHARTS: tuple[tuple[str, str, tuple[tuple[str, str], ...]], ...] = (
         ),
     ),
     (
+        "CPU time of QEMU for a page, bit 6 on",
+        "The same guests; this counts reports and the host's faults, and not what else the machine does.",
+        (
+            ("page_fault.thp.1.loss_cpu", "huge pages, one task"),
+            ("page_fault.thp.2.loss_cpu", "huge pages, two tasks"),
+            ("page_fault.nothp.1.loss_cpu", "4 KiB pages, one task"),
+            ("page_fault.nothp.2.loss_cpu", "4 KiB pages, two tasks"),
+        ),
+    ),
+    (
         "Host memory after the guest freed its own",
         "Our kernel on both sides: the first bar is without reporting, the second with it.",
         (

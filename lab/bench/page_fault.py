@@ -17,6 +17,7 @@ from lab.bench.session import (
     Side,
     built,
     by_turns,
+    cpu_ns,
     guests,
     host_facts,
     reproduce,
@@ -80,9 +81,10 @@ ROWS = (
 
 @dataclass
 class Found:
-    """What came of the guests: rates by (pages, tasks, row); resident bytes by row, full and freed."""
+    """What came of the guests: rates and costs by (pages, tasks, row); resident bytes by row, full and freed."""
 
     rates: dict[tuple[str, int, str], list[float]] = field(default_factory=dict)
+    cpu_us: dict[tuple[str, int, str], list[float]] = field(default_factory=dict)  # of QEMU, per page
     full: dict[str, list[float]] = field(default_factory=dict)
     freed: dict[str, list[float]] = field(default_factory=dict)
 
@@ -134,7 +136,9 @@ def faults(sides: list[Side], options: BenchOptions, found: Found) -> None:
                 for turn in range(-WARM_UPS, options.pairs):
                     for side in by_turns(sides, turn):
                         warm_host(tasks * MAP_MB * MIB)
+                        before = cpu_ns(side.guest.pid)
                         told = side.json(*argv)
+                        spent = cpu_ns(side.guest.pid) - before
                         huge = (told["vmstat"]["thp_fault_alloc"] or 0) * HUGE // 4096
                         if pages == "thp" and huge < 0.95 * told["iterations"]:
                             raise TestFailure(
@@ -143,7 +147,9 @@ def faults(sides: list[Side], options: BenchOptions, found: Found) -> None:
                                 "give the guest more memory (--memory)",
                             )
                         if turn >= 0:
-                            found.rates.setdefault((pages, tasks, side.name), []).append(told["per_second"])
+                            key = pages, tasks, side.name
+                            found.rates.setdefault(key, []).append(told["per_second"])
+                            found.cpu_us.setdefault(key, []).append(spent / 1e3 / told["iterations"])
 
 
 def metrics_of(found: Found) -> list[Metric]:
@@ -176,6 +182,16 @@ def metrics_of(found: Found) -> list[Metric]:
                 replace(
                     made,
                     target=within(made, 0, SEED_LOSS, "nothing lost beyond noise", more_is_better=True),
+                )
+            )
+            metrics.append(
+                Metric.of(
+                    f"{name}.loss_cpu",
+                    "µs/page",
+                    found.cpu_us[pages, tasks, "off"],
+                    found.cpu_us[pages, tasks, "bit6"],
+                    sentence=f"CPU time of QEMU for each of these pages ({loop}), reports and the host's faults "
+                    "included. What else the machine does changes it less than the rate.",
                 )
             )
     for row in rows:

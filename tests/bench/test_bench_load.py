@@ -82,7 +82,9 @@ def no_machine(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "release", lambda side: None if side.late else side.settle())
         monkeypatch.setattr(module, "resident", resident_of(module))
     monkeypatch.setattr(page_fault, "release", lambda side: None)
-    monkeypatch.setattr(scale, "cpu_ns", lambda pid: 0)
+    ticks = itertools.count(step=51_200_000)
+    for module in (page_fault, scale):
+        monkeypatch.setattr(module, "cpu_ns", lambda pid: next(ticks))
     for module in (page_fault, churn):
         monkeypatch.setattr(module, "warm_host", lambda size: None)
 
@@ -164,9 +166,15 @@ def test_page_faults_are_counted_in_all_rows() -> None:
     metrics = {one.name: one for one in page_fault.metrics_of(found)}
     assert set(metrics) == {
         *(f"page_fault.{p}.{t}.{r}" for p in ("thp", "nothp") for t in (1, 2) for r in ("off", "on", "bit6")),
-        *(f"page_fault.{p}.{t}.{r}" for p in ("thp", "nothp") for t in (1, 2) for r in ("shuffle", "loss")),
+        *(
+            f"page_fault.{p}.{t}.{r}"
+            for p in ("thp", "nothp")
+            for t in (1, 2)
+            for r in ("shuffle", "loss", "loss_cpu")
+        ),
         *(f"page_fault.resident.{r}" for r in ("on", "bit6", "shuffle")),
     }
+    assert metrics["page_fault.thp.1.loss_cpu"].ours.median == 1.0
     assert all(one.target.met for one in metrics.values() if one.target)
     assert sum(one.target is not None for one in metrics.values()) == 7
 
