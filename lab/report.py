@@ -171,6 +171,16 @@ CHARTS: tuple[tuple[str, str, tuple[tuple[str, str], ...]], ...] = (
         for name, job in (("loop", "one process"), ("six", "six processes"))
         for metric, what in (("alloc_wall", "Time"), ("alloc_task_clock", "CPU time"))
     ),
+    *(
+        (
+            f"Mappings a second, {job}",
+            "Allocated, used, freed, and a short pause: more is better.",
+            tuple(
+                (f"churn.{name}.{delay}ms.cycles", f"reports after {delay} ms") for delay in (2000, 250, 50)
+            ),
+        )
+        for name, job in (("loop", "one process"), ("six", "six processes"))
+    ),
     (
         "Until the host has its memory back",
         "From freeing memory until most of it is back.",
