@@ -31,11 +31,11 @@ from lab.results import Metric, Result, Target
 
 CPUS = 2
 MAP_MB = 128  # what each task maps; as in the tests of that name in will-it-scale
-RUN_MS = 800
+RUN_MS = 600
 FILL_MB = 512
 # The delay is two seconds where nobody changes it. With this, a run sees as many reports as one that is
-# eight times as long.
-DELAY_MS = 250
+# ten times as long.
+DELAY_MS = 200
 PAGES = ("thp", "nothp")
 PAGE_WORDS = {"thp": "huge pages", "nothp": "4 KiB pages"}
 TASKS = (1, CPUS)
