@@ -39,7 +39,7 @@ GIB = 1024 * MIB
 CPUS = 2  # one for the work, one to look at it
 SIZES = (1, 2, 4)  # GB
 MORE = 8
-FILL_PERCENT = 65
+FILL_PERCENT = 40
 BACK_PERCENT = 90
 AT_ONCE = f"echo 1 > {DELAY}"
 # A repetition is gigabytes: fewer of them than --pairs says.
