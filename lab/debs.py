@@ -4,11 +4,14 @@
 from __future__ import annotations
 
 import json
+import re
 import tempfile
 from pathlib import Path
 
 from lab import apt, fetch, lock, paths, progress, run
 from lab.errors import LabError
+
+TRIPLET = "x86_64-linux-gnu"
 
 _machine: apt.PrivateApt | None = None
 
@@ -103,3 +106,74 @@ def with_dependencies(package: str, marker: str) -> Path:
             )
         lock.write_atomically(target.parent / f"{name}.json", json.dumps({"path": str(target)}))
         return target
+
+
+def needed(file: Path) -> list[str]:
+    """The shared libraries that an ELF file names, its loader not among them unless it names that too."""
+    text = run.output(
+        ["readelf", "-d", str(file)],
+        f"cannot read {file}",
+        "install binutils, and check that it is an ELF file",
+    )
+    return re.findall(r"\(NEEDED\).*\[(.+)\]", text)
+
+
+def _find(name: str, package: str) -> tuple[Path, str] | None:
+    """A library in the folders that the loader searches, and which package it is from."""
+    for candidate in (package, *depends(package)):
+        folder = unpacked(candidate)
+        for place in ("lib", "usr/lib"):
+            file = folder / place / TRIPLET / name
+            if file.is_file():
+                return file, candidate
+    return None
+
+
+def with_libraries(package: str, program: str) -> list[tuple[Path, str]]:
+    """A program of a package, and all the shared libraries it needs, each with its place in a guest.
+
+    ``program`` is relative to the root folder; it needs nothing of what the machine has installed.
+    """
+    name = f"{package}+libraries"
+    record = paths.sub("debs") / f"{name}.json"
+
+    def known() -> list[tuple[Path, str]]:
+        try:
+            found = [(Path(file), place) for file, place in json.loads(record.read_text(encoding="utf-8"))]
+        except (OSError, ValueError):
+            return []
+        return found if all(file.is_file() for file, _ in found) else []
+
+    if files := known():
+        return files
+    with lock.locked(f"deb-{name}"):
+        if files := known():
+            return files
+        start = unpacked(package) / program
+        if not start.is_file():
+            raise LabError(
+                f"Debian's {package} has no {program}",
+                f"unpacked in {unpacked(package)}",
+                "name another file",
+            )
+        files = [(start, f"/{program}")]
+        waiting = [(start, package)]
+        seen = set()
+        while waiting:
+            file, owner = waiting.pop()
+            for library in needed(file):
+                if library in seen:
+                    continue
+                seen.add(library)
+                found = _find(library, owner)
+                if found is None:
+                    raise LabError(
+                        f"cannot find {library}",
+                        f"{file.name} needs it, and no package that {owner} depends on has it",
+                        "see apt-cache depends; first alternatives only are searched",
+                    )
+                loader = library.startswith("ld-linux")
+                files.append((found[0], f"/lib64/{library}" if loader else f"/lib/{TRIPLET}/{library}"))
+                waiting.append(found)
+        lock.write_atomically(record, json.dumps([(str(file), place) for file, place in files]))
+        return files
