@@ -70,6 +70,23 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
             _states["machine"] += 1
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """How much the leak hunts have read: see ``hunted`` in tests/guest/guests.py."""
+    found = {"pages_hunted": 0, "skips_checked": 0}
+    hunts = 0
+    # Teardown is not among these: each test counts once.
+    for report in terminalreporter.getreports("passed"):
+        told = dict(report.user_properties)
+        hunts += "skips_checked" in told
+        for name in found:
+            found[name] += told.get(name, 0)
+    if hunts:
+        terminalreporter.write_line(
+            f"{hunts} leak hunts: {found['pages_hunted'] / 1e6:.2f} million pages read by the hunter, "
+            f"{found['skips_checked'] / 1e6:.2f} million that were not zeroed and checked"
+        )
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     # Every failure has the same cause, and it is not what was tested.

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: GPL-2.0
+"""The leak hunter on the oracle kernel, beside stress-ng, with all sources of zeros at work."""
+
+from __future__ import annotations
+
+import os
+import re
+
+import pytest
+
+from lab import debs
+from lab.boot import BootResult
+from tests.guest.guests import BALLOON, DELAY, Record, counters, expect_at_least, fine, hunted, run, text
+
+pytestmark = [pytest.mark.boots, pytest.mark.slow]
+
+SHORT = 15
+SECONDS = int(os.environ.get("KNOWNZERO_STRESS_SECONDS", "30"))
+SEED = int(os.environ.get("KNOWNZERO_STRESS_SEED", "1"))
+
+ZP = "/sys/kernel/mm/zero_page"
+GROUP = "/sys/fs/cgroup/stress"
+PARTIAL = "page_zeroed_reporter.mode=partial"
+# Small amounts, often: what is allocated, freed and merged counts here, not how much there is of it.
+SIZES = {
+    "vm": "--vm-bytes 4M",
+    "mmap": "--mmap-bytes 4M",
+    "mremap": "--mremap-bytes 4M",
+    "mmaphuge": "--mmaphuge-mmaps 8",
+    "memfd": "--memfd-bytes 4M --memfd-fds 16",
+    "shm": "--shm-bytes 1M --shm-objs 8",
+    "shm-sysv": "--shm-sysv-bytes 1M",
+    "malloc": "--malloc-bytes 4M",
+    "vm-splice": "--vm-splice-bytes 4M",
+    "fork": "--fork-max 4",
+    "vfork": "--vfork-max 4",
+    "clone": "--clone-max 8",
+}
+STRESSORS = {
+    # Without madvise, which takes a minute for its first round.
+    "quick ones": ("vm", "fork", "mmap", "brk", "stack", "memfd"),
+    "all sorts": ("vm", "fork", "mmap", "madvise", "mmaphuge", "mremap", "brk", "stack", "memfd", "shm"),
+    "processes": ("fork", "vfork", "clone", "exec", "spawn", "mmapfork", "stack", "brk"),
+    "mappings": ("vm", "mmap", "mmapfixed", "mmapmany", "mremap", "mprotect", "madvise", "malloc", "rmap"),
+    "files in memory": ("memfd", "shm", "shm-sysv", "tmpfs", "dev-shm", "vm-splice", "userfaultfd"),
+    "huge pages": ("mmaphuge", "madvise", "pagemove", "mlock", "munmap", "vm"),
+}
+SAID_NO = re.compile(
+    r"^.*\b(?:skip(?:ped(?!: 0)|ping)|not (?:implemented|supported))\b.*$", re.MULTILINE | re.IGNORECASE
+)
+WORK = re.compile(r"- stressor: (\S+)\s+bogo-ops: (\d+)")
+
+
+def script(stressors: tuple[str, ...], seconds: int) -> str:
+    """The hunt; what stress-ng takes is limited, so that running out of memory is its problem alone."""
+    options = " ".join(f"--{name} 1 {SIZES.get(name, '')}" for name in stressors)
+    return (
+        "cd /tmp; echo +memory > /sys/fs/cgroup/cgroup.subtree_control; "
+        f"mkdir {GROUP}; echo 384M > {GROUP}/memory.max; "
+        "echo 8 > /proc/sys/vm/nr_hugepages; echo 64 > /proc/sys/vm/nr_overcommit_hugepages; "
+        f"echo 50 > {DELAY}; echo 20 > {ZP}/delay_millisecs; echo 0 > {ZP}/mini_order; "
+        f"echo 1 > {ZP}/hugetlb; echo 1 > {ZP}/enabled; "
+        "echo 1 > /proc/sys/vm/unprivileged_userfaultfd; "
+        f"echo 'exec stress-ng --timeout {seconds} --seed {SEED} --verify --metrics-brief --yaml /tmp/work "
+        f"{options}' > /tmp/stress; "
+        # Not as root, who would poison pages by madvise(), and die of that.
+        f"(sh -c 'echo $PPID > {GROUP}/cgroup.procs'; exec su -s /bin/sh nobody /tmp/stress) & "
+        f"leak_hunter --setup --seconds {seconds} --seed {SEED} --workers 2 --dirty 96; "
+        f"wait $! || echo stress-ng=$?; cat /tmp/work; echo zeroed=$(cat {ZP}/bytes_zeroed); "
+        "grep pgzeroed_ /proc/vmstat"
+    )
+
+
+def judge_stressors(result: BootResult, stressors: tuple[str, ...], share: float) -> None:
+    """None was left out or found something wrong; that ``share`` of them did something."""
+    assert "stress-ng=" not in text(result), f"{text(result)[-500:]}\n{result.stderr[-3000:]}"
+    assert not SAID_NO.findall(result.stderr), result.stderr[-3000:]
+    done = {name: int(count) for name, count in WORK.findall(text(result))}
+    assert done.keys() <= set(stressors), result.stderr[-3000:]
+    # On a busy machine one starts too late to be listed, or does not end its first round.
+    expect_at_least(sum(count > 0 for count in done.values()), share * len(stressors))
+
+
+@pytest.mark.parametrize(
+    ("what", "seconds", "device"),
+    [
+        ("quick ones", SHORT, ""),
+        *(
+            pytest.param(what, SECONDS, "", marks=pytest.mark.nightly)
+            for what in STRESSORS
+            if "quick" not in what
+        ),
+        pytest.param("all sorts", SECONDS, BALLOON, marks=pytest.mark.nightly),
+    ],
+)
+@pytest.mark.timeout(700 + 6 * SECONDS)
+def test_no_byte_leaks(what: str, seconds: int, device: str, record_property: Record) -> None:
+    result = run(
+        script(STRESSORS[what], seconds),
+        cpus=2,
+        memory="1G",
+        devices=[device] if device else [],
+        append="" if device else PARTIAL,
+        add=debs.with_libraries("stress-ng", "usr/bin/stress-ng"),
+        timeout=400.0 + 4 * seconds,
+    )
+    fine(result)
+    hunter = hunted(result, record_property)
+    judge_stressors(result, STRESSORS[what], 0.5 if seconds == SHORT else 1.0)
+    # Whoever ran out of memory, it was not the hunter.
+    assert hunter["workers_killed"] == 0
+    expect_at_least(len(hunter["checked_pages"]), 10)
+    found = counters(result)
+    expect_at_least(found["pgzeroed_skip_reported"], 1)
+    expect_at_least(found["pgzeroed_skip_prezeroed"], 1)
