@@ -6,6 +6,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import shutil
+import tempfile
 from pathlib import Path
 
 from lab import build, debs, fetch, lock, paths, run
@@ -80,29 +81,69 @@ def _program(source: Path, common: str) -> Path:
     return target
 
 
-def build_selftest(name: str) -> Path:
-    """Compile a test that the series adds to the kernel's tools/testing/selftests/mm, as a static binary.
+# What a selftest of the kernel includes or is linked with, besides its own file.
+SELFTEST_PARTS = {
+    "uffd-stress": "uffd-common.c",
+    "uffd-unit-tests": "uffd-common.c",
+    "uffd-wp-mremap": "uffd-common.c",
+}
+# Static libraries of Debian's, by the header that asks for them.
+SELFTEST_LIBRARIES = {
+    "<numa.h>": ("libnuma-dev", "numa"),
+    "<sys/capability.h>": ("libcap-dev", "cap"),
+}
 
-    Its harness is the one of the kernel's source. Cached by content; LabError when there is no such test.
+
+def build_selftest(name: str) -> Path:
+    """Compile a test of the kernel's tools/testing/selftests/mm, as a static binary.
+
+    It is the series' own, or one that the kernel comes with, unchanged. Cached by content; LabError when
+    there is no such test, or it does not compile.
     """
-    source = paths.REPO / "linux" / "new" / "tools" / "testing" / "selftests" / "mm" / f"{name}.c"
-    if not source.is_file():
-        raise LabError(f"no selftest {name}", f"there is no {source}", "name a file of the series")
-    folder = fetch.pristine(fetch.obtain("linux")) / "tools" / "testing" / "selftests"
-    harness = folder / "kselftest_harness.h"
-    digest = hashlib.sha256((build.compiler() + " ".join(SELFTEST_FLAGS)).encode())
-    digest.update(harness.read_bytes() + source.read_bytes())
+    place = Path("tools", "testing", "selftests", "mm")
+    kernel = fetch.pristine(fetch.obtain("linux"))
+    harness = kernel / place.parent
+    own = paths.REPO / "linux" / "new" / place / f"{name}.c"
+    sources = [own]
+    headers = [harness / "kselftest_harness.h", harness / "kselftest.h"]
+    arguments: list[str | Path] = ["-I", harness]
+    libraries: list[str | Path] = []
+    if not own.is_file():
+        folder = kernel / place
+        parts = ["vm_util.c", "hugepage_settings.c", *SELFTEST_PARTS.get(name, "").split()]
+        sources = [folder / f"{name}.c", *(folder / part for part in parts)]
+        if not sources[0].is_file():
+            raise LabError(
+                f"no selftest {name}",
+                f"there is no {own}, nor {sources[0]}",
+                "name a file of the series or of the kernel",
+            )
+        headers += sorted(folder.glob("*.h"))
+        arguments += ["-D_GNU_SOURCE=", "-U_FORTIFY_SOURCE", "-I", kernel]
+        arguments += ["-isystem", kernel / "tools" / "include" / "uapi"]
+        text = sources[0].read_text(encoding="utf-8")
+        for header, (package, library) in SELFTEST_LIBRARIES.items():
+            if f"#include {header}" in text:
+                unpacked = debs.unpacked(package) / "usr"
+                arguments += ["-isystem", unpacked / "include", "-L", unpacked / "lib" / debs.TRIPLET]
+                libraries += [f"-l{library}"]
+    digest = hashlib.sha256((build.compiler() + " ".join(map(str, [*SELFTEST_FLAGS, *libraries]))).encode())
+    for file in (*headers, *sources):
+        digest.update(file.read_bytes())
     target = paths.sub("guest") / f"selftest-{name}-{digest.hexdigest()[:16]}"
     if target.is_file():
         return target
-    with lock.new_file(target) as work:
-        run.logged(
-            ["cc", *SELFTEST_FLAGS, "-I", folder, "-o", work, source],
-            paths.log_file(f"selftest-{name}"),
-            f"the selftest {name} does not compile",
-            "mend the error above",
-        )
-        work.chmod(0o755)
+    with tempfile.TemporaryDirectory(prefix=".selftest-", dir=target.parent) as made:
+        # The kernel's makefile would say here that it found liburing; ours does without.
+        (Path(made) / "local_config.h_gen").touch()
+        with lock.new_file(target) as work:
+            run.logged(
+                ["cc", *SELFTEST_FLAGS, "-I", made, *arguments, "-o", work, *sources, *libraries, "-lm"],
+                paths.log_file(f"selftest-{name}"),
+                f"the selftest {name} does not compile",
+                "mend the error above",
+            )
+            work.chmod(0o755)
     return target
 
 
