@@ -204,21 +204,28 @@ def host_share_note(phase: Phase) -> str:
     )
 
 
+# How many times what would be far too bad the interval may still contain.
+TOO_NOISY = 4
+
+
 def within(made: Metric, limit: float, beyond: float, words: str, *, more_is_better: bool = False) -> Target:
     """Whether ours is at most ``limit`` percent worse than base, as far as the measurement can tell.
 
     Not met when the whole interval of the change is worse than that; nor when the change itself is worse than
-    ``beyond`` percent, however wide the interval: much noise is no excuse.
+    ``beyond`` percent, however wide the interval; nor when the interval reaches so far beyond that
+    nothing was shown: much noise is no excuse.
     """
     change = made.change_percent
     if change is None:
         return Target(f"{words} (base is zero)", False)
     low, high = made.change_interval or (change, change)
-    least, worse = (-high, -change) if more_is_better else (low, change)
+    least, worse, worst = (-high, -change, -low) if more_is_better else (low, change, high)
     told = f"{change:+.1f} %"
     if made.change_interval:
         told += f", 95 % interval {low:+.1f} … {high:+.1f} %"
-    return Target(f"{words} ({told})", least <= limit and worse <= beyond)
+    shown = worst <= TOO_NOISY * beyond
+    told += "" if shown else ", too noisy to tell"
+    return Target(f"{words} ({told})", shown and least <= limit and worse <= beyond)
 
 
 def elapsed(began: float) -> float:

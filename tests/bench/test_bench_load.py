@@ -140,6 +140,15 @@ def test_noise_is_no_excuse() -> None:
     assert jobs.within(made, 0, 100, "not slower").met
 
 
+def test_what_is_too_noisy_shows_nothing() -> None:
+    made = metric(LEVEL, [99.0, 180, 99, 170, 99, 40, 100, 175])
+    assert made.change_percent is not None and made.change_percent < 5
+    told = jobs.within(made, 0, 5, "not slower")
+    assert not told.met
+    assert "too noisy to tell" in told.text
+    assert "noisy" not in jobs.within(made, 0, 30, "not slower").text
+
+
 def test_less_is_worse_where_more_is_better() -> None:
     made = metric(LEVEL, [value * 0.97 for value in LEVEL])
     assert jobs.within(made, 0, 5, "no slower").met
