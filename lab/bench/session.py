@@ -192,7 +192,7 @@ class Side:
         found.append(HostCost(after[0] - before[0], after[1] - before[1], after[2] - before[2]))
 
 
-def settle_resident(pid: int, *, timeout: float, what: str, still_s: float = 0.3) -> int:
+def settle_resident(pid: int, *, timeout: float, what: str, still_s: float = 0.2) -> int:
     """Wait until the resident size of a process has moved by less than 1 MiB for ``still_s`` seconds."""
     began = time.monotonic()
     mark, since = resident(pid), began

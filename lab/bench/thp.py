@@ -51,7 +51,7 @@ def run(options: BenchOptions) -> Result:
         notes += more_notes
         metrics += hostmemory.measure(both, options)
         accel = both.accel
-    counts, count_notes = hotpath.measure(options, images)
+    counts, count_notes = hotpath.measure(options, images, boots=1)
     return Result(
         name="thp",
         accelerator=accel,
