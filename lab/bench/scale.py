@@ -41,6 +41,8 @@ SIZES = (1, 2, 4)  # GB
 MORE = 8
 FILL_PERCENT = 40
 BACK_PERCENT = 90
+# Less than a flush: what the CPU keeps of freed memory in lists of its own, huge pages among it, is not reported.
+REPORTED_PERCENT = 80
 AT_ONCE = f"echo 1 > {DELAY}"
 # A repetition is gigabytes: fewer of them than --pairs says.
 SHARE = 3
@@ -112,7 +114,7 @@ def report(side: Side, timeout: float = 120.0) -> tuple[int, float, float]:
     full = fill(side, fill_mb(side))
     cpu, began = cpu_ns(side.guest.pid), time.monotonic()
     release(side)
-    while full - resident(side.guest.pid) < size * BACK_PERCENT // 100:
+    while full - resident(side.guest.pid) < size * REPORTED_PERCENT // 100:
         if time.monotonic() - began > timeout:
             raise TestFailure(
                 f"The host does not get its memory back ({side.name})",
@@ -250,7 +252,7 @@ def run(options: BenchOptions) -> Result:
         host=host_facts(),
         notes=[
             f"Each guest fills {FILL_PERCENT} % of its memory and frees it. A report is measured from there until "
-            f"the host has {BACK_PERCENT} % back, so the time to free it is part of it; a flush from the write "
+            f"the host has {REPORTED_PERCENT} % back, so the time to free it is part of it; a flush from the write "
             "to the parameter to its return; zeroing from turning kzeropaged on, without pauses, until it has "
             "nothing more to do. CPU time is that of QEMU, guest included, and for zeroing that of kzeropaged. "
             f"{turns} runs were made for --pairs {options.pairs}.",
