@@ -273,7 +273,12 @@ def guests(specs: Sequence[tuple[str, BootSpec]]) -> Iterator[list[Side]]:
     LabError when they run on different accelerators.
     """
     with ExitStack() as stack:
-        sides = [Side(name, stack.enter_context(running(spec))) for name, spec in specs]
+        sides = []
+        for name, spec in specs:
+            side = Side(name, stack.enter_context(running(spec)))
+            # One after the other: CPUs of too many guests that come up at once wait for each other in vain.
+            side.sh("true")
+            sides.append(side)
         accels = {side.guest.accel for side in sides}
         if len(accels) != 1:
             raise LabError(
