@@ -17,8 +17,8 @@ from lab.errors import LabError
 VARIANTS = ("knownzero", "off")
 # What is no part of a kernel.
 BESIDE = re.compile(r"^(Documentation|tools|samples)/|^(MAINTAINERS|CREDITS)$")
-# Defined by the linker, for a whole kernel only.
-LINKED = re.compile(r"^(__(start|stop)_|_?_?[a-z_]*(begin|end|start|stop|limit)$|__crc_)")
+# Defined by the linker, for a whole kernel only; the base has the others.
+LINKED = re.compile(r"^__(start|stop|crc)_")
 Found = tuple[str, str]
 
 

@@ -54,11 +54,11 @@ def test_parts_are_folders_or_what_is_alone_above_others(tmp_path: Path) -> None
 @pytest.mark.slow
 def test_a_symbol_that_nobody_has_is_found(tmp_path: Path) -> None:
     (tmp_path / "mm").mkdir()
-    code = {"a": "int here(void); int gone(void); int base(void); int a(void) { return here() + gone() + base(); }",
+    code = {"a": "int here(void); int gone_end(void); int base(void); int a(void) { return here() + gone_end() + base(); }",
             "b": "int here(void) { return 1; }"}  # fmt: skip
     for name, text in code.items():
         subprocess.run(
             ["cc", "-xc", "-c", "-", "-o", tmp_path / "mm" / f"{name}.o"], input=text, text=True, check=True
         )
         (tmp_path / "mm" / f".{name}.o.cmd").touch()
-    assert steps.missing_symbols(tmp_path, ["mm/"], {"base"}) == {"gone": "mm/a.o"}
+    assert steps.missing_symbols(tmp_path, ["mm/"], {"base"}) == {"gone_end": "mm/a.o"}
