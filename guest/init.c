@@ -5,7 +5,8 @@
  * own, reports how it ended, and switches the machine off.
  *
  * /kz/argv     the command, each argument ended by a NUL
- * /kz/mode     "ports" (named virtio-serial ports), "ssl" (User-Mode Linux) or "tty"
+ * /kz/mode     "ports" (named virtio-serial ports), "ssl" (User-Mode Linux) or "tty";
+ *              " in" after it when the host has something to say to the command
  * /kz/modules  module files to load, in order
  *
  * On the control channel: "ready", then "taint N" and "exit N" (128 + signal if killed).
@@ -13,6 +14,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -112,37 +114,47 @@ static int open_port(const char *wanted)
 	return fd;
 }
 
-/* Ports appear some time after the driver does. */
-static int wait_for_port(const char *name)
+/* Until the kernel has heard that the host's end is open, reading a port gives the end of the file. */
+static int is_connected(int fd)
+{
+	struct pollfd port = { .fd = fd };
+
+	return poll(&port, 1, 0) >= 0 && !(port.revents & POLLHUP);
+}
+
+static int open_terminal(const char *name)
+{
+	return open(name, O_RDWR | O_CLOEXEC);
+}
+
+/* What virtio-serial has appears some time after its driver does, and one by one. */
+static int wait_for(int (*open_it)(const char *name), const char *name)
 {
 	const struct timespec pause = { .tv_nsec = 2 * 1000 * 1000 };
 	int fd = -1;
 
-	for (int i = 0; i < 5000 && (fd = open_port(name)) < 0; i++)
+	for (int i = 0; i < 5000; i++) {
+		if (fd < 0)
+			fd = open_it(name);
+		if (fd >= 0 && is_connected(fd))
+			return fd;
 		nanosleep(&pause, NULL);
-	if (fd < 0)
-		complain("no channel", name);
-	return fd;
-}
-
-static int try_raw(const char *name)
-{
-	struct termios settings;
-	int fd = open(name, O_RDWR | O_NOCTTY | O_CLOEXEC);
-
-	if (fd >= 0 && !tcgetattr(fd, &settings)) {
-		cfmakeraw(&settings);
-		tcsetattr(fd, TCSANOW, &settings);
 	}
+	complain("no channel", name);
 	return fd;
 }
 
 static int open_raw(const char *name)
 {
-	int fd = try_raw(name);
+	struct termios settings;
+	int fd = open(name, O_RDWR | O_NOCTTY | O_CLOEXEC);
 
 	if (fd < 0)
 		complain("no channel", name);
+	else if (!tcgetattr(fd, &settings)) {
+		cfmakeraw(&settings);
+		tcsetattr(fd, TCSANOW, &settings);
+	}
 	return fd;
 }
 
@@ -153,21 +165,23 @@ struct channels {
 static struct channels open_channels(const char *mode)
 {
 	struct channels found = { -1, -1, -1, -1 };
+	int talks = !!strstr(mode, " in");
 
 	if (!strncmp(mode, "ports", 5)) {
-		found.control = wait_for_port("kz.ctl");
-		found.out = wait_for_port("kz.out");
-		found.err = wait_for_port("kz.err");
-		found.in = open_port("kz.in");
+		found.control = wait_for(open_port, "kz.ctl");
+		found.out = wait_for(open_port, "kz.out");
+		found.err = wait_for(open_port, "kz.err");
+		if (talks)
+			found.in = wait_for(open_port, "kz.in");
 	} else if (!strncmp(mode, "ssl", 3)) {
 		found.control = open_raw("/dev/ttyS0");
 		found.out = open_raw("/dev/ttyS1");
 		found.err = open_raw("/dev/ttyS2");
-		/* Only if the host has something to say. */
-		found.in = try_raw("/dev/ttyS3");
+		if (talks)
+			found.in = open_raw("/dev/ttyS3");
 	} else {
-		found.control = wait_for_port("kz.ctl");
-		found.in = open("/dev/hvc0", O_RDWR | O_CLOEXEC);
+		found.control = wait_for(open_port, "kz.ctl");
+		found.in = wait_for(open_terminal, "/dev/hvc0");
 		found.out = found.in;
 		found.err = found.in;
 	}
@@ -213,7 +227,7 @@ static void run_command(const struct channels *to)
 	_exit(errno == ENOENT ? 127 : 126);
 }
 
-static int wait_for(pid_t child)
+static int collect(pid_t child)
 {
 	int status;
 	pid_t gone;
@@ -248,7 +262,7 @@ int main(void)
 	child = fork();
 	if (!child)
 		run_command(&to);
-	status = child < 0 ? 126 : wait_for(child);
+	status = child < 0 ? 126 : collect(child);
 	kill(-1, SIGKILL);
 
 	if (read_file("/proc/sys/kernel/tainted", taint, sizeof(taint)) > 0)

@@ -31,8 +31,6 @@ LOOP = 'while IFS= read -r line; do eval "$line" </dev/null; echo "@done $?"; do
 DONE = "@done "
 FLUSH = "/sys/module/page_reporting/parameters/flush"
 DELAY = "/sys/module/page_reporting/parameters/page_reporting_delay_ms"
-# A guest under KVM sets it by itself; an emulated one on a busy machine may miss the ticks it counts, and panic.
-NO_TIMER_CHECK = "no_timer_check"
 # Nothing is reported but when it is measured.
 LATE = f"echo 3600000 > {DELAY}"
 # Pages that the guest's CPU keeps in lists of its own are never reported. A flush drains these lists,
@@ -137,11 +135,14 @@ class Side:
                     )
                 return output
             output.append(text)
-        raise TestFailure(
-            f"The {self.name} guest ended in the middle of a bench",
-            f"it was running `{command}`\n" + "\n".join(output[-8:]),
-            "read its console log (see `kz boot`); a panic or a time-out is named there",
-        )
+        try:
+            self.guest.fail_early()
+        except TestFailure as why:
+            raise TestFailure(
+                f"The {self.name} guest ended in the middle of a bench",
+                f"it was running `{command}`\n" + "\n".join([*output[-8:], why.what, why.why]),
+                why.fix,
+            ) from None
 
     def json(self, *argv: str) -> dict[str, Any]:
         """Run a guest program that prints one JSON line; the object."""
@@ -262,8 +263,7 @@ def spec_for(options: BenchOptions, kernel: str | Path, qemu: Path, **more: Any)
         "timeout": 1800.0,
         "command": ["sh", "-c", LOOP],
     }
-    fields |= more
-    return BootSpec(**(fields | {"append": f"{NO_TIMER_CHECK} {fields.get('append', '')}".strip()}))
+    return BootSpec(**(fields | more))
 
 
 @contextmanager

@@ -40,6 +40,9 @@ class FakeGuest:
         while self.waiting:
             yield self.waiting.pop(0)
 
+    def fail_early(self) -> None:
+        raise TestFailure("the guest ended", "exit code 9", "look")
+
 
 def side(name: str = "base", **answers: list[str]) -> session.Side:
     return session.Side(name, cast(Guest, FakeGuest(answers)))
@@ -108,8 +111,9 @@ def test_a_step_that_fails_is_named() -> None:
 
 
 def test_a_guest_that_ends_is_named() -> None:
-    with pytest.raises(TestFailure, match="ended in the middle"):
+    with pytest.raises(TestFailure, match="ended in the middle") as caught:
         side(x=["half"]).sh("x")
+    assert "half" in caught.value.why and "exit code 9" in caught.value.why
 
 
 @pytest.mark.parametrize("lines", [[], ["not json"], ["[1]"]])

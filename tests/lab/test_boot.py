@@ -139,6 +139,16 @@ def test_an_emulated_guest_that_never_came_up_is_started_again(fake: Fake, tmp_p
     assert not (tmp_path / "hang").exists()
 
 
+def test_a_running_guest_that_never_came_up_is_started_again(
+    fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "hang").touch()
+    monkeypatch.setattr(boot, "COMES_UP", 2.0)
+    with boot.running(fake("report(7)")) as guest:
+        assert guest.wait().exit_code == 7
+    assert not (tmp_path / "hang").exists()
+
+
 def test_a_qemu_that_refuses_its_arguments(fake: Fake) -> None:
     with pytest.raises(LabError, match="did not start") as caught:
         boot.boot(fake('print("qemu: no such device", file=sys.stderr); sys.exit(1)'))

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: GPL-2.0
+"""A guest's command has its stdin, however late the channel comes up: without it a shell ends at once."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from lab.bench.session import LOOP, Side
+from lab.boot import BootSpec, Guest
+
+pytestmark = pytest.mark.boots
+PORT = "virtserialport,chardev=kzin,name=kz.in"
+SPEC = BootSpec(memory="256M", cpus=2, command=["sh", "-c", LOOP], timeout=120.0)
+
+
+def changed(monkeypatch: pytest.MonkeyPatch, change: Callable[[list[str]], list[str]]) -> None:
+    """Have QEMU started with other arguments."""
+    usual = Guest._qemu_argv
+    monkeypatch.setattr(Guest, "_qemu_argv", lambda self, ends: change(usual(self, ends)))
+
+
+def wait_for_init(guest: Guest) -> None:
+    """Return when the guest's first program has opened the channel that it opens before stdin."""
+    for _ in range(600):
+        ports = {port["label"]: port["frontend-open"] for port in guest.qmp("query-chardev")}
+        if ports["kzerr"]:
+            return
+        time.sleep(0.1)
+    pytest.fail("the guest's first program does not open its channels")
+
+
+def test_a_port_that_comes_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    def without_port(argv: list[str]) -> list[str]:
+        at = argv.index(PORT)
+        return argv[: at - 1] + argv[at + 1 :]
+
+    changed(monkeypatch, without_port)
+    with contextlib.closing(Guest(SPEC)) as guest:
+        wait_for_init(guest)
+        time.sleep(1)
+        guest.qmp("device_add", driver="virtserialport", chardev="kzin", name="kz.in", bus="kzserial.0")
+        assert Side("late", guest).sh("echo here") == ["here"]
+
+
+def test_a_host_that_connects_late(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    place = tmp_path / "in"
+    changed(
+        monkeypatch,
+        lambda argv: [
+            f"socket,id=kzin,path={place},server=on,wait=off" if word.startswith("socket,id=kzin,") else word
+            for word in argv
+        ],
+    )
+    with contextlib.closing(Guest(SPEC)) as guest:
+        wait_for_init(guest)
+        time.sleep(1)
+        late = socket.socket(socket.AF_UNIX)
+        late.connect(str(place))
+        guest._ours["in"].close()
+        guest._ours["in"] = late
+        assert Side("late", guest).sh("echo here") == ["here"]
