@@ -108,6 +108,19 @@ static __always_inline unsigned int page_zeroed_sources(const struct page *page)
 }
 
 /*
+ * Is the free block headed by @page known zero, and has nobody told the host that
+ * it may take its memory back? The caller holds zone->lock or has it isolated.
+ */
+static __always_inline bool page_zeroed_resident(const struct page *page)
+{
+	const unsigned int absent = BIT(PAGE_ZEROED_REPORTED) |
+				    BIT(PAGE_ZEROED_INFLATED);
+	unsigned int sources = page_zeroed_sources(page);
+
+	return sources && !(sources & absent);
+}
+
+/*
  * Call the block headed by @page known zero. The caller holds zone->lock or has
  * the block isolated. Atomic, since memory_failure() may set its flag meanwhile.
  */
@@ -255,6 +268,11 @@ static inline bool page_zeroed_tracked(void)
 static inline unsigned int page_zeroed_sources(const struct page *page)
 {
 	return 0;
+}
+
+static inline bool page_zeroed_resident(const struct page *page)
+{
+	return false;
 }
 
 static inline void page_zeroed_mark(struct page *page, unsigned int sources)

@@ -53,6 +53,7 @@ FUNCTIONS = (
         "__free_pages_ok",
         "expand",
         "page_del_and_expand",
+        "choose_free_block",
         "__rmqueue_smallest",
         "__move_freepages_block",
         "prep_move_freepages_block",

@@ -331,6 +331,39 @@ static void leave(struct page *page, unsigned int order)
 			  ALLOCATED);
 }
 
+/*
+ * Take a block of @order or part of a larger one, now and then for somebody who
+ * wants zeros. Only he is given the last of a list, and only if it spares the
+ * zeroing while the host has the memory still.
+ */
+static struct page *take_block(unsigned int order, int type)
+{
+	unsigned int host = BIT(PAGE_ZEROED_REPORTED) | BIT(PAGE_ZEROED_INFLATED);
+	bool zeros = rnd(2);
+	struct page *want = NULL, *page;
+	unsigned int high;
+
+	for (high = order; high <= MAX_PAGE_ORDER && !want; high++) {
+		struct list_head *list = &the_zone.free_area[high].free_list[type];
+		unsigned int sources;
+
+		if (list_empty(list))
+			continue;
+
+		want = list_last_entry(list, struct page, buddy_list);
+		sources = page_zeroed_sources(want);
+		if (!zeros || !sources || (sources & host))
+			want = list_first_entry_or_null(list, struct page, buddy_list);
+	}
+
+	page = __rmqueue_smallest(&the_zone, order, type,
+				  zeros ? ALLOC_ZEROED : ALLOC_DEFAULT);
+	if (page != want)
+		broken("order %u%s: not the block that should be taken", order,
+		       zeros ? ", zeros" : "");
+	return page;
+}
+
 static struct page *get_block(unsigned int order)
 {
 	static const int types[] = {
@@ -340,7 +373,7 @@ static struct page *get_block(unsigned int order)
 	struct page *page;
 	int high;
 
-	page = __rmqueue_smallest(&the_zone, order, types[first]);
+	page = take_block(order, types[first]);
 	if (page || types[first] == MIGRATE_CMA)
 		return page;
 
@@ -508,8 +541,7 @@ static void do_write(void)
 static void do_pcp_fill(void)
 {
 	unsigned int order = rnd(4);
-	struct page *page = __rmqueue_smallest(&the_zone, order,
-					       rnd(MIGRATE_PCPTYPES));
+	struct page *page = take_block(order, rnd(MIGRATE_PCPTYPES));
 
 	say("put order %u on a per-CPU list", order);
 	if (!page)

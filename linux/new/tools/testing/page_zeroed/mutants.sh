@@ -50,6 +50,12 @@ mutant "count: a block counts as one page" functions.h \
 	's/page_zeroed_account(page, 1L << order)/page_zeroed_account(page, 1)/'
 mutant "isolate: the mark is lost" functions.h \
 	'/^bool isolate_untouched_block/,/^}/s/return true;/page_zeroed_take(page); return true;/'
+mutant "choose: zeros for those who want none" functions.h \
+	's/(alloc_flags & ALLOC_ZEROED) &&/true \&\&/'
+mutant "choose: what the host has is preferred" page_zeroed.h \
+	's/return sources && !(sources & absent)/return sources/'
+mutant "choose: zeros are not preferred" page_zeroed.h \
+	's/return sources && !(sources & absent)/return false/'
 mutant "merge: one zero half is enough" page_zeroed.h \
 	's/if (a && b)/if (a || b)/'
 mutant "merge: never known zero" page_zeroed.h \

@@ -120,6 +120,8 @@ static inline void list_move_tail(struct list_head *entry, struct list_head *hea
 }
 
 #define list_entry(ptr, type, member)	container_of(ptr, type, member)
+#define list_last_entry(head, type, member) \
+	list_entry((head)->prev, type, member)
 #define list_first_entry_or_null(head, type, member) \
 	(list_empty(head) ? NULL : list_entry((head)->next, type, member))
 #define list_for_each_entry(pos, head, member)				\
@@ -390,8 +392,10 @@ extern unsigned long vm_events[NR_VM_EVENT_ITEMS];
 typedef unsigned int gfp_t;
 typedef unsigned int fpi_t;
 #define __GFP_MOVABLE			0
+#define ALLOC_DEFAULT			0
 #define ALLOC_CMA			0
 #define ALLOC_KSWAPD			1
+#define ALLOC_ZEROED			2
 #define pcp_allowed_order(order)	((order) <= 3)
 #define page_group_by_mobility_disabled	false
 #define boost_watermark(zone)		false
