@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
  * corunner: a program that minds its own business. It goes round through memory of its own, and
- * tells how far it came in a given time: less if something else took its CPU or its cache.
+ * tells how far it came in a given time: less if something else took its CPU or its cache. That may be
+ * itself: --clear has it zero other memory now and then, which does not count as its time.
  */
 #include "common.h"
 
@@ -14,12 +15,45 @@ static void usage(FILE *out)
 "Reads and writes its memory in a random order for some time; prints one JSON line.\n"
 "  --ms N           how long (default 2000)\n"
 "  --size KB        how much memory (default 1024)\n"
+"  --clear HOW      after each turn through its memory, zero 2 MB of other memory\n"
+"                   with ordinary stores (stos) or with such that leave the caches\n"
+"                   alone (movnti); x86-64 only\n"
 "  --help           this text\n"
 "Exit: 0 done, 2 bad usage, 3 the machine cannot do it.\n");
 }
 
 #define LINE 64UL
 #define STRIDE 1000UL
+/* Much more than caches near a CPU hold, and a part of it as large as what kzeropaged takes at a time. */
+#define CLEAR_AREA (64 * KZ_MB)
+#define CLEAR_BYTES KZ_HUGE
+
+#ifdef __x86_64__
+static void clear_stos(void *mem, size_t len)
+{
+	asm volatile("rep stosb" : "+D" (mem), "+c" (len) : "a" (0) : "memory");
+}
+
+static void clear_movnti(void *mem, size_t len)
+{
+	unsigned long *p = mem, *end = p + len / sizeof(*p);
+
+	for (; p < end; p++)
+		asm volatile("movnti %1, %0" : "=m" (*p) : "r" (0UL));
+	asm volatile("sfence" ::: "memory");
+}
+#endif
+
+static void (*find_clear(const char *how))(void *mem, size_t len)
+{
+#ifdef __x86_64__
+	if (!strcmp(how, "stos"))
+		return clear_stos;
+	if (!strcmp(how, "movnti"))
+		return clear_movnti;
+#endif
+	kz_die(KZ_USAGE, "--clear: '%s' is unknown here; see --help", how);
+}
 
 /* Every cache line points to the next one, in one cycle through all of them. */
 static uint64_t *make_cycle(unsigned long lines)
@@ -53,11 +87,14 @@ int main(int argc, char **argv)
 	static const struct option options[] = {
 		{ "ms", required_argument, NULL, 'm' },
 		{ "size", required_argument, NULL, 's' },
+		{ "clear", required_argument, NULL, 'c' },
 		{ "help", no_argument, NULL, 'h' },
 		{ NULL, 0, NULL, 0 },
 	};
-	unsigned long ms = 2000, size = 1024, steps = 0;
-	uint64_t *mem, at = 0, start, now;
+	unsigned long ms = 2000, size = 1024, steps = 0, cleared = 0;
+	void (*clear)(void *mem, size_t len) = NULL;
+	uint64_t *mem, at = 0, start, now, clear_ns = 0;
+	unsigned char *area = NULL;
 	int opt;
 
 	kz_program = "corunner";
@@ -68,6 +105,9 @@ int main(int argc, char **argv)
 			break;
 		case 's':
 			size = kz_number("--size", optarg, 1, 1UL << 20);
+			break;
+		case 'c':
+			clear = find_clear(optarg);
 			break;
 		case 'h':
 			usage(stdout);
@@ -81,18 +121,37 @@ int main(int argc, char **argv)
 		kz_die(KZ_USAGE, "unexpected argument '%s'; see --help", argv[optind]);
 
 	mem = make_cycle(size * 1024 / LINE);
+	if (clear) {
+		area = aligned_alloc(KZ_HUGE, CLEAR_AREA);
+		if (!area)
+			kz_die(KZ_BROKEN, "out of memory");
+		memset(area, 1, CLEAR_AREA);
+	}
 	start = kz_now_ns();
 	do {
 		unsigned long i;
 
+		if (clear && at == 0) {
+			uint64_t began = kz_now_ns();
+
+			clear(area + cleared % CLEAR_AREA, CLEAR_BYTES);
+			cleared += CLEAR_BYTES;
+			clear_ns += kz_now_ns() - began;
+		}
+		/* Until it comes round, or for so long. */
 		for (i = 0; i < STRIDE; i++) {
 			mem[at * 8 + 1]++;
 			at = mem[at * 8];
+			if (clear && at == 0) {
+				i++;
+				break;
+			}
 		}
-		steps += STRIDE;
+		steps += i;
 		now = kz_now_ns();
-	} while (now - start < ms * 1000000ULL);
-	printf("{\"size_kb\": %lu, \"steps\": %lu, \"wall_ns\": %" PRIu64 ", \"end\": %" PRIu64 "}\n",
-	       size, steps, now - start, at);
+	} while (now - start - clear_ns < ms * 1000000ULL);
+	printf("{\"size_kb\": %lu, \"steps\": %lu, \"wall_ns\": %" PRIu64 ", \"end\": %" PRIu64
+	       ", \"cleared_bytes\": %lu, \"clear_ns\": %" PRIu64 "}\n",
+	       size, steps, now - start - clear_ns, at, cleared, clear_ns);
 	return KZ_OK;
 }

@@ -4,156 +4,17 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
-from lab.bench import BenchOptions
-from lab.bench.jobs import BASE_COUNTS, MODES, Phase, check_huge, clock_metric, elapsed, zeroed_metric
-from lab.bench.session import DROP, MIB, Pair, Side, built, host_facts, pair, reproduce, warm_host
-from lab.errors import TestFailure
-from lab.progress import step
-from lab.results import Metric, Result, Target
+from lab.bench import BenchOptions, prezero_cost
+from lab.bench.jobs import BASE_COUNTS, MODES, check_huge, clock_metric, elapsed, zeroed_metric
+from lab.bench.kzeropaged import PACE, WORDS, Cost, allocate, background_metrics, corunner_metric
+from lab.bench.session import Pair, built, host_facts, pair, reproduce
+from lab.results import Metric, Result
 
 # The seed's own figures: 24.3 to 10.6 s with 4 KiB pages, 15.9 to 1.9 s with huge pages.
 SAVINGS = {"nothp": 57.0, "thp": 88.0}
-WORDS = {"nothp": "4k", "thp": "thp"}
 SHARE = 0.75
-WARM_UPS = 1
-SLOWDOWN_LIMIT = 1.0
-FOLDER = "/sys/kernel/mm/zero_page"
-# As fast as it can: what it costs does not depend on the pauses, and how long it takes does.
-PACE = f"echo 0 > {FOLDER}/delay_millisecs"
-DIRTY = f"fillfree --share 90 > /dev/null; {DROP}"
-CORUNNER_MS = 1500
-CORUNNER_TURNS = 10
-
-
-@dataclass
-class Cost:
-    """What the thread did between two looks: bytes, seconds of CPU time, seconds until it was done."""
-
-    bytes_zeroed: list[float] = field(default_factory=list)
-    cpu_s: list[float] = field(default_factory=list)
-    seconds: list[float] = field(default_factory=list)
-    known_percent: list[float] = field(default_factory=list)
-
-
-def number(side: Side, name: str) -> int:
-    """A file of /sys/kernel/mm/zero_page."""
-    return int(side.sh(f"cat {FOLDER}/{name}")[-1])
-
-
-def free_bytes(side: Side) -> int:
-    """MemFree."""
-    return int(side.sh("awk '/^MemFree/ { print $2 }' /proc/meminfo")[-1]) * 1024
-
-
-def zero_all(side: Side, cost: Cost, timeout: float = 300.0, look: float = 0.1) -> None:
-    """Wait until the thread has nothing more to do, looking every ``look`` seconds."""
-    bytes_before, cpu_before = number(side, "bytes_zeroed"), number(side, "cpu_millisecs")
-    began = last = time.monotonic()
-    side.sh(f"echo 1 > {FOLDER}/enabled")
-    seen = bytes_before
-    # Looking takes CPU time from it, so do not look all the time.
-    while time.monotonic() - last < 1.0:
-        time.sleep(look)
-        now = number(side, "bytes_zeroed")
-        if now != seen:
-            seen, last = now, time.monotonic()
-        if last - began > timeout:
-            raise TestFailure(
-                "Free memory does not become zero",
-                f"after {timeout:.0f} s {seen - bytes_before} bytes were zeroed, and there is still more to do",
-                f"see {FOLDER} in the guest: something may free memory all the time",
-            )
-    cost.bytes_zeroed.append(float(seen - bytes_before))
-    cost.cpu_s.append((number(side, "cpu_millisecs") - cpu_before) / 1e3)
-    cost.seconds.append(last - began)
-    cost.known_percent.append(number(side, "node0/free_zeroed_bytes") / free_bytes(side) * 100)
-
-
-def allocate(both: Pair, options: BenchOptions, mode: str, pages: str, cost: Cost) -> Phase:
-    """The job in both guests by turns, each time with all free memory dirty before; ours zeroes it first."""
-    phase = Phase()
-    argv = ["alloc_once", "--size", str(options.size_mb), "--mode", mode, "--pages", pages]
-    with step(f"{pages} {mode}: {options.pairs} pairs of {options.size_mb} MB"):
-        for turn in range(-WARM_UPS, options.pairs):
-            for side in both.sides(turn):
-                if side.name == "ours":
-                    side.sh(f"echo 0 > {FOLDER}/enabled")
-                side.sh(DIRTY)
-                if side.name == "ours":
-                    zero_all(side, cost if turn >= 0 else Cost())
-                warm_host(64 * MIB)
-                with side.host_cost() as host:
-                    told = side.json(*argv)
-                if turn >= 0:
-                    phase.of(side).add(side, told, host[0])
-    return phase
-
-
-def background_metrics(cost: Cost) -> list[Metric]:
-    """What was spent beforehand; base spends nothing."""
-    nothing = [0.0] * len(cost.cpu_s)
-    return [
-        Metric.of(
-            "prezero.background_cpu",
-            "s",
-            nothing,
-            cost.cpu_s,
-            sentence="CPU time of the thread to zero what was dirty, once. It is in no other figure.",
-        ),
-        Metric.of(
-            "prezero.background_bytes",
-            "bytes",
-            nothing,
-            cost.bytes_zeroed,
-            sentence="What the thread zeroed in that time.",
-        ),
-        Metric.of(
-            "prezero.time_until_zero",
-            "s",
-            nothing,
-            cost.seconds,
-            sentence="Seconds from turning it on, with all free memory dirty and no pauses, until it was done.",
-        ),
-        Metric.of(
-            "prezero.known_zero",
-            "percent",
-            nothing,
-            cost.known_percent,
-            sentence="Free memory that was known to be zero then.",
-        ),
-    ]
-
-
-def corunner_metric(both: Pair) -> Metric:
-    """How far another program comes while the thread has work to do, on the only CPU there is."""
-    found: dict[str, list[float]] = {"base": [], "ours": []}
-    with step(f"co-runner: {CORUNNER_TURNS} pairs of {CORUNNER_MS} ms on ours, the thread off and on"):
-        side = both.ours
-        for turn in range(CORUNNER_TURNS):
-            for on in (turn % 2 == 0, turn % 2 != 0):
-                side.sh(f"echo 0 > {FOLDER}/enabled; {DIRTY}")
-                side.sh(f"echo {int(on)} > {FOLDER}/enabled")
-                told = side.json("corunner", "--ms", str(CORUNNER_MS))
-                found["ours" if on else "base"].append(told["steps"] / told["wall_ns"] * 1e9)
-                if on and number(side, "node0/free_zeroed_bytes") > 0.9 * free_bytes(side):
-                    raise TestFailure(
-                        "The thread was done before the co-runner was",
-                        "it had nothing to do for a part of the time",
-                        "give the guest more memory with --memory",
-                    )
-    made = Metric.of("prezero.corunner", "steps/s", found["base"], found["ours"])
-    change = made.change_percent or 0.0
-    return Metric.of(
-        made.name,
-        made.unit,
-        found["base"],
-        found["ours"],
-        sentence="Steps of another program on the same CPU; base is our kernel with the thread off, ours with "
-        "the thread at work.",
-        target=Target(f"at most {SLOWDOWN_LIMIT:.0f} % less", change >= -SLOWDOWN_LIMIT),
-    )
 
 
 def measure(both: Pair, options: BenchOptions) -> tuple[list[Metric], list[str]]:
@@ -183,15 +44,17 @@ def run(options: BenchOptions) -> Result:
     images = built(options)
     # Without a balloon: what the host does would be a second source.
     with pair(options, images, balloon=None) as both:
+        accel = both.accel
         metrics, notes = measure(both, options)
-        return Result(
-            name="prezero",
-            accelerator=both.accel,
-            versions=images.versions(),
-            reproduce=reproduce("prezero", options, both.accel),
-            metrics=metrics,
-            job={"size_mb": options.size_mb, "memory": options.memory, "cpus": 1, "pairs": options.pairs},
-            host=host_facts(),
-            notes=notes,
-            seconds=elapsed(began),
-        )
+    more, remarks = prezero_cost.measure(options, images)
+    return Result(
+        name="prezero",
+        accelerator=accel,
+        versions=images.versions(),
+        reproduce=reproduce("prezero", options, accel),
+        metrics=metrics + more,
+        job={"size_mb": options.size_mb, "memory": options.memory, "cpus": 1, "pairs": options.pairs},
+        host=host_facts(),
+        notes=notes + remarks,
+        seconds=elapsed(began),
+    )

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from lab.bench import BenchOptions
 from lab.bench.hostmemory import fill, release
 from lab.bench.jobs import WARM_UPS, elapsed, within
-from lab.bench.prezero import FOLDER, PACE, Cost, zero_all
+from lab.bench.kzeropaged import FOLDER, PACE, Cost, zero_all
 from lab.bench.session import (
     BALLOON,
     DELAY,

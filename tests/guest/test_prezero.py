@@ -87,6 +87,31 @@ def test_free_memory_becomes_zero_and_is_not_zeroed_again(how: str) -> None:
     assert count["pgzeroed_bad"] == 0
 
 
+def test_zeros_go_to_those_who_want_them() -> None:
+    """Of dirty and zeroed memory side by side, each job takes what it has a use for."""
+    size = 192
+    result = run(
+        f"{HUGE_PAGES}; {FILL}; {NOW}; {SETTLE}; echo 3600000 > {ZP}/delay_millisecs; "
+        f"alloc_once --size {size} --pages thp --mode touch_all >/dev/null; "
+        # From here on that much is free and dirty, before all that is zero.
+        f"alloc_once --size {size} --pages thp --verify --mode touch_all; "
+        "a=$(awk '/pgzeroed_unwanted/ { print $2 }' /proc/vmstat); "
+        "dd if=/proc/self/exe of=/tmp/file bs=1M count=1 2>/dev/null; "
+        f"for i in $(seq {size // 2}); do cat /tmp/file; done > /tmp/copy; "
+        "b=$(awk '/pgzeroed_unwanted/ { print $2 }' /proc/vmstat); echo unwanted=$((b - a)); "
+        f"echo copied=$(stat -c %s /tmp/copy); {COUNTERS}",
+        devices=[],
+    )
+    fine(result)
+    wanted = objects(result)[0]["vmstat"]
+    # What was freed last is still on the list of the CPU, and is taken first.
+    expect_at_least(wanted["pgzeroed_skip_prezeroed"], 0.75 * (size << 8))
+    found = values(result)
+    assert found["copied"] >= (size // 4) << 20
+    expect_at_most(found["unwanted"], 0.1 * found["copied"] / 4096)
+    assert counters(result)["pgzeroed_bad"] == 0
+
+
 def test_an_idle_clean_machine_is_not_woken() -> None:
     result = run(
         f"echo 100 > {ZP}/delay_millisecs; echo 1 > {ZP}/enabled; {FILL}; {SETTLE}; "
@@ -376,3 +401,53 @@ def test_it_is_frozen_and_resumes(tmp_path: Path, cpus: int) -> None:
     again = next(line.split() for line in lines if line.startswith("again "))
     expect_at_least(int(again[1]), 0.8 * int(again[3]))
     expect_at_least(jobs[-1]["vmstat"]["pgzeroed_skip_prezeroed"], 0.9 * (256 << 8))
+
+
+# Where the host's end of the virtio ports is after it came back is another matter: the serial console.
+SUSPEND = f"""
+exec > /dev/ttyS0 2>&1
+{FILL}; echo {16 << 20} > {ZP}/max_rate; {NOW}
+sleep 1
+echo "before $(cat {ZP}/bytes_zeroed)"
+echo mem > /sys/power/state
+echo "after $(cat {ZP}/bytes_zeroed)"
+echo 0 > {ZP}/max_rate; {SETTLE}
+echo "end $(cat {ZP}/node0/free_zeroed_bytes) free $(awk '/^MemFree/ {{ print $2 * 1024 }}' /proc/meminfo)"
+alloc_once --size 256 --pages thp --verify --mode touch_all
+{COUNTERS}
+echo suspend-test-done
+"""
+
+
+def test_it_is_suspended_and_goes_on() -> None:
+    """Suspend to RAM in the middle of its work: memory is kept, and so is what is known of it."""
+    spec = BootSpec(
+        kernel="debug",
+        memory="1G",
+        cpus=2,
+        timeout=240.0,
+        command=["sh", "-c", f"set -e; trap 'echo suspend-test-failed' EXIT\n{SUSPEND}trap - EXIT"],
+    )
+    slept = False
+    deadline = time.monotonic() + 240
+    with running(spec) as guest:
+        told = ""
+        while "suspend-test-done" not in told:
+            time.sleep(0.5)
+            told = guest.console.read_text(errors="replace")
+            assert "suspend-test-failed" not in told, told[-3000:]
+            assert time.monotonic() < deadline, f"not done:\n{told[-3000:]}"
+            if not slept and guest.qmp("query-status")["status"] == "suspended":
+                slept = True
+                guest.qmp("system_wakeup")
+    assert slept and "PM: suspend exit" in told
+    lines = [line.strip() for line in told.splitlines()]
+    counted = dict(line.split() for line in lines if line.startswith("pgzeroed_"))
+    before, after = (next(int(x.split()[1]) for x in lines if x.startswith(w)) for w in ("before ", "after "))
+    # It was at work, and had not finished.
+    assert 0 < before <= after < 512 << 20
+    end = next(line.split() for line in lines if line.startswith("end "))
+    expect_at_least(int(end[1]), 0.9 * int(end[3]))
+    job = next(json.loads(line) for line in lines if line.startswith("{"))
+    expect_at_least(job["vmstat"]["pgzeroed_skip_prezeroed"], 0.9 * (256 << 8))
+    assert int(counted["pgzeroed_bad"]) == 0

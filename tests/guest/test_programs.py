@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import platform
 import subprocess
 from pathlib import Path
 
@@ -78,8 +79,12 @@ def test_an_unknown_option_is_bad_usage(programs: dict[str, Path], name: str) ->
         ("page_fault", ("--pages", "small")),
         ("page_fault", ("--ms", "0")),
         ("page_fault", ("left over",)),
+        ("build_load", ("--steps", "0")),
+        ("build_load", ("--size", "8M")),
+        ("build_load", ("left over",)),
         ("corunner", ("--ms", "0")),
         ("corunner", ("--size", "1M")),
+        ("corunner", ("--clear", "up")),
         ("stress", ()),
         ("stress", ("idleness",)),
         ("flush", ("--signal-after", "0")),
@@ -155,6 +160,36 @@ def test_page_fault_goes_on_until_there_are_cycles(programs: dict[str, Path]) ->
     told = call(programs, "page_fault", "--size", "2", "--ms", "1", "--cycles", "3", "--pause-ms", "20")
     found = json.loads(told.stdout)
     assert found["cycles"] >= 3
+
+
+def test_build_load_runs_processes_that_fill_memory(programs: dict[str, Path], tmp_path: Path) -> None:
+    told = call(programs, "build_load", "--steps", "3", "--size", "2", "--folder", str(tmp_path))
+    assert told.returncode == 0, told.stderr
+    found = json.loads(told.stdout)
+    assert found["steps"] == 3 and found["bytes"] == 2 << 20
+    assert found["wall_ns"] > 0
+    # Every page of each of them is a fault of its own, or part of a huge page.
+    assert found["minor_faults"] > 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_build_load_says_what_it_cannot_do(programs: dict[str, Path], tmp_path: Path) -> None:
+    told = call(programs, "build_load", "--steps", "1", "--size", "1", "--folder", str(tmp_path / "none"))
+    assert told.returncode == 3
+    assert "cannot open" in told.stderr and told.stdout == ""
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="one kind of stores on this architecture")
+@pytest.mark.parametrize("how", ["stos", "movnti"])
+def test_corunner_zeroes_after_each_turn(programs: dict[str, Path], how: str) -> None:
+    told = call(programs, "corunner", "--ms", "20", "--size", "64", "--clear", how)
+    assert told.returncode == 0, told.stderr
+    found = json.loads(told.stdout)
+    turns = found["cleared_bytes"] // (2 << 20)
+    # A turn is a step for each cache line.
+    assert turns > 1
+    assert (turns - 1) * 1024 <= found["steps"] <= turns * 1024
+    assert found["clear_ns"] > 0 and found["wall_ns"] >= 20_000_000
 
 
 def test_fillfree_fills_what_it_was_told(programs: dict[str, Path]) -> None:
