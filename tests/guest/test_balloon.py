@@ -14,7 +14,7 @@ import pytest
 from lab import balloon
 from lab.bench.session import LOOP, Side
 from lab.boot import BootSpec, running
-from tests.guest.guests import HUGE_PAGES, expect_at_least, expect_at_most
+from tests.guest.guests import CHECK, CHECKED, HUGE_PAGES, expect_at_least, expect_at_most
 
 pytestmark = pytest.mark.boots
 
@@ -32,10 +32,12 @@ def pages(size: int) -> int:
 
 
 @contextmanager
-def guest(device: str = TELLS, **more: Any) -> Iterator[Side]:
-    """A running guest of 512 MB with a balloon; its console is judged at the end."""
+def guest(device: str = TELLS, checked: bool = False, **more: Any) -> Iterator[Side]:
+    """A running guest of 512 MB with a balloon; its console is judged at the end. ``checked``: see CHECKED."""
+    if checked:
+        more["append"] = f"{CHECK} {more.get('append', '')}".strip()
     fields: dict[str, Any] = {
-        "kernel": "debug",
+        "kernel": CHECKED if checked else "debug",
         "devices": [device],
         "memory": "512M",
         "timeout": 300.0,
@@ -78,7 +80,7 @@ def judge(side: Side, kind: str = "thp") -> dict[str, int]:
     ],
 )
 def test_used_again_after_deflation(kind: str, cpus: int) -> None:
-    with guest(cpus=cpus) as side:
+    with guest(cpus=cpus, checked=kind == "thp") as side:
         in_and_out(side)
         found = vmstat(side)
         assert found["pgzeroed_set_inflated"] == pages(TAKEN)
@@ -142,7 +144,8 @@ REFUSALS: dict[str, tuple[str, dict[str, Any]]] = {
 @pytest.mark.parametrize("why", REFUSALS)
 def test_nothing_is_skipped_when(why: str) -> None:
     device, more = REFUSALS[why]
-    with guest(device, **more) as side:
+    checked = "page_poison" not in more.get("append", "")
+    with guest(device, checked, **more) as side:
         in_and_out(side)
         found = judge(side)
         assert found["pgzeroed_set_inflated"] == 0
@@ -160,7 +163,7 @@ MIXED = [
 
 
 def test_some_are_zero_and_some_are_not() -> None:
-    with guest(extra_qemu=MIXED) as side:
+    with guest(checked=True, extra_qemu=MIXED) as side:
         for _ in range(2):
             in_and_out(side, 352 * MB)
             counted = balloon.stats(side.guest)

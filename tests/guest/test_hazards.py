@@ -66,6 +66,7 @@ def test_large_folios_are_interleaved_wherever_they_are_touched() -> None:
     result = run(
         f"echo never > {THP}/enabled; echo always > {THP}/hugepages-64kB/enabled; interleave --size 64",
         append="numa=fake=2",
+        checked=True,
     )
     fine(result)
     told = objects(result)[-1]
@@ -78,7 +79,7 @@ def test_shared_memory_is_not_zeroed_again() -> None:
     """Faults in holes of shmem take known-zero pages; what was fallocated and not used is still cleared."""
     result = run(f"{DIRTY}; {REPORT}; alloc_once --size 64 --pages shmem --verify --mode touch_all; "
                  "for kind in shmem_mmap shmem_fallocate shmem_write; do leak_hunter --seconds 2 --dirty 64 --kind $kind; done; "
-                 "grep pgzeroed_ /proc/vmstat")  # fmt: skip
+                 "grep pgzeroed_ /proc/vmstat", checked=True)  # fmt: skip
     fine(result)
     expect_at_least(objects(result)[0]["vmstat"]["pgzeroed_skip_reported"], 0.5 * (64 << 8))
     assert counters(result)["pgzeroed_bad"] == 0

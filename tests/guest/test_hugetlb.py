@@ -62,7 +62,9 @@ def steps(result: BootResult) -> list[dict[str, int]]:
 def test_pool(append: str) -> None:
     """Growing the pool keeps what is known and zeroes nothing; what was used is dirty."""
     result = run(
-        f"{DIRTY}; {REPORT}; {COUNT}; {grow(MB // 2)}; {COUNT}; {ALLOC} --reps 2; {COUNT}", append=append
+        f"{DIRTY}; {REPORT}; {COUNT}; {grow(MB // 2)}; {COUNT}; {ALLOC} --reps 2; {COUNT}",
+        append=append,
+        checked=not append,
     )
     fine(result)
     before, grown, after = steps(result)
@@ -82,7 +84,7 @@ def test_pool(append: str) -> None:
 
 def test_surplus() -> None:
     """Pages that are allocated because somebody reserves them."""
-    result = run(f"echo {MB // 2} > {SURPLUS}; {DIRTY}; {REPORT}; {ALLOC}; {COUNT}")
+    result = run(f"echo {MB // 2} > {SURPLUS}; {DIRTY}; {REPORT}; {ALLOC}; {COUNT}", checked=True)
     fine(result)
     (delta,) = deltas(result)
     expect_at_least(delta["pgzeroed_skip_reported"], 0.99 * PAGES)
@@ -93,7 +95,8 @@ def test_surplus() -> None:
 def test_shrunk_pool_is_still_known() -> None:
     """Pages that leave the pool unused are as good as they were."""
     result = run(
-        f"{DIRTY}; {REPORT}; {grow(MB)}; {COUNT}; {grow(0)}; {COUNT}; {grow(MB // 2)}; {ALLOC}; {COUNT}"
+        f"{DIRTY}; {REPORT}; {grow(MB)}; {COUNT}; {grow(0)}; {COUNT}; {grow(MB // 2)}; {ALLOC}; {COUNT}",
+        checked=True,
     )
     fine(result)
     before, shrunk, after = steps(result)
@@ -122,7 +125,11 @@ def test_charge_fails() -> None:
 
 @pytest.mark.parametrize("append", ["init_on_alloc=1", "page_poison=1", "init_on_free=1"])
 def test_zero_with_debugging_aids(append: str) -> None:
-    result = run(f"{DIRTY}; {REPORT}; {grow(MB // 2)}; {ALLOC} --reps 2; {COUNT}", append=append)
+    result = run(
+        f"{DIRTY}; {REPORT}; {grow(MB // 2)}; {ALLOC} --reps 2; {COUNT}",
+        append=append,
+        checked="poison" not in append,
+    )
     fine(result)
     assert len(deltas(result)) == 2
     assert counters(result)["pgzeroed_bad"] == 0

@@ -54,6 +54,7 @@ def test_nothing_happens_while_it_is_off() -> None:
         f"echo cpu=$(cat {ZP}/cpu_millisecs); echo threads=$(grep -l kzeropaged /proc/*/comm | wc -l); "
         f"{COUNTERS}",
         devices=[],
+        checked=True,
     )
     fine(result)
     assert text(result).splitlines()[0] == "0"
@@ -70,6 +71,7 @@ def test_free_memory_becomes_zero_and_is_not_zeroed_again(how: str) -> None:
         "alloc_once --size 256 --pages thp --verify --mode touch_all; "
         f"{FILL}; {SETTLE}; alloc_once --size 256 --pages nothp --verify --mode touch_all; {COUNTERS}",
         devices=[],
+        checked=how == "sysfs",
         append="prezero=on" if how == "boot parameter" else "",
     )
     fine(result)
@@ -101,6 +103,7 @@ def test_zeros_go_to_those_who_want_them() -> None:
         "b=$(awk '/pgzeroed_unwanted/ { print $2 }' /proc/vmstat); echo unwanted=$((b - a)); "
         f"echo copied=$(stat -c %s /tmp/copy); {COUNTERS}",
         devices=[],
+        checked=True,
     )
     fine(result)
     wanted = objects(result)[0]["vmstat"]
@@ -119,6 +122,7 @@ def test_an_idle_clean_machine_is_not_woken() -> None:
         # And it has not fallen asleep for good.
         f"{FILL}; {SETTLE}; echo later=$(($(cat {ZP}/node0/wakeups) - before))",
         devices=[],
+        checked=True,
     )
     fine(result)
     assert values(result)["woken"] == 0
@@ -201,6 +205,7 @@ def test_pools_of_huge_pages_when_asked() -> None:
         # What was dirtied again is seen without anybody asking.
         f"{SETTLE}; {pool}; {COUNTERS}",
         devices=[],
+        checked=True,
     )
     fine(result)
     _, off, on, again = (told["vmstat"] for told in objects(result))
@@ -245,6 +250,7 @@ def test_the_rate_and_the_cpus_are_limited() -> None:
         f"echo > {ZP}/cpus; pid=$(grep -l kzeropaged0 /proc/*/comm | sed 's/[^0-9]//g'); sleep 0.2; "
         "grep Cpus_allowed_list /proc/$pid/status",
         devices=[],
+        checked=True,
         cpus=2,
     )
     fine(result)
@@ -263,6 +269,7 @@ def test_each_node_has_its_thread() -> None:
         f"alloc_once --size 256 --pages thp --verify --mode touch_all; echo 0 > {ZP}/enabled; "
         f"echo threads=$(grep -l kzeropaged /proc/*/comm | wc -l); {COUNTERS}",
         devices=[],
+        checked=True,
         cpus=2,
         append="numa=fake=2",
     )
@@ -328,6 +335,7 @@ def test_out_of_memory() -> None:
         "exec alloc_once --size 4096 --pages nothp --mode touch_all ) 2>/dev/null || echo killed; done; "
         f"{SETTLE}; alloc_once --size 256 --pages thp --verify --mode touch_all; {COUNTERS}",
         devices=[],
+        checked=True,
         memory="512M",
         allow_warnings=True,
     )

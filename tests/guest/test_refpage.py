@@ -114,7 +114,8 @@ def test_zero_content_needs_no_zeroing() -> None:
     """An all-zero pattern is anonymous memory by another name: what the host zeroed is taken as it is."""
     job = "refpage_bench --method refpage --byte {} --map 67108864 --touch 67108864 --loops 1 --check"
     result = run(
-        f"{DIRTY}; {REPORT}; {job.format(0)}; {REPORT}; {job.format(170)}; grep pgzeroed_ /proc/vmstat"
+        f"{DIRTY}; {REPORT}; {job.format(0)}; {REPORT}; {job.format(170)}; grep pgzeroed_ /proc/vmstat",
+        checked=True,
     )
     fine(result)
     zero, pattern = (told["vmstat"] for told in objects(result))
@@ -134,6 +135,7 @@ def test_a_pattern_is_not_zeroed_first() -> None:
         "refpage_bench --method memset --nothp --map 67108864 --touch 67108864 --loops 1; "
         "grep pgzeroed_ /proc/vmstat",
         append="init_on_alloc=1",
+        checked=True,
     )
     fine(result)
     first, after_read, anon = (told["vmstat"] for told in objects(result))
@@ -144,7 +146,7 @@ def test_a_pattern_is_not_zeroed_first() -> None:
 
 
 def test_an_allocator_that_uses_it() -> None:
-    result = run("refpage_heap --init memset; refpage_heap --init auto", devices=[])
+    result = run("refpage_heap --init memset; refpage_heap --init auto", devices=[], checked=True)
     fine(result)
     before, after = objects(result)
     assert after["init"] == "refpage"
@@ -259,6 +261,7 @@ def test_the_fuzzer_notices() -> None:
             for what in breaks
         ),
         devices=[],
+        checked=True,
         timeout=480.0,
     )
     fine(result)
