@@ -362,8 +362,11 @@ class Guest:
     # What callers use.
 
     def comes_up(self) -> bool:
-        """Wait for user space; False when an emulated guest has not reached it, and still runs."""
-        if self.accel != "tcg":
+        """Wait for user space; False when an emulated guest has not reached it, and still runs.
+
+        One that is told not to start by itself (-S) is not waited for.
+        """
+        if self.accel != "tcg" or "-S" in self.spec.extra_qemu:
             return True
         while not self._ready.wait(0.1):
             if not self._reader.is_alive():

@@ -261,7 +261,6 @@ def test_the_fuzzer_notices() -> None:
             for what in breaks
         ),
         devices=[],
-        checked=True,
         timeout=480.0,
     )
     fine(result)

@@ -149,6 +149,15 @@ def test_a_running_guest_that_never_came_up_is_started_again(
     assert not (tmp_path / "hang").exists()
 
 
+def test_a_guest_that_is_not_to_start_is_not_waited_for(fake: Fake) -> None:
+    spec = fake("time.sleep(60)")
+    spec.extra_qemu = ["-S"]
+    began = time.monotonic()
+    with boot.running(spec) as guest:
+        assert guest.process.poll() is None
+    assert time.monotonic() - began < 30
+
+
 def test_a_qemu_that_refuses_its_arguments(fake: Fake) -> None:
     with pytest.raises(LabError, match="did not start") as caught:
         boot.boot(fake('print("qemu: no such device", file=sys.stderr); sys.exit(1)'))
