@@ -57,6 +57,30 @@ def build(profile: str = "dev") -> Path:
     return target_dir() / PROFILES[profile] / NAME
 
 
+def punch(rounds: int, size_mb: int) -> dict[str, list[float]]:
+    """MB/s at which a bare loop of fallocate(2) and a release build punch the same holes, by turns.
+
+    The keys are bare and daemon; each has a value for every round. LabError when it does not work.
+    """
+    log = paths.log_file("punch")
+    program = ["bench", "--locked", "-p", NAME, "--bench", "punch"]
+    # Not measured while the compiler still runs.
+    cargo([*program, "--no-run"], log, "the bench of the daemon does not build")
+    cargo(
+        [*program, "--", "--rounds", str(rounds), "--mib", str(size_mb)], log, "the daemon cannot be measured"
+    )
+    lines = [line for line in log.read_text(errors="replace").splitlines() if line.startswith("{")]
+    try:
+        told = json.loads(lines[-1])
+        return {side: [float(rate) for rate in told[side]] for side in ("bare", "daemon")}
+    except (IndexError, KeyError, ValueError):
+        raise LabError(
+            "the bench of the daemon says nothing that can be read",
+            f"see {log}",
+            "run it by hand: cargo bench --bench punch, in vhost-user-balloon",
+        ) from None
+
+
 class Daemon:
     """A daemon that runs, with its sockets in a folder of its own."""
 

@@ -208,6 +208,28 @@ CHARTS: tuple[tuple[str, str, tuple[tuple[str, str], ...]], ...] = (
         for gb, sizes in ((2, "1 GB and 2 GB"), (4, "1 GB and 4 GB"), (8, "1 GB and 8 GB"))
         for kind, what in (("wall", "Time"), ("cpu", "CPU time"))
     ),
+    *(
+        (
+            f"{what} {program}",
+            "In a guest with one CPU. What there is without reports is the machine's noise.",
+            tuple(
+                (f"device.stall.{mode}.{gap}.{state}", label)
+                for state, label in (
+                    ("reporting", "while all free memory is reported"),
+                    ("idle", "while nothing is reported"),
+                )
+            ),
+        )
+        for mode, program in (
+            ("spin", "a program that spins"),
+            ("alloc", "a program that allocates and frees"),
+        )
+        for gap, what in (
+            ("longest", "The longest stall of"),
+            ("p99", "99th percentile of the steps of"),
+            ("lost", "Time lost in stalls of 0.1 ms and more by"),
+        )
+    ),
     (
         "Instructions of the hot paths, reporting off",
         "What the feature costs where it is compiled in and nothing is reported.",

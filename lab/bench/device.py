@@ -1,21 +1,20 @@
 # SPDX-License-Identifier: GPL-2.0
-"""The balloon as a process of its own against the one in QEMU: reports, inflation and deflation."""
+"""The balloon as a process of its own against the one in QEMU: reports, inflation and deflation, stalls."""
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from lab import balloon
+from lab import balloon, daemon
 from lab.bench import BenchOptions
-from lab.bench.jobs import WARM_UPS, elapsed
+from lab.bench.jobs import WARM_UPS, elapsed, within
 from lab.bench.session import (
     DROP,
     FLUSH,
@@ -47,8 +46,19 @@ WORDS = {
     "inflate": "The balloon filled with memory that the guest had used",
     "deflate": "The balloon emptied",
 }
-BLOCK = 4 * MIB
-PUNCH_HOLE = 2 | 1  # with FALLOC_FL_KEEP_SIZE
+LATENCY_MB = 32
+PUNCH_LIMIT = 10.0  # percent
+STALLS = {
+    "spin": "A program that does nothing but read the clock",
+    "alloc": "A program that maps 64 KiB, writes to each page and unmaps them, over and over",
+}
+# At the same time, and for as long with nothing to report: what the second shows is the machine's noise.
+STATES = {"reporting": "while all free memory is reported", "idle": "while nothing is reported"}
+GAPS = {
+    "longest": ("ms", "the longest time it was kept from its next step"),
+    "p99": ("us", "the time that 99 of 100 of its steps took at most"),
+    "lost": ("percent", "the part of the time that went into steps of 0.1 ms and more"),
+}
 
 
 @dataclass
@@ -58,6 +68,21 @@ class Step:
     rate: list[float] = field(default_factory=list)  # MB/s
     cpu: list[float] = field(default_factory=list)  # ms of all threads per GB
     daemon: list[float] = field(default_factory=list)  # of these, the daemon's
+
+
+@dataclass
+class Stall:
+    """How a busy program in the guest fared, an entry for each repetition; units as in GAPS."""
+
+    longest: list[float] = field(default_factory=list)
+    p99: list[float] = field(default_factory=list)
+    lost: list[float] = field(default_factory=list)
+
+    def add(self, told: dict[str, Any]) -> None:
+        """Take in what guest/stall.c says."""
+        self.longest.append(told["longest_ns"] / 1e6)
+        self.p99.append(told["p99_ns"] / 1e3)
+        self.lost.append(told["lost_ns"] / told["wall_ns"] * 100)
 
 
 def processes(side: Side) -> list[int]:
@@ -118,14 +143,42 @@ def report(side: Side) -> tuple[int, float]:
     began = time.monotonic()
     side.sh(f"echo 0 > {FLUSH}")
     seconds = time.monotonic() - began
-    back, known = on_host - memory_on_host(side), reported(side) - known
-    if known < 64 * MIB or back < 0.8 * known:
+    known = reported(side) - known
+    arrived(side, known, on_host - memory_on_host(side))
+    return known, seconds
+
+
+def arrived(side: Side, known: int, back: int, least: int = 64 * MIB) -> None:
+    """TestFailure unless at least so many bytes were reported, and the host has them."""
+    if known < least or back < 0.8 * known:
         raise TestFailure(
             f"Reports do not arrive ({side.name})",
             f"{known // MIB} MB were reported as zero and the host has {back // MIB} MB back",
             "look at the status of the device",
         )
-    return known, seconds
+
+
+def latency(side: Side) -> float:
+    """Milliseconds until the host has a little memory that was just freed."""
+    side.sh(f"fillfree --size {LATENCY_MB} > /dev/null; {DROP}")
+    on_host = memory_on_host(side)
+    told = side.json("flush", "0")
+    known = told["vmstat"]["pgzeroed_set_reported"] * PAGE
+    arrived(side, known, on_host - memory_on_host(side), LATENCY_MB * MIB // 2)
+    return float(told["wall_ns"]) / 1e6
+
+
+def stall(side: Side, mode: str) -> dict[str, dict[str, Any]]:
+    """What guest/stall.c says of a time with reports and of one as long without, after memory became dirty."""
+    side.sh(DIRTY)
+    on_host = memory_on_host(side)
+    told = side.json("stall", "--mode", mode, "--report")
+    arrived(side, told["vmstat"]["pgzeroed_set_reported"] * PAGE, on_host - memory_on_host(side))
+    milliseconds = max(1, told["wall_ns"] // 1_000_000)
+    return {
+        "reporting": told,
+        "idle": side.json("stall", "--mode", mode, "--ms", str(milliseconds)),
+    }
 
 
 def timed(side: Side, what: Callable[[], tuple[int, float]], to: Step | None) -> None:
@@ -146,41 +199,68 @@ def moved(side: Side, size: int) -> tuple[int, float]:
     return resize(side, size), time.monotonic() - began
 
 
-def rounds(both: Pair, options: BenchOptions) -> dict[str, dict[str, Step]]:
+@dataclass
+class Found:
+    """Everything that is measured with guests, by side; stalls by mode and state as well."""
+
+    steps: dict[str, dict[str, Step]]
+    latencies: dict[str, list[float]]
+    stalls: dict[tuple[str, str], dict[str, Stall]]
+
+    @classmethod
+    def empty(cls) -> Found:
+        """Nothing yet."""
+        return cls(
+            {name: {"base": Step(), "ours": Step()} for name in WORDS},
+            {"base": [], "ours": []},
+            {(mode, state): {"base": Stall(), "ours": Stall()} for mode in STALLS for state in STATES},
+        )
+
+
+def rounds(both: Pair, options: BenchOptions) -> Found:
     """Every step on both sides by turns."""
-    found = {name: {"base": Step(), "ours": Step()} for name in WORDS}
+    found = Found.empty()
     size = options.size_mb * MIB
     with step(f"reports, and {options.size_mb} MB in and out: {options.pairs} pairs"):
         for turn in range(-WARM_UPS, options.pairs):
             for side in both.sides(turn):
-                to = {name: found[name][side.name] if turn >= 0 else None for name in WORDS}
+                to = {name: found.steps[name][side.name] if turn >= 0 else None for name in WORDS}
                 warm_host((options.size_mb + 64) * MIB)
                 side.sh(DIRTY)
                 timed(side, lambda side=side: report(side), to["report"])  # type: ignore[misc]
+                soon = latency(side)
+                if turn >= 0:
+                    found.latencies[side.name].append(soon)
                 side.sh(DIRTY)
                 timed(side, lambda side=side: moved(side, size), to["inflate"])  # type: ignore[misc]
                 timed(side, lambda side=side: moved(side, 0), to["deflate"])  # type: ignore[misc]
+    with step(f"stalls while memory is reported: {options.pairs} pairs"):
+        for turn in range(-WARM_UPS, options.pairs):
+            for side in both.sides(turn):
+                warm_host((options.size_mb + 64) * MIB)
+                for mode in STALLS:
+                    for state, told in stall(side, mode).items():
+                        if turn >= 0:
+                            found.stalls[mode, state][side.name].add(told)
     return found
 
 
-def metrics_of(found: dict[str, dict[str, Step]]) -> list[Metric]:
+def not_worse(metric: Metric, *, more_is_better: bool = False) -> Metric:
+    """The same with a target: not worse than the device in QEMU, as far as the measurement can tell."""
+    low, high = metric.change_interval or (metric.change_percent or 0.0,) * 2
+    met = high >= 0 if more_is_better else low <= 0
+    return replace(metric, target=Target("not slower than the device in QEMU", met))
+
+
+def metrics_of(found: Found) -> list[Metric]:
     """The figures of all steps."""
     metrics = []
     for name, words in WORDS.items():
-        base, ours = found[name]["base"], found[name]["ours"]
-        made = Metric.of(f"device.{name}.rate", "MB/s", base.rate, ours.rate)
-        # Slower is what the measurement can tell from chance.
-        best = made.change_interval[1] if made.change_interval else made.change_percent or 0.0
-        metrics.append(
-            Metric.of(
-                made.name,
-                made.unit,
-                base.rate,
-                ours.rate,
-                sentence=f"{words}: memory per second.",
-                target=Target("not slower than the device in QEMU", best >= 0),
-            )
+        base, ours = found.steps[name]["base"], found.steps[name]["ours"]
+        rate = Metric.of(
+            f"device.{name}.rate", "MB/s", base.rate, ours.rate, sentence=f"{words}: memory per second."
         )
+        metrics.append(not_worse(rate, more_is_better=True))
         metrics.append(
             Metric.of(
                 f"device.{name}.host_cpu",
@@ -199,25 +279,55 @@ def metrics_of(found: dict[str, dict[str, Step]]) -> list[Metric]:
                 sentence=f"{words}: of that, the daemon's.",
             )
         )
+    metrics.append(
+        not_worse(
+            Metric.of(
+                "device.report.latency",
+                "ms",
+                found.latencies["base"],
+                found.latencies["ours"],
+                sentence=f"From the write to the flush parameter until the host has {LATENCY_MB} MB that were just "
+                "freed, by the guest's clock.",
+            )
+        )
+    )
+    return metrics + stall_metrics(found)
+
+
+def stall_metrics(found: Found) -> list[Metric]:
+    """What reports keep a program in the guest from."""
+    metrics = []
+    for mode, program in STALLS.items():
+        for gap, (unit, words) in GAPS.items():
+            for state, when in STATES.items():
+                sides = found.stalls[mode, state]
+                made = Metric.of(
+                    f"device.stall.{mode}.{gap}.{state}",
+                    unit,
+                    getattr(sides["base"], gap),
+                    getattr(sides["ours"], gap),
+                    sentence=f"{program}, on the guest's only CPU, {when}: {words}.",
+                )
+                metrics.append(not_worse(made) if state == "reporting" else made)
     return metrics
 
 
-def bare_rate(size: int) -> float:
-    """MB/s at which this machine punches a filled memfd, with nobody in between."""
-    punch = ctypes.CDLL(None, use_errno=True).fallocate
-    punch.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_long, ctypes.c_long]
-    fd = os.memfd_create("bare")
-    try:
-        for at in range(0, size, BLOCK):
-            os.pwrite(fd, b"\x5a" * BLOCK, at)
-        began = time.monotonic()
-        for at in range(0, size, BLOCK):
-            if punch(fd, PUNCH_HOLE, at, BLOCK):
-                code = ctypes.get_errno()
-                raise LabError("cannot punch a memfd", os.strerror(code), "see what limits this process")
-        return size / (time.monotonic() - began) / 1e6
-    finally:
-        os.close(fd)
+def punch_metric(options: BenchOptions) -> Metric:
+    """The daemon beside a loop that punches the same holes, with neither guest nor VMM."""
+    with step(f"the daemon and a bare loop punch the same holes: {options.pairs} pairs"):
+        found = daemon.punch(options.pairs, options.size_mb)
+    made = Metric.of("device.punch.rate", "MB/s", found["bare"], found["daemon"])
+    return Metric.of(
+        made.name,
+        made.unit,
+        found["bare"],
+        found["daemon"],
+        sentence="Blocks of 2 and 4 MiB of a filled memfd. The first column is a bare loop of fallocate(2), the "
+        "second the daemon with a front end that reports the very same blocks, 32 at a time as Linux does.",
+        target=within(
+            made, PUNCH_LIMIT, PUNCH_LIMIT, f"within {PUNCH_LIMIT:.0f} % of the loop", more_is_better=True
+        ),
+    )
 
 
 @contextmanager
@@ -249,8 +359,7 @@ def run(options: BenchOptions) -> Result:
     with pair(options, images) as both:
         metrics = metrics_of(rounds(both, options))
         accel = both.accel
-    size = options.size_mb * MIB
-    bare = sorted(bare_rate(size) for _ in range(5))[2]
+    metrics.append(punch_metric(options))
     return Result(
         name="device",
         accelerator=accel,
@@ -262,8 +371,9 @@ def run(options: BenchOptions) -> Result:
         notes=[
             "Both guests run our kernel, with a shared memfd as memory; bits 6 and 7 are on in both devices. "
             "vhost-user-balloon is a release build.",
-            f"With nobody in between, this machine punches {options.size_mb} MB of a filled memfd in blocks of "
-            f"{BLOCK // MIB} MiB at {bare:,.0f} MB/s (median of 5).",
+            "Stalls are of a guest with one CPU: a part of a gap is the guest's own work on reports, which its "
+            "scheduler lets run by turns with the program, the same on both sides. The rows called idle are of "
+            "the same length of time without reports; what they have is noise.",
         ],
         sides=SIDES,
         seconds=elapsed(began),

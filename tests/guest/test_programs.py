@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import json
 import platform
+import signal
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -85,6 +87,10 @@ def test_an_unknown_option_is_bad_usage(programs: dict[str, Path], name: str) ->
         ("corunner", ("--ms", "0")),
         ("corunner", ("--size", "1M")),
         ("corunner", ("--clear", "up")),
+        ("stall", ("--mode", "sleep")),
+        ("stall", ("--ms", "0")),
+        ("stall", ("--size", "6")),
+        ("stall", ("left over",)),
         ("stress", ()),
         ("stress", ("idleness",)),
         ("flush", ("--signal-after", "0")),
@@ -225,6 +231,45 @@ def test_a_kind_that_cannot_run_is_no_success(programs: dict[str, Path]) -> None
     if report["checked_pages"]:
         pytest.fail("this machine has free 1 GiB pages, so this test says nothing here")
     assert told.returncode == 3
+
+
+@pytest.mark.parametrize("mode", ["spin", "alloc"])
+def test_stall_counts_all_of_its_time(programs: dict[str, Path], mode: str) -> None:
+    told = call(programs, "stall", "--mode", mode, "--ms", "300", "--lost", "1")
+    assert told.returncode == 0, told.stderr
+    found = json.loads(told.stdout)
+    assert found["mode"] == mode and found["reporting"] is False
+    assert found["wall_ns"] >= 300_000_000
+    assert found["gaps"] > 100
+    assert found["median_ns"] <= found["p99_ns"] <= found["longest_ns"] <= found["wall_ns"]
+    assert found["lost_ns"] <= found["wall_ns"]
+    # Each step of the second takes more than a microsecond, so all of its time is in such gaps.
+    if mode == "alloc":
+        assert found["lost_ns"] == found["wall_ns"]
+
+
+def test_stall_finds_that_it_was_stopped(programs: dict[str, Path]) -> None:
+    """For a fifth of a second it gets no CPU at all: one gap is as long as that."""
+    with subprocess.Popen(
+        [str(programs["stall"]), "--ms", "600"], stdout=subprocess.PIPE, text=True
+    ) as process:
+        time.sleep(0.2)
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(0.2)
+        process.send_signal(signal.SIGCONT)
+        told, _ = process.communicate(timeout=60)
+    found = json.loads(told)
+    assert found["longest_ns"] >= 190_000_000
+    assert found["lost_ns"] >= found["longest_ns"]
+    assert found["p99_ns"] < 10_000_000
+
+
+def test_stall_cannot_report_where_there_is_no_parameter(programs: dict[str, Path]) -> None:
+    if Path("/sys/module/page_reporting/parameters/flush").exists():
+        pytest.fail("this machine can report, so this test says nothing here")
+    told = call(programs, "stall", "--report")
+    assert told.returncode == 3
+    assert "cannot report" in told.stderr and told.stdout == ""
 
 
 def test_hotpath_prints_each_path(programs: dict[str, Path]) -> None:

@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The daemon beside a bare loop of fallocate(2) that punches the same holes: how much it adds.
+//!
+//! `cargo bench --bench punch -- --rounds N --mib N` prints one JSON line with MB/s of both, a value for
+//! each round. They take turns, on the same file, which is filled before each of them.
+
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
+#![allow(clippy::cast_possible_truncation, clippy::cast_precision_loss)]
+
+#[path = "../tests/common/mod.rs"]
+mod common;
+
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::os::unix::net::UnixStream;
+use std::process::{Child, Command, Stdio};
+use std::time::Instant;
+
+use common::*;
+use rustix::event::{PollFd, PollFlags};
+use rustix::fs::FallocateFlags;
+use vhost::{VhostBackend, VhostUserMemoryRegionInfo};
+
+/// How many blocks Linux reports at a time.
+const BATCH: usize = 32;
+const REPORTING: usize = 3;
+/// A round that is thrown away.
+const WARM_UPS: u64 = 1;
+
+fn number(name: &str, otherwise: u64) -> u64 {
+    let mut arguments = std::env::args().skip_while(|argument| argument != name);
+    arguments.next();
+    arguments.next().map_or(otherwise, |value| value.parse().expect("a number"))
+}
+
+/// Blocks as Linux reports them: of orders 9 and 10, up to `end`.
+fn blocks(end: u64) -> Vec<(u64, u32)> {
+    let mut found = Vec::new();
+    let mut at = PLAY;
+    while at < end {
+        let size = if found.len() % 2 == 0 { 4 * MIB } else { 2 * MIB };
+        let size = size.min(end - at);
+        found.push((at, size as u32));
+        at += size;
+    }
+    found
+}
+
+fn fill(memory: &File, end: u64) {
+    let dirty = vec![0x5a; 4 << 20];
+    let mut at = PLAY;
+    while at < end {
+        let size = (4 * MIB).min(end - at);
+        std::os::unix::fs::FileExt::write_all_at(memory, &dirty[..size as usize], at).unwrap();
+        at += size;
+    }
+}
+
+fn bare(memory: &File, blocks: &[(u64, u32)]) {
+    let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    for (at, size) in blocks {
+        rustix::fs::fallocate(memory, hole, *at, u64::from(*size)).unwrap();
+    }
+}
+
+/// All blocks through the queue; each must come back as zero.
+fn reported(vm: &mut Vm, blocks: &[(u64, u32)]) {
+    for batch in blocks.chunks(BATCH) {
+        for (at, size) in batch {
+            vm.put(REPORTING, &[(*at, *size, true)]);
+        }
+        let last = vm.used_index(REPORTING).wrapping_add(batch.len() as u16);
+        vm.kick(REPORTING);
+        while vm.used_index(REPORTING) != last {
+            let call = &vm.rings[REPORTING].call;
+            rustix::event::poll(&mut [PollFd::new(call, PollFlags::IN)], None).unwrap();
+            let _ = call.read();
+        }
+        for (_, size) in batch {
+            assert_eq!(vm.used(REPORTING).map(|(_, length)| length), Some(*size));
+        }
+    }
+}
+
+struct Daemon(Child);
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn main() {
+    let rounds = number("--rounds", 10);
+    let bytes = number("--mib", 256) * MIB;
+    let end = PLAY + bytes;
+    let folder = tempfile::tempdir().unwrap();
+    let front = folder.path().join("front");
+    let daemon = Command::new(env!("CARGO_BIN_EXE_vhost-user-balloon"))
+        .arg("--socket-path")
+        .arg(&front)
+        .stdin(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let _daemon = Daemon(daemon);
+    let mut socket = None;
+    assert!(eventually(|| {
+        socket = UnixStream::connect(&front).ok();
+        socket.is_some()
+    }));
+    let control = folder.path().join("control");
+    let mut vm = Vm::with(socket.unwrap(), control, tempfile::tempdir().unwrap(), None);
+    vm.memory = memfd(end);
+    vm.negotiate();
+    let region = VhostUserMemoryRegionInfo {
+        guest_phys_addr: 0,
+        memory_size: end,
+        userspace_addr: USER,
+        mmap_offset: 0,
+        mmap_handle: vm.memory.as_raw_fd(),
+    };
+    vm.frontend.set_mem_table(&[region]).unwrap();
+    vm.start_device(ALL & !(1 << 7));
+
+    let blocks = blocks(end);
+    let mut found = [Vec::new(), Vec::new()];
+    for round in 0..rounds + WARM_UPS {
+        for turn in 0..2 {
+            let side = (round + turn) % 2;
+            fill(&vm.memory, end);
+            let began = Instant::now();
+            if side == 0 {
+                bare(&vm.memory, &blocks);
+            } else {
+                reported(&mut vm, &blocks);
+            }
+            let seconds = began.elapsed().as_secs_f64();
+            assert!(vm.resident() <= PLAY + MIB, "{} bytes are still there", vm.resident());
+            if round >= WARM_UPS {
+                found[side as usize].push(bytes as f64 / seconds / 1e6);
+            }
+        }
+    }
+    let [bare, daemon] = found;
+    println!(
+        "{}",
+        serde_json::json!({ "bytes": bytes, "blocks": blocks.len(), "bare": bare, "daemon": daemon })
+    );
+}
