@@ -26,9 +26,14 @@ struct Daemon {
 
 impl Daemon {
     fn start(arguments: &[&str]) -> Self {
+        Self::start_as(arguments, |_| Command::new(PROGRAM))
+    }
+
+    /// Started by a command that is told the folder in which it will run.
+    fn start_as(arguments: &[&str], command: impl FnOnce(&Path) -> Command) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let log = std::fs::File::create(folder.path().join("log")).unwrap();
-        let child = Command::new(PROGRAM)
+        let child = command(folder.path())
             .args(["--socket-path", "front", "--control", "control", "--device-init-on-inflate", "on"])
             .args(arguments)
             .current_dir(folder.path())
@@ -38,7 +43,8 @@ impl Daemon {
             .spawn()
             .unwrap();
         let daemon = Self { child, folder };
-        assert!(eventually(|| daemon.log().contains("ready")), "{}", daemon.log());
+        // The last thing that it makes before it is confined; what is sent from then on is answered.
+        assert!(eventually(|| UnixStream::connect(daemon.path("control")).is_ok()), "{}", daemon.log());
         daemon
     }
 
@@ -60,6 +66,17 @@ impl Daemon {
         all.insert(1, "--control");
         all.insert(2, "control");
         Command::new(PROGRAM).args(&all).current_dir(self.folder.path()).output().unwrap()
+    }
+
+    /// A line of /proc/PID/status, in its own unit (kB, or none).
+    fn about(&self, name: &str) -> u64 {
+        let text = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
+        let line = text.lines().find_map(|line| line.strip_prefix(name)).expect("a line of that name");
+        line.trim_start_matches(':').split_whitespace().next().unwrap().parse().unwrap()
+    }
+
+    fn descriptors(&self) -> usize {
+        std::fs::read_dir(format!("/proc/{}/fd", self.child.id())).unwrap().count()
     }
 
     fn signal(&self, signal: i32) {
@@ -288,6 +305,116 @@ fn log_lines_for_machines() {
 }
 
 #[test]
+fn log_levels() {
+    // A mistake of the driver is a warning; that it is ready is only information.
+    for (level, ready, warned) in [("info", true, true), ("warn", false, true), ("error", false, false)] {
+        let daemon = Daemon::start(&["--log-level", level]);
+        let mut vm = live(&daemon);
+        vm.ask(0, &[(RAM * 4, 8, false)]);
+        let log = daemon.log();
+        assert_eq!(log.contains("ready"), ready, "{level}: {log}");
+        assert_eq!(log.contains("outside of memory"), warned, "{level}: {log}");
+    }
+}
+
+#[test]
+fn the_service_manager_is_told() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("notify");
+    let socket = std::os::unix::net::UnixDatagram::bind(&path).unwrap();
+    socket.set_read_timeout(Some(LONG)).unwrap();
+    let daemon = Daemon::start_as(&[], |_| {
+        let mut command = Command::new(PROGRAM);
+        command.env("NOTIFY_SOCKET", &path);
+        command
+    });
+    let mut told = [0; 64];
+    let length = socket.recv(&mut told).unwrap();
+    assert_eq!(told[..length].trim_ascii(), b"READY=1");
+    // It is true: somebody who connects now is served.
+    assert!(live(&daemon).is_alive(3));
+}
+
+#[test]
+fn no_root_is_needed() {
+    use std::os::unix::fs::PermissionsExt;
+    use std::os::unix::process::CommandExt;
+    const NOBODY: u32 = 65534;
+    let mut daemon = Daemon::start_as(&[], |folder| {
+        // Another user may not get to where it was built.
+        let program = folder.join("program");
+        std::fs::copy(PROGRAM, &program).unwrap();
+        std::fs::set_permissions(folder, std::fs::Permissions::from_mode(0o777)).unwrap();
+        let mut command = Command::new(program);
+        if rustix::process::geteuid().is_root() {
+            command.uid(NOBODY).gid(NOBODY);
+        }
+        command
+    });
+    let mut vm = live(&daemon);
+    assert!(vm.is_alive(3));
+    assert_ne!(daemon.about("Uid"), 0);
+    assert_eq!(daemon.about("NoNewPrivs"), 1);
+    vm.socket.shutdown(std::net::Shutdown::Both).unwrap();
+    assert!(daemon.end().success(), "{}", daemon.log());
+}
+
+/// Neither memory nor descriptors nor the log grow with what is sent.
+#[test]
+fn nothing_is_unbounded() {
+    let daemon = Daemon::start(&[]);
+    let mut vm = live(&daemon);
+    let longs = |values: &[u64]| -> Vec<u8> { values.iter().flat_map(|w| w.to_ne_bytes()).collect() };
+    let list: Vec<u8> = (0..1_u32 << 20).flat_map(|n| (n.wrapping_mul(0x9e37_79b9)).to_le_bytes()).collect();
+    vm.write(32 * MIB, &list);
+    let round = |vm: &mut Vm, n: u64| {
+        // Lists of all sizes, whose page frames are anywhere; reports of anything; nonsense.
+        for length in [4, 1 << 14, 4 << 20] {
+            vm.ask(0, &[(32 * MIB, length, false)]);
+            vm.ask(1, &[(32 * MIB, length, false)]);
+        }
+        vm.ask(3, &[(n * 0x1234_5678, 0x1000, true)]);
+        vm.put(2, &[(32 * MIB, 4 << 20, false)]);
+        vm.kick(2);
+        // The front end's requests, with descriptors that it replaces or that are refused.
+        let ring = n % 4;
+        let call = vm.rings[ring as usize].call.as_raw_fd();
+        assert!(vm.raw_accepted(13, &longs(&[ring]), &[call]));
+        assert!(!vm.raw_accepted(13, &longs(&[ring]), &[vm.memory.as_raw_fd()]));
+        assert!(!vm.raw_accepted(
+            5,
+            &[&[1_u8, 0, 0, 0, 0, 0, 0, 0][..], &longs(&[0, RAM * 2, USER, 0])].concat(),
+            &[vm.memory.as_raw_fd()]
+        ));
+        vm.frontend.add_mem_region(&vm.region(RAM * 4, MIB, 0)).unwrap();
+        vm.frontend.remove_mem_region(&vm.region(RAM * 4, MIB, 0)).unwrap();
+        let (one, _other) = UnixStream::pair().unwrap();
+        assert!(vm.raw_accepted(21, &[], &[one.as_raw_fd()]));
+        drop(UnixStream::connect(daemon.path("control")).unwrap());
+    };
+    for n in 0..8 {
+        round(&mut vm, n);
+    }
+    vm.status();
+    let (memory, descriptors) = (daemon.about("RssAnon"), daemon.descriptors());
+    for n in 0..150 {
+        round(&mut vm, n);
+    }
+    // A ring that makes no sense, and somebody who kicks it all the same.
+    vm.write(vm.rings[0].available() + 2, &40_000_u16.to_le_bytes());
+    for _ in 0..2000 {
+        vm.kick(0);
+    }
+    assert!(eventually(|| vm.status()["queues"][0]["state"] == "broken"));
+    assert!(vm.is_alive(3));
+    let grown = daemon.about("RssAnon").saturating_sub(memory);
+    assert!(grown < 2048, "{grown} kB more than before");
+    assert!(daemon.descriptors() <= descriptors + 1, "{descriptors}, then {}", daemon.descriptors());
+    assert_eq!(daemon.about("Threads"), 2, "the one that serves, and the one that waits for signals");
+    assert!(daemon.log().len() < 100_000, "{} bytes of log", daemon.log().len());
+}
+
+#[test]
 fn a_front_end_that_breaks_the_protocol_is_named() {
     let mut daemon = Daemon::start(&[]);
     let mut vm = daemon.vm();
@@ -315,4 +442,36 @@ fn the_filter_kills() {
         .output()
         .unwrap();
     assert_eq!(ended.status.signal(), Some(31), "{ended:?}");
+}
+
+/// No file can be opened any more, where the kernel has landlock; where it has not, that is what is said.
+#[test]
+fn files_are_given_up() {
+    if std::env::var_os("TRY_LANDLOCK").is_some() {
+        let file = std::env::current_exe().unwrap();
+        std::fs::File::open(&file).unwrap();
+        let how = vhost_user_balloon::sandbox::landlock(&[], &[]).unwrap();
+        let opened = std::fs::File::open(&file);
+        if how.starts_with("landlock") {
+            assert_eq!(opened.unwrap_err().kind(), std::io::ErrorKind::PermissionDenied);
+        } else {
+            assert_eq!(how, "no landlock (not in this kernel)");
+            opened.unwrap();
+        }
+        println!("sandbox: {how}");
+        return;
+    }
+    let ended = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "files_are_given_up", "--nocapture"])
+        .env("TRY_LANDLOCK", "1")
+        .output()
+        .unwrap();
+    let told = String::from_utf8(ended.stdout).unwrap();
+    assert!(ended.status.success(), "{told}");
+    let how = told.lines().find_map(|line| line.split_once("sandbox: ")).expect("it ran").1;
+    // The program says the same of itself.
+    let screen = text(&Daemon::start(&[]).say(&["status"]));
+    assert!(screen.contains(how), "{how} in\n{screen}");
+    let without = text(&Daemon::start(&["--landlock", "off"]).say(&["status"]));
+    assert!(without.contains("no landlock (switched off)"), "{without}");
 }
