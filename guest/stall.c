@@ -19,11 +19,11 @@ static void usage(FILE *out)
 "Does one small thing over and over and measures how long each takes; prints one JSON line.\n"
 "  --mode MODE      spin:  read CLOCK_MONOTONIC_RAW (default)\n"
 "                   alloc: map anonymous memory, write a byte to each page, unmap it\n"
-"  --size KB        how much alloc maps, a multiple of 4 (default 64)\n"
+"  --size KB        how much alloc maps, a multiple of 4 (default 4)\n"
 "  --ms N           how long (default 1000)\n"
 "  --report         as long as it takes to report all free memory instead, which is done meanwhile\n"
 "                   by a process of its own (flush parameter of page_reporting)\n"
-"  --lost US        gaps of this length count as lost (default 100)\n"
+"  --lost US        gaps of this length count as lost (default 1000)\n"
 "  --help           this text\n"
 "Exit: 0 done, 2 bad usage, 3 the machine cannot do it.\n");
 }
@@ -139,7 +139,7 @@ int main(int argc, char **argv)
 	};
 	static struct kz_vmstat before, after;
 	static struct gaps gaps;
-	unsigned long ms = 1000, size = 64, lost = 100;
+	unsigned long ms = 1000, size = 4, lost = 1000;
 	bool alloc = false, reporting = false;
 	struct shared *shared;
 	uint64_t start, last, now;

@@ -227,7 +227,7 @@ CHARTS: tuple[tuple[str, str, tuple[tuple[str, str], ...]], ...] = (
         for gap, what in (
             ("longest", "The longest stall of"),
             ("p99", "99th percentile of the steps of"),
-            ("lost", "Time lost in stalls of 0.1 ms and more by"),
+            ("lost", "Time lost in stalls of 1 ms and more by"),
         )
     ),
     (

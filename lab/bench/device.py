@@ -50,14 +50,14 @@ LATENCY_MB = 32
 PUNCH_LIMIT = 10.0  # percent
 STALLS = {
     "spin": "A program that does nothing but read the clock",
-    "alloc": "A program that maps 64 KiB, writes to each page and unmaps them, over and over",
+    "alloc": "A program that maps a page, writes to it and unmaps it, over and over",
 }
 # At the same time, and for as long with nothing to report: what the second shows is the machine's noise.
 STATES = {"reporting": "while all free memory is reported", "idle": "while nothing is reported"}
 GAPS = {
     "longest": ("ms", "the longest time it was kept from its next step"),
-    "p99": ("us", "the time that 99 of 100 of its steps took at most"),
-    "lost": ("percent", "the part of the time that went into steps of 0.1 ms and more"),
+    "p99": ("µs", "the time that 99 of 100 of its steps took at most"),
+    "lost": ("percent", "the part of the time that went into steps of 1 ms and more"),
 }
 
 

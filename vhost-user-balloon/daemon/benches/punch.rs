@@ -17,9 +17,9 @@ use std::process::{Child, Command, Stdio};
 use std::time::Instant;
 
 use common::*;
-use rustix::event::{PollFd, PollFlags};
 use rustix::fs::FallocateFlags;
 use vhost::{VhostBackend, VhostUserMemoryRegionInfo};
+use vmm_sys_util::poll::PollContext;
 
 /// How many blocks Linux reports at a time.
 const BATCH: usize = 32;
@@ -64,7 +64,7 @@ fn bare(memory: &File, blocks: &[(u64, u32)]) {
 }
 
 /// All blocks through the queue; each must come back as zero.
-fn reported(vm: &mut Vm, blocks: &[(u64, u32)]) {
+fn reported(vm: &mut Vm, called: &PollContext<u32>, blocks: &[(u64, u32)]) {
     for batch in blocks.chunks(BATCH) {
         for (at, size) in batch {
             vm.put(REPORTING, &[(*at, *size, true)]);
@@ -72,9 +72,8 @@ fn reported(vm: &mut Vm, blocks: &[(u64, u32)]) {
         let last = vm.used_index(REPORTING).wrapping_add(batch.len() as u16);
         vm.kick(REPORTING);
         while vm.used_index(REPORTING) != last {
-            let call = &vm.rings[REPORTING].call;
-            rustix::event::poll(&mut [PollFd::new(call, PollFlags::IN)], None).unwrap();
-            let _ = call.read();
+            called.wait_timeout(LONG).unwrap();
+            let _ = vm.rings[REPORTING].call.read();
         }
         for (_, size) in batch {
             assert_eq!(vm.used(REPORTING).map(|(_, length)| length), Some(*size));
@@ -124,6 +123,8 @@ fn main() {
     vm.frontend.set_mem_table(&[region]).unwrap();
     vm.start_device(ALL & !(1 << 7));
 
+    let called = PollContext::new().unwrap();
+    called.add(&vm.rings[REPORTING].call, 0_u32).unwrap();
     let blocks = blocks(end);
     let mut found = [Vec::new(), Vec::new()];
     for round in 0..rounds + WARM_UPS {
@@ -134,7 +135,7 @@ fn main() {
             if side == 0 {
                 bare(&vm.memory, &blocks);
             } else {
-                reported(&mut vm, &blocks);
+                reported(&mut vm, &called, &blocks);
             }
             let seconds = began.elapsed().as_secs_f64();
             assert!(vm.resident() <= PLAY + MIB, "{} bytes are still there", vm.resident());
