@@ -12,7 +12,13 @@ from lab import build, errors, fetch, guest, lock, paths, progress, run
 from lab.errors import LabError
 
 # What guests in tests are made of; the slowest first, so that nothing waits at the end.
-KERNELS = (("debug", "x86_64"), ("knownzero", "x86_64"), ("base", "x86_64"), ("debug", "um"))
+KERNELS = (
+    ("debug", "x86_64"),
+    ("knownzero", "x86_64"),
+    ("base", "x86_64"),
+    ("debug", "um"),
+    ("base", "um"),
+)
 QTESTS = ("virtio-balloon-reporting-test", "virtio-balloon-test")
 QUICK = "not boots and not slow"
 

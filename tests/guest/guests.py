@@ -9,6 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from lab.boot import BootResult, BootSpec, boot
 
 # pytest's record_property
@@ -23,6 +25,9 @@ CHECKED = (
 )
 CHECK = "page_zeroed.verify=1"
 BALLOON = "virtio-balloon-pci,free-page-reporting=on"
+# The same device as a process of its own.
+VHOST_USER = "vhost-user,stats-interval=0"
+BOTH_DEVICES = [pytest.param(BALLOON, id="in QEMU"), pytest.param(VHOST_USER, id="vhost-user")]
 DELAY = "/sys/module/page_reporting/parameters/page_reporting_delay_ms"
 FLUSH = "/sys/module/page_reporting/parameters/flush"
 # Free memory made dirty, then reported at once: what comes next has to be zero all the same.

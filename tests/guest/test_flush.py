@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from tests.guest.guests import (
-    BALLOON,
+    BOTH_DEVICES,
     DELAY,
     DIRTY,
     expect_at_least,
@@ -19,6 +19,7 @@ from tests.guest.guests import (
 
 pytestmark = pytest.mark.boots
 
+both = pytest.mark.parametrize("device", BOTH_DEVICES)
 # Long enough that nothing is reported but by a flush.
 LATE = f"echo 3600000 > {DELAY}"
 
@@ -40,11 +41,13 @@ def test_without_a_reporter() -> None:
     assert objects(result)[0]["error"] == "ENODEV"
 
 
-def test_everything_is_reported_when_it_returns() -> None:
+@both
+def test_everything_is_reported_when_it_returns(device: str) -> None:
     # Almost everything is dirtied: what was reported before would not be reported again.
     result = run(
         f"{LATE}; fillfree --share 90 >/dev/null; flush 0; flush 0; grep MemFree /proc/meminfo",
         kernel="knownzero",
+        devices=[device],
     )
     fine(result)
     first, second = objects(result)
@@ -54,21 +57,24 @@ def test_everything_is_reported_when_it_returns() -> None:
     expect_at_most(second["vmstat"]["pgzeroed_set_reported"] * 4, free_kb * 0.02)
 
 
-def test_everything_includes_what_the_cpu_keeps() -> None:
+@both
+def test_everything_includes_what_the_cpu_keeps(device: str) -> None:
     """Pages in the per-CPU lists are free memory too: after a flush of everything all of it is known."""
     result = run(
         f"{LATE}; {DIRTY}; flush 0; alloc_once --size 256 --pages thp --verify --mode touch_all; flush 0; "
         "alloc_once --size 256 --pages thp --verify --mode touch_all",
         kernel="knownzero",
         memory="2G",
+        devices=[device],
     )
     fine(result)
     skips = [one["vmstat"]["pgzeroed_skip_reported"] for one in objects(result) if "mode" in one]
     expect_at_least(min(skips), 0.99 * (256 << 8))
 
 
-def test_a_budget_is_kept() -> None:
-    result = run(f"{LATE}; {DIRTY}; flush 8192; flush 8192; flush 0", kernel="knownzero")
+@both
+def test_a_budget_is_kept(device: str) -> None:
+    result = run(f"{LATE}; {DIRTY}; flush 8192; flush 8192; flush 0", kernel="knownzero", devices=[device])
     fine(result)
     reported = [one["vmstat"]["pgzeroed_set_reported"] for one in objects(result)]
     # The last block may pass the budget by a part of itself (order 10 at most).
@@ -77,13 +83,16 @@ def test_a_budget_is_kept() -> None:
     assert reported[2] > 8192
 
 
-def test_a_signal_ends_it() -> None:
+@both
+def test_a_signal_ends_it(device: str) -> None:
     """A signal that comes in meanwhile: EINTR, at least once in many tries, and nothing else."""
     tries = "; ".join(
         f"fillfree --share 70 >/dev/null; flush --signal-after {us} 0"
         for us in (100, 300, 1000, 2000, 5000, 10000)
     )
-    result = run(f"{LATE}; {tries}; flush 0; alloc_once --size 256 --verify", kernel="debug")
+    result = run(
+        f"{LATE}; {tries}; flush 0; alloc_once --size 256 --verify", kernel="debug", devices=[device]
+    )
     fine(result)
     errors = [one["error"] for one in objects(result) if "error" in one]
     expect_at_least(errors.count("EINTR"), 1)
@@ -91,11 +100,12 @@ def test_a_signal_ends_it() -> None:
     assert errors[-1] is None
 
 
-def test_the_delay_still_works_by_itself() -> None:
+@both
+def test_the_delay_still_works_by_itself(device: str) -> None:
     result = run(
         f"echo 100 > {DELAY}; {DIRTY}; sleep 3; alloc_once --size 128 --pages thp --verify",
         kernel="knownzero",
-        devices=[BALLOON],
+        devices=[device],
     )
     fine(result)
     # Not all: what the CPU keeps in its own lists is not reported without a flush.

@@ -235,7 +235,7 @@ def test_a_kind_that_cannot_run_is_no_success(programs: dict[str, Path]) -> None
 
 @pytest.mark.parametrize("mode", ["spin", "alloc"])
 def test_stall_counts_all_of_its_time(programs: dict[str, Path], mode: str) -> None:
-    told = call(programs, "stall", "--mode", mode, "--ms", "300", "--lost", "1")
+    told = call(programs, "stall", "--mode", mode, "--size", "256", "--ms", "300", "--lost", "1")
     assert told.returncode == 0, told.stderr
     found = json.loads(told.stdout)
     assert found["mode"] == mode and found["reporting"] is False

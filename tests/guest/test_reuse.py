@@ -5,19 +5,32 @@ from __future__ import annotations
 
 import pytest
 
-from tests.guest.guests import BALLOON, DIRTY, REPORT, counters, expect_at_least, fine, objects, run
+from tests.guest.guests import (
+    BALLOON,
+    BOTH_DEVICES,
+    DIRTY,
+    REPORT,
+    VHOST_USER,
+    counters,
+    expect_at_least,
+    fine,
+    objects,
+    run,
+)
 
 pytestmark = pytest.mark.boots
 
 
+@pytest.mark.parametrize("device", BOTH_DEVICES)
 @pytest.mark.parametrize("cpus", [1, 2])
 @pytest.mark.parametrize(("pages", "at_least"), [("nothp", 0.21), ("mthp=64", 0.4), ("thp", 0.99)])
-def test_report_and_use_again(pages: str, at_least: float, cpus: int) -> None:
+def test_report_and_use_again(pages: str, at_least: float, cpus: int, device: str) -> None:
     result = run(
         f"{DIRTY}; {REPORT}; alloc_once --size 128 --pages {pages} --verify --mode touch_all; "
         "grep pgzeroed_ /proc/vmstat",
         cpus=cpus,
         checked=cpus == 1,
+        devices=[device],
     )
     fine(result)
     delta = objects(result)[-1]["vmstat"]
@@ -27,11 +40,13 @@ def test_report_and_use_again(pages: str, at_least: float, cpus: int) -> None:
     expect_at_least(counters(result)["pgzeroed_set_reported"], 1)
 
 
-def test_used_again_and_again() -> None:
+@pytest.mark.parametrize("device", BOTH_DEVICES)
+def test_used_again_and_again(device: str) -> None:
     """What was used and freed is dirty until it has been reported again."""
     once = f"{REPORT}; alloc_once --size 128 --pages thp --verify --mode touch_all"
     result = run(f"echo 3600000 > /sys/module/page_reporting/parameters/page_reporting_delay_ms; {DIRTY}; "
-                 f"{once}; {once}; alloc_once --size 512 --pages thp --verify --mode touch_all")  # fmt: skip
+                 f"{once}; {once}; alloc_once --size 512 --pages thp --verify --mode touch_all",
+                 devices=[device])  # fmt: skip
     fine(result)
     skips = [told["vmstat"]["pgzeroed_skip_reported"] for told in objects(result)]
     expect_at_least(skips[0], 0.99 * (128 << 8))
@@ -46,13 +61,18 @@ REFUSALS = {
     "no reporting": ("virtio-balloon-pci", ""),
     "poisoned pages": (BALLOON, "page_poison=1"),
     "zeroed on free": (BALLOON, "init_on_free=1"),
+    "driver told to, vhost-user": (VHOST_USER, "virtio_balloon.device_init_reported=0"),
+    "device does not offer, vhost-user": (VHOST_USER + ",device-init-reported=off", ""),
+    "no reporting, vhost-user": (VHOST_USER + ",free-page-reporting=off", ""),
+    "poisoned pages, vhost-user": (VHOST_USER, "page_poison=1"),
+    "zeroed on free, vhost-user": (VHOST_USER, "init_on_free=1"),
 }
 
 
 @pytest.mark.parametrize("why", REFUSALS)
 def test_nothing_is_skipped_when(why: str) -> None:
     device, append = REFUSALS[why]
-    report = "true" if why == "no reporting" else REPORT
+    report = "true" if why.startswith("no reporting") else REPORT
     result = run(
         f"{DIRTY}; {report}; alloc_once --size 128 --pages thp --verify --mode touch_all; "
         "grep pgzeroed_ /proc/vmstat",

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.guest.guests import BALLOON, DELAY, DIRTY, REPORT, counters, fine, objects, run, text
+from tests.guest.guests import BOTH_DEVICES, DELAY, DIRTY, REPORT, counters, fine, objects, run, text
 
 pytestmark = pytest.mark.boots
 
@@ -25,16 +25,18 @@ def test_our_kernel_on_the_distributions_qemu(kernel: str) -> None:
     assert found["pgzeroed_bad"] == 0
 
 
-def test_the_base_kernel_on_our_qemu() -> None:
+@pytest.mark.parametrize("device", BOTH_DEVICES)
+def test_the_base_kernel_on_our_qemu(device: str) -> None:
     """It does not know the bit; reporting goes on as ever, and the host gets its memory."""
-    result = run(f"echo 100 > {DELAY}; {DIRTY}; sleep 2; {JOB}", kernel="base", devices=[BALLOON])
+    result = run(f"echo 100 > {DELAY}; {DIRTY}; sleep 2; {JOB}", kernel="base", devices=[device])
     fine(result)
     assert all(value is None for value in (told["vmstat"]["pgzeroed_bad"] for told in objects(result)))
 
 
-def test_the_distributions_kernel_on_our_qemu() -> None:
+@pytest.mark.parametrize("device", BOTH_DEVICES)
+def test_the_distributions_kernel_on_our_qemu(device: str) -> None:
     result = run(
-        "uname -r; fillfree --share 60; fillfree --share 60; " + JOB, kernel="stock", devices=[BALLOON]
+        "uname -r; fillfree --share 60; fillfree --share 60; " + JOB, kernel="stock", devices=[device]
     )
     fine(result)
     assert len(objects(result)) == 4, text(result)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import signal
 import socket
 import struct
 import threading
@@ -172,21 +173,130 @@ def test_flush_from_the_host() -> None:
         fine(guest.wait())
 
 
-def test_a_kernel_that_does_not_know_the_bit() -> None:
-    """The base kernel reports, gets memory back as zeros all the same, and is promised nothing."""
+@pytest.mark.parametrize(
+    ("arch", "kernel"),
+    [("x86_64", "base"), ("x86_64", "stock"), ("um", "base")],
+    ids=["base", "stock", "base, um"],
+)
+def test_a_kernel_that_does_not_know_the_bit(arch: str, kernel: str) -> None:
+    """It reports, gets memory back as zeros all the same, and is promised nothing."""
     script = (
-        f"echo 100 > {DELAY}; fillfree --share 70 >/dev/null; pause filled; alloc_once --size 128 --verify"
+        f"[ ! -e {DELAY} ] || echo 100 > {DELAY}; fillfree --share 70 >/dev/null; pause filled; "
+        "alloc_once --size 128 --pages nothp --verify"
     )
-    with guest_with(script, kernel="base") as guest:
-        device = device_of(guest)
+    with guest_with(script, arch=arch, kernel=kernel, size="512M") as guest:
         until(guest, "filled")
-        device.wait_for("reports", lambda status: status["discarded"] > 300 * MIB, 60)
+        device = device_of(guest)
+        device.wait_for("reports", lambda status: status["discarded"] > 150 * MIB, 60)
         status = device.status()
         assert status["proven_zero"] == 0
         assert "device-init-reported" not in status["features"]
         assert any("zeroes reported memory again" in problem for problem in status["problems"])
+        # It can be inflated like any other.
+        device.ask(command="target", bytes=64 * MIB)
+        device.wait_for("inflate", lambda status: status["actual"] == 64 * MIB, 60)
+        device.ask(command="target", bytes=0)
+        status = device.wait_for("deflate", lambda status: status["actual"] == 0, 60)
+        assert status["inflated"] >= 64 * MIB
+        assert status["proven_zero"] == status["malformed"] == 0
         guest.send("")
         fine(guest.wait())
+
+
+def test_more_than_4_gib() -> None:
+    """Of such a guest a part is above a hole in its addresses, in the same file."""
+    script = (
+        f"{LATE}; fillfree --share 75 >/dev/null; pause filled; {REPORT}; pause reported; "
+        "alloc_once --size 3072 --pages thp --verify --mode touch_all; grep pgzeroed_ /proc/vmstat"
+    )
+    with guest_with(script, kernel="knownzero", size="5G") as guest:
+        device = device_of(guest)
+        until(guest, "filled")
+        filled = memory(guest)
+        guest.send("")
+        until(guest, "reported")
+        status = device.status()
+        # More than is below the hole: some of it is above 4 GiB.
+        low, high = sorted(status["regions"], key=lambda region: region["address"])
+        assert high["address"] == 4 << 30
+        assert status["proven_zero"] == status["reported"] == status["discarded"] > low["bytes"] + (1 << 30)
+        expect_at_most(memory(guest), filled - (3 << 30))
+        assert status["malformed"] == status["refused"] == 0
+        guest.send("")
+        result = guest.wait()
+        fine(result)
+        expect_at_least(objects(result)[-1]["vmstat"]["pgzeroed_skip_reported"], 0.95 * (3072 << 8))
+        assert counters(result)["pgzeroed_bad"] == 0
+
+
+@pytest.mark.parametrize("vouched", [True, False])
+def test_memory_that_is_plugged_in(vouched: bool) -> None:
+    """Plugged memory is another file, of which nothing is promised until somebody vouches that it is shared."""
+    script = (
+        f"{LATE}; {HUGE_PAGES}; echo online > /sys/devices/system/memory/auto_online_blocks; "
+        "total() { awk '/^MemTotal/ { print $2 }' /proc/meminfo; }; before=$(total); pause ready; "
+        "until [ $(total) -gt $((before + 200000)) ]; do sleep 0.1; done; "
+        f"fillfree --share 80 >/dev/null; pause filled; {REPORT}; pause reported; "
+        "alloc_once --size 512 --verify --mode touch_all; grep pgzeroed_ /proc/vmstat"
+    )
+    device = DEVICE + (",memory-is-shared" if vouched else "")
+    with guest_with(script, size="512M", device=device, extra_qemu=["-m", "slots=2,maxmem=2G"]) as guest:
+        until(guest, "ready")
+        guest.qmp(
+            "object-add",
+            **{"qom-type": "memory-backend-memfd", "id": "plug", "size": 256 * MIB, "share": True},
+        )
+        guest.qmp("device_add", driver="pc-dimm", id="dimm", memdev="plug")
+        guest.send("")
+        until(guest, "filled")
+        guest.send("")
+        until(guest, "reported")
+        status = device_of(guest).status()
+        assert sorted(region["bytes"] for region in status["regions"])[-2:] == [256 * MIB, 512 * MIB]
+        assert status["malformed"] == status["refused"] == 0
+        # What was free is back, wherever it was.
+        assert status["discarded"] == status["reported"] > 400 * MIB
+        unproven = status["reported"] - status["proven_zero"]
+        if vouched:
+            assert unproven == 0
+        else:
+            assert 100 * MIB < unproven <= 256 * MIB
+            assert status["unproven"]["not_known_shared"] == unproven
+        guest.send("")
+        result = guest.wait()
+        fine(result)
+        assert counters(result)["pgzeroed_bad"] == 0
+
+
+def test_a_guest_that_is_reset() -> None:
+    """What the last driver had in its balloon is forgotten, and the next one is told the same target."""
+    script = (
+        f"{LATE}; pause up; {DIRTY}; {REPORT}; pause reported; "
+        "alloc_once --size 128 --pages thp --verify --mode touch_all; grep pgzeroed_ /proc/vmstat"
+    )
+    with guest_with(script, extra_qemu=["-action", "reboot=reset"]) as guest:
+        device = device_of(guest)
+        until(guest, "up")
+        device.ask(command="target", bytes=128 * MIB)
+        device.wait_for("inflate", lambda status: status["actual"] == 128 * MIB, 60)
+        first = device.status()["inflated"]
+        guest.qmp("system_reset")
+        until(guest, "up")
+        status = device.wait_for("inflate again", lambda status: status["actual"] == 128 * MIB, 60)
+        assert status["inflated"] >= first + 128 * MIB
+        device.ask(command="target", bytes=0)
+        device.wait_for("deflate", lambda status: status["actual"] == 0, 60)
+        guest.send("")
+        until(guest, "reported")
+        status = device.status()
+        assert status["working"] is True
+        assert status["proven_zero"] == status["reported"] > 300 * MIB
+        assert status["malformed"] == status["refused"] == 0
+        guest.send("")
+        result = guest.wait()
+        fine(result)
+        expect_at_least(objects(result)[-1]["vmstat"]["pgzeroed_skip_reported"], 0.99 * (128 << 8))
+        assert counters(result)["pgzeroed_bad"] == 0
 
 
 def test_a_driver_that_is_bound_again() -> None:
@@ -416,3 +526,41 @@ def test_user_mode_linux_inflates_and_deflates() -> None:
         # What was in the balloon is not zeroed again, and was zero; the rest of free memory may come first.
         expect_at_least(objects(result)[-1]["vmstat"]["pgzeroed_skip_inflated"], 200 << 8)
         assert counters(result)["pgzeroed_bad"] == 0
+
+
+def test_user_mode_linux_loses_its_daemon() -> None:
+    """It cannot be taken up again there: the guest lives on without a balloon, and whoever flushes is told."""
+    script = (
+        f"{LATE}; {DIRTY}; pause filled; "
+        'until [ -z "$(ls /sys/bus/virtio/devices)" ]; do sleep 0.1; done; '
+        "flush 0; alloc_once --size 128 --pages nothp --verify --mode touch_all"
+    )
+    with guest_with(script, arch="um", size="512M") as guest:
+        until(guest, "filled")
+        device_of(guest).kill()
+        guest.send("")
+        result = guest.wait()
+        fine(result)
+        flushed, used = objects(result)
+        assert flushed["error"] == "ENODEV"
+        assert used["bytes"] == 128 * MIB
+
+
+def test_user_mode_linux_loses_its_daemon_in_the_middle_of_a_report() -> None:
+    """Whoever reports waits for ever then. The rest of the guest does not, and it can be ended."""
+    script = (
+        f"{LATE}; {DIRTY}; pause filled; ({REPORT}) & sleep 1; pause waiting; sleep 1; "
+        'echo "$(jobs)"; alloc_once --size 128 --pages nothp --verify --mode touch_all'
+    )
+    with guest_with(script, arch="um", size="512M") as guest:
+        device = device_of(guest)
+        until(guest, "filled")
+        os.kill(device.process.pid, signal.SIGSTOP)
+        guest.send("")
+        until(guest, "waiting")
+        device.kill()
+        guest.send("")
+        result = guest.wait()
+        fine(result)
+        assert "Running" in result.stdout
+        assert objects(result)[0]["bytes"] == 128 * MIB
