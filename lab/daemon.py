@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -25,8 +27,19 @@ START = 10.0  # seconds the daemon gets to listen
 
 
 def target_dir() -> Path:
-    """Where cargo builds."""
-    return paths.sub("obj", "rust")
+    """Where cargo builds: a folder for each checkout, since cargo takes what another has built for its own.
+
+    Those of checkouts that are gone are removed.
+    """
+    name = hashlib.sha256(str(WORKSPACE).encode()).hexdigest()[:8]
+    folder = paths.sub("obj", f"rust-{name}")
+    owner = folder / "checkout"
+    if not owner.is_file():
+        lock.write_atomically(owner, str(WORKSPACE).encode())
+        for other in folder.parent.glob("rust-*/checkout"):
+            if not Path(other.read_text(encoding="utf-8")).is_dir():
+                shutil.rmtree(other.parent, ignore_errors=True)
+    return folder
 
 
 def cargo(arguments: list[str], log: Path, what: str, timeout: float | None = None) -> None:
