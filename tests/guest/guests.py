@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +28,22 @@ BALLOON = "virtio-balloon-pci,free-page-reporting=on"
 # The same device as a process of its own.
 VHOST_USER = "vhost-user,stats-interval=0"
 BOTH_DEVICES = [pytest.param(BALLOON, id="in QEMU"), pytest.param(VHOST_USER, id="vhost-user")]
+# test_vhost_user has the short of it; everything with either device takes as long again.
+BOTH_AT_NIGHT = [BOTH_DEVICES[0], pytest.param(VHOST_USER, id="vhost-user", marks=pytest.mark.nightly)]
 DELAY = "/sys/module/page_reporting/parameters/page_reporting_delay_ms"
 FLUSH = "/sys/module/page_reporting/parameters/flush"
 # Free memory made dirty, then reported at once: what comes next has to be zero all the same.
 DIRTY = "fillfree --share 70 >/dev/null; echo 3 > /proc/sys/vm/drop_caches"
 REPORT = f"echo 0 > {FLUSH}"
+
+
+def most_by_day(names: Iterable[str]) -> list[Any]:
+    """Parameters of a test; those for the other device wait for the night."""
+    return [
+        pytest.param(name, marks=pytest.mark.nightly) if name.endswith("vhost-user") else name
+        for name in names
+    ]
+
 
 # With less than 512 MB (a guest of 512M has that) Linux leaves huge pages off, whatever its command line says.
 HUGE_PAGES = (

@@ -14,7 +14,15 @@ import pytest
 from lab import balloon
 from lab.bench.session import LOOP, Side
 from lab.boot import BootSpec, Guest, running
-from tests.guest.guests import CHECK, CHECKED, HUGE_PAGES, VHOST_USER, expect_at_least, expect_at_most
+from tests.guest.guests import (
+    CHECK,
+    CHECKED,
+    HUGE_PAGES,
+    VHOST_USER,
+    expect_at_least,
+    expect_at_most,
+    most_by_day,
+)
 
 pytestmark = pytest.mark.boots
 
@@ -25,7 +33,11 @@ TELLS = balloon.device(device_init_on_inflate="on")
 PROCESS = f"{VHOST_USER},free-page-reporting=off"
 PROCESS_TELLS = f"{PROCESS},device-init-on-inflate=on"
 both = pytest.mark.parametrize(
-    "device", [pytest.param(TELLS, id="in QEMU"), pytest.param(PROCESS_TELLS, id="vhost-user")]
+    "device",
+    [
+        pytest.param(TELLS, id="in QEMU"),
+        pytest.param(PROCESS_TELLS, id="vhost-user", marks=pytest.mark.nightly),
+    ],
 )
 # Twice: what the first has not reached because the kernel kept it is likely to be free by then.
 DIRTY = "fillfree --share 85 >/dev/null; echo 3 > /proc/sys/vm/drop_caches"
@@ -141,7 +153,7 @@ def test_again_and_again(device: str) -> None:
     "device",
     [
         pytest.param(balloon.device(device_init_on_inflate="on", free_page_reporting="on"), id="in QEMU"),
-        pytest.param(f"{VHOST_USER},device-init-on-inflate=on", id="vhost-user"),
+        pytest.param(f"{VHOST_USER},device-init-on-inflate=on", id="vhost-user", marks=pytest.mark.nightly),
     ],
 )
 def test_together_with_reporting(device: str) -> None:
@@ -183,7 +195,7 @@ REFUSALS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("why", REFUSALS)
+@pytest.mark.parametrize("why", most_by_day(REFUSALS))
 def test_nothing_is_skipped_when(why: str) -> None:
     device, more = REFUSALS[why]
     checked = "page_poison" not in more.get("append", "")
@@ -220,7 +232,7 @@ def test_some_are_zero_and_some_are_not() -> None:
     [
         pytest.param(TELLS, [], id="all zero"),
         pytest.param(TELLS, MIXED, id="some zero", marks=pytest.mark.nightly),
-        pytest.param(PROCESS_TELLS, [], id="all zero, vhost-user"),
+        pytest.param(PROCESS_TELLS, [], id="all zero, vhost-user", marks=pytest.mark.nightly),
     ],
 )
 def test_migrated_while_inflated(device: str, extra: list[str]) -> None:
@@ -246,7 +258,7 @@ def test_migrated_while_inflated(device: str, extra: list[str]) -> None:
     "device",
     [
         pytest.param(balloon.device(device_init_on_inflate="on", deflate_on_oom="on"), id="in QEMU"),
-        pytest.param(PROCESS_TELLS, id="vhost-user"),
+        pytest.param(PROCESS_TELLS, id="vhost-user", marks=pytest.mark.nightly),
     ],
 )
 def test_deflated_when_out_of_memory(device: str) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from tests.guest.guests import (
-    BOTH_DEVICES,
+    BOTH_AT_NIGHT,
     DELAY,
     DIRTY,
     expect_at_least,
@@ -19,7 +19,7 @@ from tests.guest.guests import (
 
 pytestmark = pytest.mark.boots
 
-both = pytest.mark.parametrize("device", BOTH_DEVICES)
+both = pytest.mark.parametrize("device", BOTH_AT_NIGHT)
 # Long enough that nothing is reported but by a flush.
 LATE = f"echo 3600000 > {DELAY}"
 

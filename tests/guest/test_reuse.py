@@ -7,13 +7,14 @@ import pytest
 
 from tests.guest.guests import (
     BALLOON,
-    BOTH_DEVICES,
+    BOTH_AT_NIGHT,
     DIRTY,
     REPORT,
     VHOST_USER,
     counters,
     expect_at_least,
     fine,
+    most_by_day,
     objects,
     run,
 )
@@ -21,7 +22,7 @@ from tests.guest.guests import (
 pytestmark = pytest.mark.boots
 
 
-@pytest.mark.parametrize("device", BOTH_DEVICES)
+@pytest.mark.parametrize("device", BOTH_AT_NIGHT)
 @pytest.mark.parametrize("cpus", [1, 2])
 @pytest.mark.parametrize(("pages", "at_least"), [("nothp", 0.21), ("mthp=64", 0.4), ("thp", 0.99)])
 def test_report_and_use_again(pages: str, at_least: float, cpus: int, device: str) -> None:
@@ -40,7 +41,7 @@ def test_report_and_use_again(pages: str, at_least: float, cpus: int, device: st
     expect_at_least(counters(result)["pgzeroed_set_reported"], 1)
 
 
-@pytest.mark.parametrize("device", BOTH_DEVICES)
+@pytest.mark.parametrize("device", BOTH_AT_NIGHT)
 def test_used_again_and_again(device: str) -> None:
     """What was used and freed is dirty until it has been reported again."""
     once = f"{REPORT}; alloc_once --size 128 --pages thp --verify --mode touch_all"
@@ -69,7 +70,7 @@ REFUSALS = {
 }
 
 
-@pytest.mark.parametrize("why", REFUSALS)
+@pytest.mark.parametrize("why", most_by_day(REFUSALS))
 def test_nothing_is_skipped_when(why: str) -> None:
     device, append = REFUSALS[why]
     report = "true" if why.startswith("no reporting") else REPORT

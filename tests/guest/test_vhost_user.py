@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from lab import daemon
-from lab.boot import BootSpec, Guest, running
+from lab.boot import BootResult, BootSpec, Guest, running
 from lab.errors import LabError
 from lab.run import output as run_output
 from tests.guest.guests import (
@@ -31,6 +31,7 @@ from tests.guest.guests import (
     fine,
     objects,
     run,
+    text,
 )
 
 pytestmark = pytest.mark.boots
@@ -471,7 +472,9 @@ def test_memory_of_huge_pages(huge_pages: None) -> None:
         status = device.wait_for("inflate", lambda status: status["actual"] == 256 * MIB, 60)
         back = filled - memory(guest)
         assert back % HUGE == 0
-        assert 0 < back <= 256 * MIB
+        # More if compaction has moved pages of the balloon meanwhile.
+        assert back > 0
+        expect_at_most(back, 256 * MIB)
         guest.send("")
         until(guest, "inflated")
         device.ask(command="target", bytes=0)
@@ -528,6 +531,12 @@ def test_user_mode_linux_inflates_and_deflates() -> None:
         assert counters(result)["pgzeroed_bad"] == 0
 
 
+def survived(result: BootResult) -> None:
+    """The transport of 7.3.4 warns when it reads the end of its peer's pipe; nothing else may be wrong."""
+    assert all("arch/um/drivers/virtio_uml.c" in line for line in result.violations), result.violations[:8]
+    assert result.exit_code == 0, text(result)
+
+
 def test_user_mode_linux_loses_its_daemon() -> None:
     """It cannot be taken up again there: the guest lives on without a balloon, and whoever flushes is told."""
     script = (
@@ -535,12 +544,12 @@ def test_user_mode_linux_loses_its_daemon() -> None:
         'until [ -z "$(ls /sys/bus/virtio/devices)" ]; do sleep 0.1; done; '
         "flush 0; alloc_once --size 128 --pages nothp --verify --mode touch_all"
     )
-    with guest_with(script, arch="um", size="512M") as guest:
+    with guest_with(script, arch="um", size="512M", allow_warnings=True) as guest:
         until(guest, "filled")
         device_of(guest).kill()
         guest.send("")
         result = guest.wait()
-        fine(result)
+        survived(result)
         flushed, used = objects(result)
         assert flushed["error"] == "ENODEV"
         assert used["bytes"] == 128 * MIB
@@ -552,7 +561,7 @@ def test_user_mode_linux_loses_its_daemon_in_the_middle_of_a_report() -> None:
         f"{LATE}; {DIRTY}; pause filled; ({REPORT}) & sleep 1; pause waiting; sleep 1; "
         'echo "$(jobs)"; alloc_once --size 128 --pages nothp --verify --mode touch_all'
     )
-    with guest_with(script, arch="um", size="512M") as guest:
+    with guest_with(script, arch="um", size="512M", allow_warnings=True) as guest:
         device = device_of(guest)
         until(guest, "filled")
         os.kill(device.process.pid, signal.SIGSTOP)
@@ -561,6 +570,6 @@ def test_user_mode_linux_loses_its_daemon_in_the_middle_of_a_report() -> None:
         device.kill()
         guest.send("")
         result = guest.wait()
-        fine(result)
+        survived(result)
         assert "Running" in result.stdout
         assert objects(result)[0]["bytes"] == 128 * MIB
