@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The command line.
 
-use std::num::NonZeroU64;
+use std::num::{NonZeroU32, NonZeroU64};
 use std::os::fd::RawFd;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -74,6 +74,9 @@ pub struct Daemon {
     /// pages, 2M keeps the host from breaking them up
     #[arg(long, value_name = "SIZE", default_value = "4K", value_parser = parse_unit)]
     pub discard_unit: u64,
+    /// For tests of drivers: leave about one in so many pieces of memory alone, at random
+    #[arg(long, value_name = "NUMBER", hide = true)]
+    pub inhibit_one_in: Option<NonZeroU32>,
     /// What happens on a system call that is not expected
     #[arg(long, value_name = "ACTION", default_value = "kill")]
     pub seccomp: Seccomp,
@@ -228,6 +231,7 @@ impl Daemon {
             target: self.target,
             memory_is_shared: self.memory_is_shared,
             discard_unit: self.discard_unit,
+            inhibit_one_in: self.inhibit_one_in,
             stats_interval: (self.stats_interval != 0).then(|| Duration::from_secs(self.stats_interval)),
         }
     }

@@ -5,6 +5,7 @@
 //! nothing is kept that grows with what was sent, and what makes no sense costs the sender its answer
 //! and nobody else anything.
 
+use std::num::NonZeroU32;
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
@@ -35,6 +36,9 @@ pub struct Options {
     pub memory_is_shared: bool,
     /// Nothing smaller than this is discarded; a power of two.
     pub discard_unit: u64,
+    /// About one in so many pieces of memory is left alone, at random, and the driver told so: for tests
+    /// of drivers. Inflated pages that follow each other are one piece, and so is each reported block.
+    pub inhibit_one_in: Option<NonZeroU32>,
     /// How often to ask for statistics.
     pub stats_interval: Option<Duration>,
 }
@@ -72,6 +76,7 @@ pub struct Device {
     asked: Option<Instant>,
     statistics: Option<(Statistics, Instant)>,
     inhibited: bool,
+    dice: u64,
     channel: Option<Channel>,
     tell_config: bool,
     metrics: Metrics,
@@ -103,6 +108,7 @@ impl Device {
             asked: None,
             statistics: None,
             inhibited: false,
+            dice: 0x9e37_79b9_7f4a_7c15,
             channel: None,
             tell_config: false,
             metrics: Metrics::default(),
@@ -635,11 +641,21 @@ impl Device {
         }
     }
 
+    /// Whether this piece of memory is one that a test has kept; xorshift64 is random enough.
+    fn leaves_it_alone(&mut self) -> bool {
+        let Some(one_in) = self.options.inhibit_one_in else { return false };
+        self.dice ^= self.dice << 13;
+        self.dice ^= self.dice >> 7;
+        self.dice ^= self.dice << 17;
+        // The upper bits are the better ones.
+        (self.dice >> 32) % u64::from(one_in.get()) == 0
+    }
+
     /// Give a range back to the host, unless there is a reason not to.
     fn discard(&mut self, kind: QueueKind, range: Range) -> Discarded {
         let kept = |reason| Discarded { claim: Claim::No(reason), bytes: 0, errno: None };
         let poisoned = self.features.contains(Features::PAGE_POISON) && self.config.poison_val != 0;
-        let done = if self.inhibited {
+        let done = if self.inhibited || self.leaves_it_alone() {
             kept(No::Inhibited)
         } else if poisoned && kind == QueueKind::Reporting {
             // The driver expects its own value there, and zeros would look like a write to free memory.

@@ -468,6 +468,29 @@ fn discarding_can_be_suspended() {
 
 /// Host pages of 2 MiB: whatever the order and the requests, one goes when all of it is in the balloon.
 #[test]
+fn some_of_it_can_be_left_alone_for_tests_of_drivers() {
+    let one_in = std::num::NonZeroU32::new(3);
+    let reluctant = vhost_user_balloon::device::Options { inhibit_one_in: one_in, ..options() };
+    let mut vm = Vm::started(ALL, reluctant);
+    vm.fill(PLAY, 16 * MIB);
+    let mut kept = 0;
+    for piece in 0..128 {
+        let at = PLAY + piece * 0x2_0000;
+        let told = vm.ask(REPORTING, &[(at, 0x2_0000, true)]);
+        if told == 0 {
+            kept += 1;
+            assert!(vm.is_filled(at, 0x2_0000), "what is not said to be zero is what it was");
+        } else {
+            assert_eq!(told, 0x2_0000);
+            assert!(vm.is_zero(at, 0x2_0000));
+        }
+    }
+    assert!((20..70).contains(&kept), "{kept} of 128");
+    assert_eq!(vm.status()["skipped"]["inhibited"], kept * 0x2_0000);
+    vm.end().unwrap();
+}
+
+#[test]
 fn large_host_pages() {
     let large = vhost_user_balloon::device::Options { discard_unit: 2 * MIB, ..options() };
     let mut vm = Vm::started(ALL, large);

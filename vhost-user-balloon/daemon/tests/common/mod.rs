@@ -42,6 +42,7 @@ pub fn options() -> Options {
         target: 0,
         memory_is_shared: false,
         discard_unit: 4096,
+        inhibit_one_in: None,
         stats_interval: None,
     }
 }
