@@ -20,25 +20,36 @@ PROBE_SECONDS = 20
 MARK = b"knownzero-kvm-works"
 
 
-def cpu(accel: str) -> list[str]:
+def cpu(accel: str, arch: str = "x86_64") -> list[str]:
     """The processor model and accelerator options.
 
     Under TCG the model must lack ERMS: QEMU emulates ``rep stosb`` byte by byte, which would
     flatter every figure about zeroing.
     """
+    if arch == "arm64":
+        return ["-accel", "tcg", "-cpu", "cortex-a57"]
     if accel == "kvm":
         return ["-accel", "kvm", "-cpu", "host"]
     return ["-accel", "tcg", "-cpu", "qemu64,+pdpe1gb"]
 
 
-def choose(wanted: str, qemu: Path, kernel: Path) -> str:
-    """``kvm`` or ``tcg``: what was asked for, or the best that works for ``auto``."""
+def choose(wanted: str, qemu: Path, kernel: Path, arch: str = "x86_64") -> str:
+    """``kvm`` or ``tcg``: what was asked for, or the best that works for ``auto``.
+
+    Kernels for other processors than the machine's are emulated.
+    """
     if wanted not in CHOICES:
         raise UsageError(
             f"no accelerator is called {wanted!r}",
             "there are: " + ", ".join(CHOICES),
             "choose one of them with --accel",
         )
+    if arch != "x86_64":
+        if wanted == "kvm":
+            raise UsageError(
+                "KVM cannot be used here", f"the kernel is one for {arch}", "use --accel auto or tcg"
+            )
+        return "tcg"
     if wanted == "tcg":
         return "tcg"
     works, why = kvm_works(qemu, kernel)

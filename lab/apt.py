@@ -133,14 +133,18 @@ def keyring(entry: Entry) -> str:
 
 
 class PrivateApt:
-    """apt with its own lists and cache for one suite; ``kind`` is ``deb`` or ``deb-src``."""
+    """apt with its own lists and cache for one suite; ``kind`` is ``deb`` or ``deb-src``.
 
-    def __init__(self, suite: str, kind: str = "deb", etc: Path = ETC) -> None:
+    ``arch``: packages of another architecture than the machine's, by Debian's name of it.
+    """
+
+    def __init__(self, suite: str, kind: str = "deb", etc: Path = ETC, arch: str = "") -> None:
         """Make the private root; raises LabError when the machine has no Debian mirror."""
         self.suite = suite
         self.kind = kind
+        self.arch = arch
         self.entry = debian_entry(machine_entries(etc), codename())
-        self.root = paths.sub("apt", f"{suite}-{kind}")
+        self.root = paths.sub("apt", "-".join([suite, kind, *([arch] if arch else [])]))
         self._updated = False
         self._configure()
 
@@ -174,7 +178,13 @@ class PrivateApt:
             "Acquire::Languages": "none",
             "Acquire::Retries": "3",
         }
+        if self.arch:
+            options["APT::Architecture"] = self.arch
+            # Nothing of that architecture is installed.
+            options["Dir::State::status"] = "/dev/null"
         lines = [f'{name} "{value}";' for name, value in options.items()]
+        if self.arch:
+            lines += ["#clear APT::Architectures;", f'APT::Architectures {{ "{self.arch}"; }};']
         lines += [
             f"#clear {name};"
             for name in (

@@ -30,6 +30,7 @@ from lab.errors import LabError, TestFailure
 # A kernel under KVM skips the check of its timer by itself; an emulated one on a busy machine may miss
 # the ticks that the check counts, and panic.
 APPEND = "console=ttyS0 panic=-1 mitigations=off no_timer_check"
+APPEND_ARM64 = "console=ttyAMA0 panic=-1 mitigations=off"
 APPEND_UM = "con=null con0=null,fd:1 console=tty0 earlyprintk panic=-1"
 KEEP_RUNS = 200
 VHOST_USER = "vhost-user"
@@ -126,8 +127,10 @@ def resolve_kernel(kernel: str | Path, arch: str = "x86_64") -> tuple[Path, list
     return path.absolute(), []
 
 
-def resolve_qemu(qemu: str | Path | None) -> Path:
-    """The QEMU to use: ours unless told otherwise."""
+def resolve_qemu(qemu: str | Path | None, arch: str = "x86_64") -> Path:
+    """The QEMU to use: ours unless told otherwise, or the distribution's for another processor."""
+    if qemu is None and arch == "arm64":
+        return stock.qemu(arch)
     if qemu is None:
         return build.build_qemu("knownzero")
     if str(qemu) in build.QEMU_VARIANTS:
@@ -230,14 +233,14 @@ class Guest:
     def _initrd(self, channels: str, modules: list[Path]) -> Path:
         initrd = self.folder / "initrd.cpio"
         mode = f"{channels} in" if self.talks else channels
-        initramfs.write(initrd, self.spec.command, mode, self.spec.add, modules)
+        initramfs.write(initrd, self.spec.command, mode, self.spec.add, modules, self.spec.arch)
         return initrd
 
     def _qemu_argv(self, ends: dict[str, socket.socket]) -> list[str]:
         spec = self.spec
-        kernel, modules = resolve_kernel(spec.kernel)
-        qemu = resolve_qemu(spec.qemu)
-        self.accel = accel.choose(spec.accel, qemu, kernel)
+        kernel, modules = resolve_kernel(spec.kernel, spec.arch)
+        qemu = resolve_qemu(spec.qemu, spec.arch)
+        self.accel = accel.choose(spec.accel, qemu, kernel, spec.arch)
         initrd = self._initrd("tty" if self.interactive else "ports", modules)
         argv = [
             str(qemu),
@@ -247,11 +250,12 @@ class Guest:
             "none",
             "-no-reboot",
             "-machine",
-            "q35",
+            "virt" if spec.arch == "arm64" else "q35",
         ]
-        argv += accel.cpu(self.accel)
+        argv += accel.cpu(self.accel, spec.arch)
         argv += ["-m", spec.memory, "-smp", str(spec.cpus), "-kernel", str(kernel), "-initrd", str(initrd)]
-        argv += ["-append", f"{APPEND} {spec.append}".strip()]
+        append = APPEND_ARM64 if spec.arch == "arm64" else APPEND
+        argv += ["-append", f"{append} {spec.append}".strip()]
         argv += ["-chardev", f"file,id=kzconsole,path={self.console}", "-serial", "chardev:kzconsole"]
         argv += ["-device", "virtio-serial-pci,id=kzserial"]
         for name, end in ends.items():

@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from lab import apt, debs, fetch, lock, paths, progress, run, series
@@ -23,6 +24,26 @@ from lab.run import Argv
 
 VARIANTS = ("base", "knownzero", "off", "debug")
 ARCHES = ("x86_64", "um")
+
+
+@dataclass(frozen=True)
+class Machine:
+    """An architecture: ``image`` is what is booted, ``differs`` the fragment that comes last."""
+
+    image: str
+    like: str = ""
+    differs: str = ""
+    prefix: str = ""  # of a cross compiler
+
+
+# Besides ARCHES, those that only some tests at night are for.
+MACHINES = {
+    "x86_64": Machine("arch/x86/boot/bzImage"),
+    "um": Machine("linux"),
+    "i386": Machine("arch/x86/boot/bzImage", "x86_64", "i386", "i686-linux-gnu-"),
+    "arm64": Machine("arch/arm64/boot/Image", "x86_64", "arm64", "aarch64-linux-gnu-"),
+    "riscv": Machine("arch/riscv/boot/Image", "", "riscv", "riscv64-linux-gnu-"),
+}
 QEMU_VARIANTS = ("base", "knownzero")
 LINUX_RECIPE = "1"  # change it when the way kernels are built changes
 QEMU_RECIPE = "1"
@@ -61,10 +82,10 @@ def jobs() -> int:
 
 
 @functools.cache
-def compiler() -> str:
-    """The compiler and linker, as a line that changes when they do."""
+def compiler(prefix: str = "") -> str:
+    """The compiler and linker, as a line that changes when they do; ``prefix``: those of a cross compiler."""
     lines = []
-    for tool in ("cc", "ld"):
+    for tool in (f"{prefix}gcc" if prefix else "cc", f"{prefix}ld"):
         text = run.output(
             [tool, "--version"], "cannot compile", "run `kz doctor`: it names the packages to install"
         )
@@ -72,16 +93,44 @@ def compiler() -> str:
     return "; ".join(lines)
 
 
-def fragments(variant: str, arch: str, root: Path | None = None) -> list[Path]:
-    """The configuration fragments of a variant, in the order in which they are merged."""
-    folder = (root or paths.REPO / "linux") / "configs"
+def fragments(variant: str, arch: str, config: str = "") -> list[Path]:
+    """The configuration fragments of a variant, in the order in which they are merged.
+
+    ``config`` comes last: a name in configs/matrix, or a file.
+    """
+    folder = paths.REPO / "linux" / "configs"
+    machine = MACHINES[arch]
+    first = machine.like if machine.differs else arch
     names = {
-        "base": [arch],
-        "knownzero": [arch, "knownzero"],
-        "off": [arch, "off"],
-        "debug": [arch, "knownzero", "debug", f"debug-{arch}"],
+        "base": [first],
+        "knownzero": [first, "knownzero"],
+        "off": [first, "off"],
+        "debug": [first, "knownzero", "debug", f"debug-{first}"],
     }[variant]
-    return [folder / f"{name}.config" for name in names]
+    files = [folder / f"{name}.config" for name in names if name not in ("", "debug-")]
+    if machine.differs:
+        files.append(folder / f"{machine.differs}.config")
+    if config:
+        files.append(_more(config))
+    return files
+
+
+def configurations() -> list[str]:
+    """The names that ``--config`` knows."""
+    return sorted(file.stem for file in (paths.REPO / "linux" / "configs" / "matrix").glob("*.config"))
+
+
+def _more(config: str) -> Path:
+    """A fragment by its name in configs/matrix, or by its path."""
+    if config in configurations():
+        return paths.REPO / "linux" / "configs" / "matrix" / f"{config}.config"
+    if not Path(config).is_file():
+        raise UsageError(
+            f"no configuration is called {config!r}",
+            "it is no file, and there are: " + ", ".join(configurations()),
+            "choose one of them with --config",
+        )
+    return Path(config)
 
 
 def requested(files: list[Path]) -> dict[str, str]:
@@ -137,29 +186,30 @@ def _digest(parts: list[str]) -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
-def linux_key(variant: str, arch: str, source: fetch.Source) -> str:
+def linux_key(variant: str, arch: str, source: fetch.Source, config: str = "") -> str:
     """The name of a kernel image: everything that goes into it."""
-    parts = [LINUX_RECIPE, arch, variant, source.key, compiler()]
-    parts += [file.read_text(encoding="utf-8") for file in _checked_fragments(variant, arch)]
+    files = _checked_fragments(variant, arch, config)
+    parts = [LINUX_RECIPE, arch, variant, source.key, compiler(MACHINES[arch].prefix)]
+    parts += [file.read_text(encoding="utf-8") for file in files]
     if variant != "base":
         parts.append(series.get("linux").key())
     return _digest(parts)
 
 
-def _checked_fragments(variant: str, arch: str) -> list[Path]:
+def _checked_fragments(variant: str, arch: str, config: str = "") -> list[Path]:
     if variant not in VARIANTS:
         raise UsageError(
             f"no kernel variant is called {variant!r}",
             "there are: " + ", ".join(VARIANTS),
             "choose one of them with --variant",
         )
-    if arch not in ARCHES:
+    if arch not in MACHINES:
         raise UsageError(
             f"no kernel is built for {arch!r}",
-            "there are: " + ", ".join(ARCHES),
+            "there are: " + ", ".join(MACHINES),
             "choose one of them with --arch",
         )
-    return fragments(variant, arch)
+    return fragments(variant, arch, config)
 
 
 def _image(prefix: str, key: str, name: str) -> Path:
@@ -168,31 +218,40 @@ def _image(prefix: str, key: str, name: str) -> Path:
 
 def linux_image_name(arch: str) -> str:
     """The file that is booted."""
-    return "linux" if arch == "um" else "bzImage"
+    return Path(MACHINES[arch].image).name
 
 
-def find_linux(variant: str, arch: str = "x86_64") -> Path | None:
+def _linux_name(variant: str, arch: str, config: str) -> str:
+    """What a kernel is called in names of folders, logs and locks."""
+    return "-".join([arch, variant, *([Path(config).stem] if config else [])])
+
+
+def find_linux(variant: str, arch: str = "x86_64", config: str = "") -> Path | None:
     """The image if the cache has it; never builds."""
-    key = linux_key(variant, arch, fetch.identify("linux"))
-    image = _image(f"linux-{arch}-{variant}", key, linux_image_name(arch))
+    key = linux_key(variant, arch, fetch.identify("linux"), config)
+    image = _image(f"linux-{_linux_name(variant, arch, config)}", key, linux_image_name(arch))
     return image if image.is_file() else None
 
 
-def build_linux(variant: str, arch: str = "x86_64") -> Path:
-    """The kernel image (bzImage; for um the executable), built when the cache lacks it.
+def build_linux(variant: str, arch: str = "x86_64", config: str = "") -> Path:
+    """The kernel image (bzImage, Image; for um the executable), built when the cache lacks it.
 
-    vmlinux, .config, System.map and metadata.json stand beside it.
+    ``config``: a fragment that changes the variant's configuration, see ``fragments``. vmlinux, .config,
+    System.map and metadata.json stand beside the image.
     """
-    found = find_linux(variant, arch)
+    _checked_fragments(variant, arch, config)
+    need_compiler(arch)
+    found = find_linux(variant, arch, config)
     if found:
         with contextlib.suppress(OSError):
             os.utime(found.parent)
         return found
     need_tools("linux")
     source = fetch.obtain("linux")
-    with lock.locked(f"build-linux-{arch}-{variant}"):
-        key = linux_key(variant, arch, source)
-        image = _image(f"linux-{arch}-{variant}", key, linux_image_name(arch))
+    name = _linux_name(variant, arch, config)
+    with lock.locked(f"build-linux-{name}"):
+        key = linux_key(variant, arch, source, config)
+        image = _image(f"linux-{name}", key, linux_image_name(arch))
         if image.is_file():
             return image
         with contextlib.ExitStack() as stack:
@@ -200,18 +259,25 @@ def build_linux(variant: str, arch: str = "x86_64") -> Path:
                 tree = fetch.pristine(source)
             else:
                 tree = stack.enter_context(series.working_copy(series.get("linux"), source))
-            obj = paths.sub("obj") / f"linux-{source.key[:8]}-{arch}-{variant}"
-            log = paths.log_file(f"linux-{arch}-{variant}")
+            obj = paths.sub("obj") / f"linux-{source.key[:8]}-{name}"
+            log = paths.log_file(f"linux-{name}")
             began = time.monotonic()
-            with progress.step(f"building linux {source.version} {arch} {variant}", log):
-                make_linux(tree, obj, fragments(variant, arch), arch, variant, log, [linux_image_name(arch)])
+            with progress.step(f"building linux {source.version} {name.replace('-', ' ')}", log):
+                files = fragments(variant, arch, config)
+                make_linux(tree, obj, files, arch, variant, log, [linux_image_name(arch)])
             _publish_linux(obj, image, arch, {
-                "what": "linux", "variant": variant, "arch": arch, "version": source.version, "source": source.key,
-                "series": series.get("linux").key() if variant != "base" else "", "compiler": compiler(),
+                "what": "linux", "variant": variant, "arch": arch, "config": config, "version": source.version, "source": source.key,
+                "series": series.get("linux").key() if variant != "base" else "", "compiler": compiler(MACHINES[arch].prefix),
                 "seconds": round(time.monotonic() - began, 1), "key": key,
             })  # fmt: skip
         prune_images()
     return image
+
+
+def _kbuild(arch: str) -> list[str]:
+    """What every call of the kernel's make is told."""
+    prefix = MACHINES[arch].prefix
+    return [f"ARCH={arch}", *([f"CROSS_COMPILE={prefix}"] if prefix else []), *KBUILD]
 
 
 def configure_linux(
@@ -237,9 +303,8 @@ def configure_linux(
             "-C",
             tree,
             f"O={obj}",
-            f"ARCH={arch}",
+            *_kbuild(arch),
             f"KCONFIG_ALLCONFIG={merged}",
-            *KBUILD,
             "allnoconfig",
         ]
         run.logged(argv, log, what, fix, env=clean_environment())
@@ -286,7 +351,7 @@ def make_targets(
     what: str = "the kernel does not build",
 ) -> None:
     """Run make in a configured ``obj``; LabError, beginning with ``what``, when it fails."""
-    argv: Argv = ["make", "-C", tree, f"O={obj}", f"ARCH={arch}", f"-j{jobs()}", *KBUILD, *targets]
+    argv: Argv = ["make", "-C", tree, f"O={obj}", f"-j{jobs()}", *_kbuild(arch), *targets]
     fix = "mend the first error above (the log has the rest), then run it again"
     run.logged(argv, log, what, fix, env=clean_environment())
 
@@ -314,32 +379,34 @@ def adopt_config(
         )
 
 
-def build_part(variant: str, arch: str, targets: list[str]) -> Path:
+def build_part(variant: str, arch: str, targets: list[str], config: str = "") -> Path:
     """Compile folders or files of a kernel (``mm/``, …) without linking it; returns the object folder.
 
     For what only needs to compile; what was built and did not change is not built again.
     """
-    _checked_fragments(variant, arch)
+    files = _checked_fragments(variant, arch, config)
     need_tools("linux")
+    need_compiler(arch)
     source = fetch.obtain("linux")
+    name = _linux_name(variant, arch, config)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(lock.locked(f"build-linux-{arch}-{variant}"))
+        stack.enter_context(lock.locked(f"build-linux-{name}"))
         tree = (
             fetch.pristine(source)
             if variant == "base"
             else stack.enter_context(series.working_copy(series.get("linux"), source))
         )
-        obj = paths.sub("obj") / f"linux-{source.key[:8]}-{arch}-{variant}"
-        log = paths.log_file(f"linux-{arch}-{variant}-part")
-        with progress.step(f"compiling {' '.join(targets)} of linux {source.version} {arch} {variant}", log):
-            make_linux(tree, obj, fragments(variant, arch), arch, variant, log, targets)
+        obj = paths.sub("obj") / f"linux-{source.key[:8]}-{name}"
+        log = paths.log_file(f"linux-{name}-part")
+        what = f"compiling {' '.join(targets)} of linux {source.version} {name.replace('-', ' ')}"
+        with progress.step(what, log):
+            make_linux(tree, obj, files, arch, variant, log, targets)
     return obj
 
 
 def _publish_linux(obj: Path, image: Path, arch: str, metadata: dict[str, object]) -> None:
     with lock.new_directory(image.parent) as work:
-        built = obj / "linux" if arch == "um" else obj / "arch" / "x86" / "boot" / "bzImage"
-        shutil.copy2(built, work / image.name)
+        shutil.copy2(obj / MACHINES[arch].image, work / image.name)
         for name in ("vmlinux", ".config", "System.map"):
             shutil.copy2(obj / name, work / name)
         metadata["release"] = (
@@ -503,11 +570,23 @@ TOOLS: dict[str, tuple[tuple[str, str], ...]] = {
         ("xz", "xz-utils"), ("dpkg-deb", "dpkg"), ("<stdio.h>", "libc6-dev"), ("glib-2.0.pc", "libglib2.0-dev"), ("<libfdt.h>", "libfdt-dev"),
     ),
     "package": (("dpkg-deb", "dpkg"), ("dpkg-shlibdeps", "dpkg-dev")),
+    # Kernels of other architectures, and programs for them.
+    "arm64": (
+        ("aarch64-linux-gnu-gcc", "gcc-aarch64-linux-gnu"),
+        ("/usr/aarch64-linux-gnu/include/stdio.h", "libc6-dev-arm64-cross"),
+    ),
+    "i386": (
+        ("i686-linux-gnu-gcc", "gcc-i686-linux-gnu"),
+        ("/usr/i686-linux-gnu/include/stdio.h", "libc6-dev-i386-cross"),
+    ),
+    "riscv": (("riscv64-linux-gnu-gcc", "gcc-riscv64-linux-gnu"),),
 }  # fmt: skip
 
 
 def has(check: str) -> bool:
-    """Whether a program, a header ``<x.h>`` or a pkg-config file ``x.pc`` is there."""
+    """Whether a program, a file (by its path), a header ``<x.h>`` or a pkg-config file ``x.pc`` is there."""
+    if check.startswith("/"):
+        return Path(check).is_file()
     if check.startswith("<"):
         try:
             done = subprocess.run(
@@ -530,7 +609,7 @@ def has(check: str) -> bool:
 
 
 def missing_packages(what: str) -> list[str]:
-    """Debian packages that building ``linux`` or ``qemu`` needs and the machine lacks."""
+    """Debian packages that building something in TOOLS needs and the machine lacks."""
     return list(dict.fromkeys(package for check, package in TOOLS[what] if not has(check)))
 
 
@@ -543,3 +622,9 @@ def need_tools(what: str) -> None:
         still = missing_packages(what)
         if still:
             raise LabError(f"cannot build {what}", "still missing: " + ", ".join(still), "run `kz doctor`")
+
+
+def need_compiler(arch: str) -> None:
+    """Install the cross compiler of an architecture that needs one, or say which command does it."""
+    if arch in TOOLS:
+        need_tools(arch)

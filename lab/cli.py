@@ -37,13 +37,17 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instea
 @build_app.command("linux")
 def build_linux(
     variant: Annotated[str, typer.Option(help="base, knownzero, off or debug.")] = "knownzero",
-    arch: Annotated[str, typer.Option(help="x86_64 or um.")] = "x86_64",
+    arch: Annotated[str, typer.Option(help="x86_64, um, i386 or arm64.")] = "x86_64",
+    config: Annotated[
+        str,
+        typer.Option(help="More configuration, merged last: a name in linux/configs/matrix, or a file."),
+    ] = "",
     as_json: Json = False,
 ) -> None:
     """Build a kernel (nothing is done when the cache has it)."""
     from lab import build
 
-    _print_image(build.build_linux(variant, arch), as_json)
+    _print_image(build.build_linux(variant, arch, config), as_json)
 
 
 @build_app.command("qemu")

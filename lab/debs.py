@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import tempfile
@@ -13,22 +14,19 @@ from lab.errors import LabError
 
 TRIPLET = "x86_64-linux-gnu"
 
-_machine: apt.PrivateApt | None = None
 
-
-def _apt() -> apt.PrivateApt:
-    global _machine
-    if _machine is None:
-        release = apt.codename()
-        if not release:
-            raise LabError(
-                "cannot tell which Debian this is",
-                "/etc/os-release has no VERSION_CODENAME",
-                "run on Debian 12 or newer",
-            )
-        _machine = apt.PrivateApt(release)
-        _machine.update()
-    return _machine
+@functools.cache
+def _apt(arch: str = "") -> apt.PrivateApt:
+    release = apt.codename()
+    if not release:
+        raise LabError(
+            "cannot tell which Debian this is",
+            "/etc/os-release has no VERSION_CODENAME",
+            "run on Debian 12 or newer",
+        )
+    machine = apt.PrivateApt(release, arch=arch)
+    machine.update()
+    return machine
 
 
 def _remembered(package: str) -> Path | None:
@@ -40,24 +38,28 @@ def _remembered(package: str) -> Path | None:
         return None
 
 
-def unpacked(package: str) -> Path:
-    """The files of a package of the machine's release, in a cache folder."""
-    known = _remembered(package)
+def unpacked(package: str, arch: str = "") -> Path:
+    """The files of a package of the machine's release, in a cache folder.
+
+    ``arch``: of another architecture than the machine's, by Debian's name of it.
+    """
+    name = f"{package}-{arch}" if arch else package
+    known = _remembered(name)
     if known:
         return known
-    with lock.locked(f"deb-{package}"):
-        known = _remembered(package)
+    with lock.locked(f"deb-{name}"):
+        known = _remembered(name)
         if known:
             return known
-        with progress.step(f"downloading Debian's {package}"):
-            records = _apt().show(package)
+        with progress.step(f"downloading Debian's {package} {arch}".rstrip()):
+            records = _apt(arch).show(package)
             version = fetch.newest([r["version"] for r in records])
-            target = paths.sub("debs") / f"{package}_{version.replace(':', '%3a')}"
+            target = paths.sub("debs") / f"{name}_{version.replace(':', '%3a')}"
             with tempfile.TemporaryDirectory(prefix=".deb-", dir=target.parent) as folder:
-                files = _apt().download(package, version, Path(folder))
+                files = _apt(arch).download(package, version, Path(folder))
                 unpack(files, target)
         lock.write_atomically(
-            target.parent / f"{package}.json", json.dumps({"path": str(target), "version": version})
+            target.parent / f"{name}.json", json.dumps({"path": str(target), "version": version})
         )
         return target
 

@@ -12,8 +12,10 @@ from pathlib import Path
 from lab import build, debs, fetch, lock, paths, run
 from lab.errors import LabError
 
+# What programs are compiled for, and Debian's name of it where that is not the machine's.
+BINARIES = {"x86_64": "", "um": "", "i386": "i386", "arm64": "arm64"}
 FLAGS = ("-std=gnu11", "-O2", "-g0", "-Wall", "-Wextra", "-static", "-pthread")
-# Programs that enter the kernel by themselves: a call of libc does not even link.
+# Programs that enter the kernel by themselves, on x86_64 alone: a call of libc does not even link.
 FREESTANDING = ("refpage_fuzz",)
 FREESTANDING_FLAGS = (
     "-std=gnu11",
@@ -47,15 +49,21 @@ def build_programs(arch: str = "x86_64") -> dict[str, Path]:
 
     User-Mode Linux runs the same binaries as x86_64. Cached by content.
     """
-    if arch not in build.ARCHES:
+    if arch not in BINARIES:
         raise LabError(
             f"no guest programs for {arch}",
-            "the lab knows: " + ", ".join(build.ARCHES),
+            "the lab knows: " + ", ".join(BINARIES),
             "choose one of them",
             2,
         )
-    common = _headers() + build.compiler()
-    return {source.stem: _program(source, common) for source in sorted((paths.REPO / "guest").glob("*.c"))}
+    build.need_compiler(arch)
+    prefix = build.MACHINES[arch].prefix
+    sources = sorted((paths.REPO / "guest").glob("*.c"))
+    return {
+        source.stem: _program(source, prefix)
+        for source in sources
+        if not prefix or source.stem not in FREESTANDING
+    }
 
 
 def flags_of(name: str) -> tuple[str, ...]:
@@ -63,16 +71,17 @@ def flags_of(name: str) -> tuple[str, ...]:
     return FREESTANDING_FLAGS if name in FREESTANDING else FLAGS
 
 
-def _program(source: Path, common: str) -> Path:
+def _program(source: Path, prefix: str) -> Path:
     text = source.read_bytes()
     flags = flags_of(source.stem)
+    common = _headers() + build.compiler(prefix)
     key = hashlib.sha256((common + " ".join(flags)).encode() + text).hexdigest()[:16]
     target = paths.sub("guest") / f"{source.stem}-{key}"
     if target.is_file():
         return target
     with lock.new_file(target) as work:
         run.logged(
-            ["cc", *flags, "-o", work, source],
+            [f"{prefix}gcc" if prefix else "cc", *flags, "-o", work, source],
             paths.log_file(f"guest-{source.stem}"),
             f"guest/{source.name} does not compile",
             "mend the error above",
@@ -159,12 +168,15 @@ def is_static(path: Path) -> bool:
 
 
 @functools.cache
-def busybox() -> Path:
-    """A static busybox: the machine's, or the one of Debian's busybox-static, unpacked."""
-    found = shutil.which("busybox")
+def busybox(arch: str = "") -> Path:
+    """A static busybox: the machine's, or the one of Debian's busybox-static, unpacked.
+
+    ``arch``: for another architecture, by Debian's name of it.
+    """
+    found = None if arch else shutil.which("busybox")
     if found and is_static(Path(found)):
         return Path(found)
-    folder = debs.unpacked("busybox-static")
+    folder = debs.unpacked("busybox-static", arch)
     for place in ("bin/busybox", "usr/bin/busybox"):
         if (folder / place).is_file():
             return folder / place

@@ -76,10 +76,10 @@ class Archive:
         return data + b"\0" * (-len(data) % 512)
 
 
-def base_archive() -> Path:
+def base_archive(arch: str = "x86_64") -> Path:
     """busybox, its applets, and the guest programs; cached by content."""
-    programs = guest.build_programs()
-    box = guest.busybox()
+    programs = guest.build_programs(arch)
+    box = guest.busybox(guest.BINARIES[arch])
     digest = hashlib.sha256(RECIPE.encode() + box.read_bytes())
     for name, path in programs.items():
         digest.update(f"{name} {path.name}\n".encode())
@@ -92,7 +92,9 @@ def base_archive() -> Path:
     archive.device("dev/console", 5, 1)
     archive.device("dev/null", 1, 3)
     archive.file("bin/busybox", box.read_bytes(), 0o755)
-    applets = subprocess.run([str(box), "--list"], capture_output=True, text=True, check=True).stdout.split()
+    # That of another architecture cannot be asked; it is of the same Debian.
+    asked = guest.busybox()
+    applets = subprocess.run([asked, "--list"], capture_output=True, text=True, check=True).stdout.split()
     for applet in applets:
         if applet not in ("busybox", "init") and applet not in programs:
             archive.link(f"bin/{applet}", "busybox")
@@ -112,7 +114,12 @@ def guest_path(file: Path, place: str) -> str:
 
 
 def write(
-    target: Path, command: list[str], mode: str, add: list[tuple[Path, str]], modules: list[Path]
+    target: Path,
+    command: list[str],
+    mode: str,
+    add: list[tuple[Path, str]],
+    modules: list[Path],
+    arch: str = "x86_64",
 ) -> None:
     """Write the archive of one boot: the base, then what belongs to this boot alone."""
     archive = Archive()
@@ -141,5 +148,5 @@ def write(
                 2,
             ) from None
     with target.open("wb") as out:
-        out.write(base_archive().read_bytes())
+        out.write(base_archive(arch).read_bytes())
         out.write(archive.finish())

@@ -104,13 +104,21 @@ def _plain(module: Path) -> Path:
     return target
 
 
-def qemu() -> Path:
-    """The distribution's qemu-system-x86_64: the installed one, or the package unpacked in the cache."""
-    installed = Path("/usr/bin/qemu-system-x86_64")
+# The package, and the program in it.
+QEMUS = {
+    "x86_64": ("qemu-system-x86", "qemu-system-x86_64"),
+    "arm64": ("qemu-system-arm", "qemu-system-aarch64"),
+}
+
+
+def qemu(arch: str = "x86_64") -> Path:
+    """The distribution's QEMU: the installed one, or the package unpacked in the cache."""
+    package, program = QEMUS[arch]
+    installed = Path("/usr/bin") / program
     if installed.is_file():
         return installed
-    folder = debs.with_dependencies("qemu-system-x86", "usr/bin/qemu-system-x86_64")
-    wrapper = folder / "qemu-system-x86_64"
+    folder = debs.with_dependencies(package, f"usr/bin/{program}")
+    wrapper = folder / program
     # Under our folder, or on the machine when it had a package already.
     libraries = [folder / part for part in ("usr/lib/x86_64-linux-gnu", "lib/x86_64-linux-gnu")]
     roots = (folder, Path("/"))
@@ -119,7 +127,7 @@ def qemu() -> Path:
     script = (
         "#!/bin/sh\n"
         f'LD_LIBRARY_PATH="{":".join(map(str, libraries))}" '
-        f'exec "{folder}/usr/bin/qemu-system-x86_64" {words} "$@"\n'
+        f'exec "{folder}/usr/bin/{program}" {words} "$@"\n'
     )
     lock.write_if_changed(wrapper, script.encode(), 0o755)
     return wrapper

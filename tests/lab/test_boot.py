@@ -315,7 +315,7 @@ class TestArchive:
         assert initramfs.guest_path(Path("/tmp/a.sh"), place) == expected
 
     def test_a_file_that_is_not_there(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(initramfs, "base_archive", lambda: tmp_path / "base")
+        monkeypatch.setattr(initramfs, "base_archive", lambda arch: tmp_path / "base")
         (tmp_path / "base").write_bytes(b"")
         with pytest.raises(LabError) as caught, contextlib.suppress(FileNotFoundError):
             initramfs.write(tmp_path / "out", ["true"], "ports", [(tmp_path / "none", "")], [])

@@ -63,6 +63,26 @@ def test_all_variants_share_the_base_configuration(variant: str, arch: str) -> N
         assert all("PAGE_ZEROED" in n or "PREZERO" in n or "REFPAGE" in n for n in added)
 
 
+@pytest.mark.parametrize("arch", sorted(set(build.MACHINES) - set(build.ARCHES)))
+def test_other_architectures_have_the_series_as_well(arch: str) -> None:
+    assert build.requested(build.fragments("debug", arch))["CONFIG_PAGE_ZEROED_DEBUG"] == "y"
+    assert build.MACHINES[arch].prefix
+    assert [package for _, package in build.TOOLS[arch]]
+
+
+@pytest.mark.parametrize("name", build.configurations())
+def test_a_configuration_changes_the_variant(name: str) -> None:
+    files = build.fragments("debug", "x86_64", name)
+    assert files[:-1] == build.fragments("debug", "x86_64")
+    before = build.requested(files[:-1])
+    assert any(before.get(symbol) != value for symbol, value in build.requested(files[-1:]).items())
+
+
+def test_a_file_is_a_configuration_too(tmp_path: Path) -> None:
+    (tmp_path / "mine.config").write_text("CONFIG_A=y\n")
+    assert build.requested(build.fragments("off", "um", str(tmp_path / "mine.config")))["CONFIG_A"] == "y"
+
+
 def test_our_options_are_recognised() -> None:
     assert build.OURS.findall("CONFIG_PAGE_ZEROED=y\nCONFIG_REFPAGE=y\n") != []
     assert build.OURS.findall("# CONFIG_PAGE_ZEROED is not set\nCONFIG_PAGE_POISONING=y\n") == []
@@ -73,6 +93,7 @@ def test_our_options_are_recognised() -> None:
     [
         lambda: build.build_linux("nonsense"),
         lambda: build.build_linux("base", "vax"),
+        lambda: build.build_linux("debug", config="nonsense"),
         lambda: build.build_qemu("off"),
     ],
 )
@@ -218,3 +239,15 @@ def test_without_the_right_to_install_the_command_is_named(monkeypatch: pytest.M
         build.need_tools("linux")
     assert caught.value.fix == "run: sudo apt-get install -y --no-install-recommends bison"
     assert caught.value.code == errors.MACHINE
+
+
+def test_a_cross_compiler_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    from lab import apt
+
+    monkeypatch.setattr(apt, "may_install", lambda: None)
+    monkeypatch.setattr(build, "has", lambda check: False)
+    with pytest.raises(LabError) as caught:
+        build.build_linux("debug", "arm64")
+    assert caught.value.fix.endswith(" gcc-aarch64-linux-gnu libc6-dev-arm64-cross")
+    assert caught.value.code == errors.MACHINE
+    build.need_compiler("x86_64")
