@@ -3,11 +3,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import random
+import time
+from typing import Any
 
 import pytest
 
-from tests.guest.guests import DELAY, STALE_MEMMAP, Record, expect_at_least, fine, hunted, objects, run
+from lab.boot import BootSpec, running
+from tests.guest.guests import (
+    DELAY,
+    KERNEL,
+    STALE_MEMMAP,
+    Record,
+    counters,
+    expect_at_least,
+    fine,
+    hunted,
+    objects,
+    run,
+)
 
 pytestmark = [pytest.mark.boots, pytest.mark.slow]
 
@@ -53,3 +69,48 @@ def test_no_byte_leaks(what: str, record_property: Record) -> None:
     assert not MUST_RUN & tried, hunter["skipped"]
     expect_at_least(len(hunter["checked_pages"]), 10)
     expect_at_least(hunter["vmstat"]["pgzeroed_skip_reported"], 1)
+
+
+# Of what the guest reports or puts into the balloon, it leaves a third as it is, and says so.
+RELUCTANT = "vhost-user,stats-interval=0,device-init-on-inflate=on,inhibit-one-in=3"
+
+
+@pytest.mark.timeout(700 + 6 * SECONDS)
+def test_a_device_that_says_no_at_random(record_property: Record) -> None:
+    """Reports beside a balloon that takes and gives back; what the answer is no for, is dirty."""
+    script = (
+        f"echo 50 > {DELAY}; "
+        f"stress --seconds {SECONDS} --seed {SEED} compact flush > /tmp/stress & "
+        f"leak_hunter --setup --whole-round --seconds {SECONDS} --seed {SEED} --workers 2; "
+        "wait $!; cat /tmp/stress; grep pgzeroed_ /proc/vmstat"
+    )
+    spec = BootSpec(
+        kernel=KERNEL,
+        devices=[RELUCTANT],
+        cpus=2,
+        memory="1G",
+        timeout=480.0 + 4 * SECONDS,
+        command=["sh", "-ec", script],
+    )
+    sizes = random.Random(SEED)
+    status: dict[str, Any] = {}
+    with running(spec) as guest:
+        assert guest.daemon is not None
+        # It ends with the guest.
+        with contextlib.suppress(OSError, ValueError):
+            while guest.process.poll() is None:
+                guest.daemon.ask(command="target", bytes=sizes.randrange(0, 320) << 20)
+                time.sleep(sizes.uniform(0.1, 2))
+                status = guest.daemon.status()
+        result = guest.wait()
+    fine(result)
+    hunter = hunted(result, record_property)
+    expect_at_least(len(hunter["checked_pages"]), 10)
+    expect_at_least(status["inflated"], 1 << 20)
+    # Of blocks as of pages in the balloon.
+    expect_at_least(status["skipped"]["inhibited"], status["discarded"] / 10)
+    expect_at_least(status["proven_zero"], status["discarded"] / 10)
+    found = counters(result)
+    for source in ("reported", "inflated"):
+        expect_at_least(found[f"pgzeroed_set_{source}"], 1000)
+        expect_at_least(found[f"pgzeroed_skip_{source}"], 1000)
