@@ -106,7 +106,7 @@ static void leak(const void *at, size_t offset, unsigned char value)
 	char line[320];
 	int len = snprintf(line, sizeof(line),
 			   "{\"violation\": {\"kind\": \"%s\", \"address\": \"%p\", "
-			   "\"offset\": %zu, \"page_offset\": %zu, \"value\": %u, "
+			   "\"offset\": %zu, \"page_offset\": %lu, \"value\": %u, "
 			   "\"pid\": %d, \"seed\": %lu}}\n",
 			   current_kind, at, offset, ((uintptr_t)at + offset) % PAGE, value,
 			   (int)getpid(), seed);

@@ -237,10 +237,10 @@ int main(int argc, char **argv)
 				       optarg);
 			break;
 		case 'b':
-			job.map = kz_number("--map", optarg, PAGE, 1UL << 40);
+			job.map = kz_number("--map", optarg, PAGE, SIZE_MAX >> 1);
 			break;
 		case 't':
-			job.touch = kz_number("--touch", optarg, 0, 1UL << 40);
+			job.touch = kz_number("--touch", optarg, 0, SIZE_MAX >> 1);
 			break;
 		case 'y':
 			job.byte = (int)kz_number("--byte", optarg, 0, 255);

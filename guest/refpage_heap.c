@@ -109,7 +109,7 @@ int main(int argc, char **argv)
 				       optarg);
 			break;
 		case 's':
-			size = kz_number("--size", optarg, PAGE, 1UL << 40);
+			size = kz_number("--size", optarg, PAGE, SIZE_MAX >> 1);
 			break;
 		case 'u':
 			used = kz_number("--used", optarg, 0, 100);

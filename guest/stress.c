@@ -78,7 +78,8 @@ static int step_hotplug(void)
 
 static int step_pressure(void)
 {
-	const size_t chunk = 2 * KZ_MB, size = 1UL << 36;
+	/* More than there is, or what fits where addresses have 32 bits. */
+	const size_t chunk = 2 * KZ_MB, size = sizeof(size_t) > 4 ? 1ULL << 36 : 5ULL << 29;
 	size_t used = 0;
 	char *mem = mmap(NULL, size, PROT_READ | PROT_WRITE,
 			 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);

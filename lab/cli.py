@@ -218,7 +218,9 @@ def boot(
     ] = None,
     accel: Annotated[str, typer.Option(help="auto, kvm or tcg.")] = "auto",
     timeout: Annotated[float, typer.Option(min=1, help="Seconds until the guest is ended.")] = 300,
-    arch: Annotated[str, typer.Option(help="x86_64, or um (the kernel as a program; no QEMU).")] = "x86_64",
+    arch: Annotated[
+        str, typer.Option(help="x86_64, um (the kernel as a program; no QEMU), i386 or arm64 (emulated).")
+    ] = "x86_64",
     qemu_arg: Annotated[list[str] | None, typer.Option(help="A raw QEMU argument. Repeatable.")] = None,
     allow_warnings: Annotated[
         bool, typer.Option("--allow-warnings", help="Do not fail on faults the kernel reports.")
