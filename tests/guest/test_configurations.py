@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: GPL-2.0
+"""The series on kernels that are configured otherwise, and for other processors: see linux/configs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from lab import build, fetch, kunit, series
+from tests.guest.guests import (
+    BALLOON,
+    DELAY,
+    Record,
+    counters,
+    expect_at_least,
+    fine,
+    hunted,
+    objects,
+    run,
+)
+
+pytestmark = [pytest.mark.boots, pytest.mark.nightly, pytest.mark.slow]
+
+ZP = "/sys/kernel/mm/zero_page"
+PARTIAL = "page_zeroed_reporter.mode=partial"
+SECONDS = 60
+SOURCES = (
+    f"echo 200 > {DELAY}; echo 20 > {ZP}/delay_millisecs; echo 0 > {ZP}/mini_order; echo 1 > {ZP}/enabled"
+)
+# Every one of these kernels has them.
+MUST_RUN = {"anon_4k", "brk", "stack", "fork_cow", "dontneed", "mremap", "page_tables",
+            "shmem_write", "shmem_fallocate", "shmem_mmap", "file_tail"}  # fmt: skip
+THP = {"thp", "shmem_huge", "tmpfs_huge"}
+HUGETLB = {"hugetlb_pool", "hugetlb_surplus", "hugetlb_memfd", "hugetlb_file", "hugetlb_cow"}
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel; ``is_it`` is a command that succeeds in no guest whose kernel is configured otherwise."""
+
+    is_it: str
+    config: str = ""
+    arch: str = "x86_64"
+    memory: str = "1G"
+    cpus: int = 2
+    drivers: str = "compact pressure hugetlb flush"
+    must_run: frozenset[str] = frozenset(MUST_RUN | HUGETLB)
+    must_not: frozenset[str] = frozenset()
+
+    def build(self) -> str:
+        """The image."""
+        return str(build.build_linux("debug", self.arch, self.config))
+
+
+KERNELS = {
+    "kasan": Kernel("dmesg | grep -q 'KernelAddressSanitizer initialized (generic)'", "kasan"),
+    "nothp": Kernel("! [ -e /sys/kernel/mm/transparent_hugepage ]", "nothp"),
+    "nohugetlb": Kernel(
+        "! [ -e /proc/sys/vm/nr_hugepages ]",
+        "nohugetlb",
+        drivers="compact pressure flush",
+        must_run=frozenset(MUST_RUN | THP),
+        must_not=frozenset(HUGETLB),
+    ),
+    "nonuma": Kernel("! [ -e /sys/devices/system/node ]", "nonuma"),
+    "up": Kernel("! uname -v | grep -q SMP", "up", cpus=1),
+    "i386 with high memory": Kernel(
+        "[ $(uname -m) = i686 ]; [ $(awk '/^HighTotal/ { print $2 }' /proc/meminfo) -gt 500000 ]",
+        arch="i386",
+        memory="2G",
+    ),
+    "arm64": Kernel("[ $(uname -m) = aarch64 ]", arch="arm64"),
+}
+
+
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("name", KERNELS)
+def test_no_byte_leaks(name: str, record_property: Record) -> None:
+    kernel = KERNELS[name]
+    # The distribution's QEMU, which emulates the others, has no device that tells what is zero.
+    foreign = kernel.arch == "arm64"
+    result = run(
+        f"{kernel.is_it}; {SOURCES}; "
+        f"stress --seconds {SECONDS} --seed 1 {kernel.drivers} > /tmp/stress & "
+        f"leak_hunter --setup --whole-round --seconds {SECONDS} --seed 1 --workers 2; "
+        "wait $!; cat /tmp/stress; grep pgzeroed_ /proc/vmstat",
+        kernel=kernel.build(),
+        arch=kernel.arch,
+        cpus=kernel.cpus,
+        memory=kernel.memory,
+        devices=[] if foreign else [BALLOON],
+        append=PARTIAL if foreign else "",
+        timeout=1800.0,
+    )
+    fine(result)
+    hunter = hunted(result, record_property)
+    stress = next(found for found in objects(result) if "steps" in found)
+    assert all(stress["steps"].values()), stress
+    ran, left_out = hunter["checked_pages"].keys(), hunter["skipped"]
+    assert not kernel.must_run & left_out.keys(), left_out
+    assert not kernel.must_not & ran, hunter
+    assert hunter["total_pages"] > 10_000
+    found = counters(result)
+    expect_at_least(found["pgzeroed_skip_reported"], 100)
+    expect_at_least(found["pgzeroed_skip_prezeroed"], 100)
+
+
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("name", KERNELS)
+def test_unit_tests(name: str) -> None:
+    kernel = KERNELS[name]
+    cases = kunit.run(kernel.arch, "*", kernel.build(), timeout=900)
+    failed = [f"{c.name}: {c.text}" for c in cases if c.state == "failed"]
+    assert not failed, "\n".join(failed)
+    passed = {c.name.split(".")[0] for c in cases if c.state == "passed"}
+    assert {"page_zeroed_rules", "page_zeroed_alloc", "page_zeroed_prezero", "refpage"} <= passed
+
+
+@pytest.mark.timeout(3600)
+def test_without_an_mmu_it_compiles() -> None:
+    obj = build.build_part("debug", "riscv", ["mm/", "drivers/virtio/"], "nommu")
+    config = (obj / ".config").read_text(encoding="utf-8")
+    assert "CONFIG_MMU=y" not in config
+    assert "CONFIG_PAGE_ZEROED=y" in config
+    for name in ("mm/page_zeroed.o", "mm/prezero.o", "mm/nommu.o", "drivers/virtio/virtio_balloon.o"):
+        assert (obj / name).is_file(), name
+
+
+def test_kmsan() -> None:
+    with series.working_copy(series.get("linux"), fetch.obtain("linux")) as tree:
+        kconfig = (tree / "mm" / "Kconfig").read_text(encoding="utf-8")
+    ours = kconfig[kconfig.index("config PAGE_ZEROED\n") :].split("help")[0]
+    assert "depends on !KMSAN" in ours
+    pytest.skip(
+        "KMSAN takes clang, and kernels are built with gcc here; Kconfig keeps it and the series apart"
+    )
