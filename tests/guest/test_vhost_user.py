@@ -533,7 +533,9 @@ def test_user_mode_linux_inflates_and_deflates() -> None:
 
 def survived(result: BootResult) -> None:
     """The transport of 7.3.4 warns when it reads the end of its peer's pipe; nothing else may be wrong."""
-    assert all("arch/um/drivers/virtio_uml.c" in line for line in result.violations), result.violations[:8]
+    allowed = ("arch/um/drivers/virtio_uml.c", "kernel tainted: warning")
+    wrong = [line for line in result.violations if not any(word in line for word in allowed)]
+    assert not wrong, wrong[:8]
     assert result.exit_code == 0, text(result)
 
 
