@@ -391,6 +391,10 @@ class Guest:
 
     def send(self, line: str) -> None:
         """Write a line to the command's stdin; raises TestFailure when the guest is gone."""
+        # User-Mode Linux never hears of what was there before it opened its end.
+        while self.accel == "um" and not self._ready.wait(0.1):
+            if not self._reader.is_alive():
+                break
         try:
             self._ours["in"].sendall(line.encode() + b"\n")
         except OSError:

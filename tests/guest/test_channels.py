@@ -7,6 +7,7 @@ import contextlib
 import socket
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -65,3 +66,8 @@ def test_a_host_that_connects_late(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
         guest._ours["in"].close()
         guest._ours["in"] = late
         assert Side("late", guest).sh("echo here") == ["here"]
+
+
+def test_a_host_that_speaks_before_user_mode_linux_listens() -> None:
+    with contextlib.closing(Guest(replace(SPEC, arch="um", kernel="debug"))) as guest:
+        assert Side("um", guest).sh("echo here") == ["here"]

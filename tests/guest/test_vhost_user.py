@@ -21,6 +21,8 @@ from lab.boot import BootResult, BootSpec, Guest, running
 from lab.errors import LabError
 from lab.run import output as run_output
 from tests.guest.guests import (
+    CHECK,
+    CHECKED,
     DELAY,
     DIRTY,
     HUGE_PAGES,
@@ -60,15 +62,20 @@ def memory(guest: Guest) -> int:
 def guest_with(
     script: str,
     *,
-    kernel: str = "debug",
+    kernel: str = "",
     size: str = "1G",
     arch: str = "x86_64",
     device: str = DEVICE,
     **more: Any,
 ) -> Iterator[Guest]:
-    """A guest that runs a script; each ``pause`` in it prints a line and waits to be sent one."""
+    """A guest that runs a script; each ``pause`` in it prints a line and waits to be sent one.
+
+    Its kernel is CHECKED unless another is named; as User-Mode Linux, debug.
+    """
+    if not kernel and arch == "x86_64":
+        more["append"] = CHECK
     spec = BootSpec(
-        kernel=kernel,
+        kernel=kernel or ("debug" if arch == "um" else CHECKED),
         arch=arch,
         devices=[device],
         memory=size,
