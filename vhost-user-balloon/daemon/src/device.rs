@@ -648,7 +648,7 @@ impl Device {
         self.dice ^= self.dice >> 7;
         self.dice ^= self.dice << 17;
         // The upper bits are the better ones.
-        (self.dice >> 32) % u64::from(one_in.get()) == 0
+        (self.dice >> 32).is_multiple_of(u64::from(one_in.get()))
     }
 
     /// Give a range back to the host, unless there is a reason not to.
