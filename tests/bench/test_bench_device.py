@@ -202,6 +202,7 @@ def test_a_daemon_is_held_against_a_bare_loop(
 
 
 @pytest.mark.slow
+@pytest.mark.nightly  # it takes cargo minutes to build all that for release
 def test_punching_is_measured() -> None:
     found = daemon.punch(2, 16)
     assert len(found["bare"]) == len(found["daemon"]) == 2

@@ -375,7 +375,8 @@ def test_kzeropaged_is_seen_at_work() -> None:
     expect_at_most(busy["interval_s"], 30)
     (thread,) = done["kzeropaged"]["threads"]
     assert thread["node"] == 0
-    assert done["state"] == "ready"
+    # Something may have wanted zeros meanwhile, and got them.
+    assert done["state"] in ("ready", "working")
     bytes_zeroed = int(text(result).split("bytes=")[1].split()[0])
     assert busy["kzeropaged"]["bytes_zeroed"] <= done["kzeropaged"]["bytes_zeroed"] <= bytes_zeroed
     assert done["kzeropaged"]["nodes"][0]["bytes_zeroed"] == done["kzeropaged"]["bytes_zeroed"]
