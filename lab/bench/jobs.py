@@ -62,7 +62,9 @@ class Runs:
                 "its /proc/vmstat has no pgzeroed_cleared",
                 "build it with CONFIG_PAGE_ZEROED (`kz build linux --variant knownzero`)",
             )
-        self.task_clock_ms.append(told["task_clock_ns"] / 1e6)
+        # User-Mode Linux has no performance counters; the job has its only CPU to itself.
+        clock = told["wall_ns"] if told["task_clock_ns"] is None else told["task_clock_ns"]
+        self.task_clock_ms.append(clock / 1e6)
         self.zeroed.append(float(cleared * PAGE if cleared is not None else huge * HUGE + small * PAGE))
         self.skipped_percent.append(min(100.0, skipped * PAGE / told["bytes"] * 100))
         self.huge_pages.append(huge)
