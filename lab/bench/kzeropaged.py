@@ -68,8 +68,10 @@ def zero_all(side: Side, cost: Cost, timeout: float = 300.0, look: float = 0.1) 
     cost.known_percent.append(number(side, "node0/free_zeroed_bytes") / free_bytes(side) * 100)
 
 
-def allocate(both: Pair, options: BenchOptions, mode: str, pages: str, cost: Cost) -> Phase:
-    """The job in both guests by turns, each time with all free memory dirty before; ours zeroes it first."""
+def allocate(
+    both: Pair, options: BenchOptions, mode: str, pages: str, cost: Cost, dirty: str = DIRTY
+) -> Phase:
+    """The job in both guests by turns, each time with free memory dirty before; ours zeroes it first."""
     phase = Phase()
     argv = ["alloc_once", "--size", str(options.size_mb), "--mode", mode, "--pages", pages]
     with step(f"{pages} {mode}: {options.pairs} pairs of {options.size_mb} MB"):
@@ -77,7 +79,7 @@ def allocate(both: Pair, options: BenchOptions, mode: str, pages: str, cost: Cos
             for side in both.sides(turn):
                 if side.name == "ours":
                     side.sh(f"echo 0 > {FOLDER}/enabled")
-                side.sh(DIRTY)
+                side.sh(dirty)
                 if side.name == "ours":
                     zero_all(side, cost if turn >= 0 else Cost())
                 warm_host(64 * MIB)
@@ -123,14 +125,14 @@ def background_metrics(cost: Cost) -> list[Metric]:
     ]
 
 
-def corunner_metric(both: Pair) -> Metric:
+def corunner_metric(both: Pair, dirty: str = DIRTY) -> Metric:
     """How far another program comes while the thread has work to do, on the only CPU there is."""
     found: dict[str, list[float]] = {"base": [], "ours": []}
     with step(f"co-runner: {CORUNNER_TURNS} pairs of {CORUNNER_MS} ms on ours, the thread off and on"):
         side = both.ours
         for turn in range(CORUNNER_TURNS):
             for on in (turn % 2 == 0, turn % 2 != 0):
-                side.sh(f"echo 0 > {FOLDER}/enabled; {DIRTY}")
+                side.sh(f"echo 0 > {FOLDER}/enabled; {dirty}")
                 side.sh(f"echo {int(on)} > {FOLDER}/enabled")
                 told = side.json("corunner", "--ms", str(CORUNNER_MS))
                 found["ours" if on else "base"].append(told["steps"] / told["wall_ns"] * 1e9)
