@@ -300,12 +300,12 @@ def test_hibernated_while_inflated(device: str, tmp_path: Path) -> None:
     with disk.open("wb") as image:
         image.truncate(ALL)
     spec = BootSpec(
-        kernel="debug",
+        kernel=CHECKED,
         memory="512M",
         cpus=2,
         devices=[device, "virtio-blk-pci,drive=swap"],
         extra_qemu=["-drive", f"file={disk},if=none,id=swap,format=raw,cache=unsafe"],
-        append="resume=/dev/vda",
+        append=f"{CHECK} resume=/dev/vda",
         timeout=300.0,
         command=["sh", "-c", f"set -e; trap 'echo step-failed > /dev/ttyS0' EXIT\n{HIBERNATE}trap - EXIT"],
     )

@@ -13,6 +13,8 @@ import pytest
 from lab.bench.session import DROP
 from lab.boot import BootResult, BootSpec, running
 from tests.guest.guests import (
+    CHECK,
+    CHECKED,
     HUGE_PAGES,
     SETTLE,
     STALE_MEMMAP,
@@ -378,12 +380,12 @@ def test_it_is_frozen_and_resumes(tmp_path: Path, cpus: int) -> None:
     with disk.open("wb") as image:
         image.truncate(SWAP_MB << 20)
     spec = BootSpec(
-        kernel="debug",
+        kernel=CHECKED,
         memory="1G",
         cpus=cpus,
         devices=["virtio-blk-pci,drive=swap"],
         extra_qemu=["-drive", f"file={disk},if=none,id=swap,format=raw,cache=unsafe"],
-        append="resume=/dev/vda",
+        append=f"{CHECK} resume=/dev/vda",
         timeout=float(RESUME_SECONDS),
         command=[
             "sh",
