@@ -5,6 +5,7 @@
  */
 #include <linux/highmem.h>
 #include <linux/kmsan.h>
+#include <linux/page_tags.h>
 #include <linux/string.h>
 
 #include "page_alloc.h"
@@ -21,8 +22,8 @@ static size_t content_period(const void *data, size_t size)
 /**
  * page_content_describe - Find the cheapest way to make copies of a page
  * @content: to be filled in, except for its @user_addr
- * @page: page with the content, in lowmem; must stay as it is and outlive
- *	@content if that turns out as PAGE_CONTENT_PAGE
+ * @page: page with the content and maybe memory tags, in lowmem; must stay as it
+ *	is and outlive @content if that turns out as PAGE_CONTENT_PAGE
  *
  * Context: Any context. Reads the whole page at most twice.
  */
@@ -30,9 +31,17 @@ void page_content_describe(struct page_content *content, struct page *page)
 {
 	const void *data = page_address(page);
 	size_t period = content_period(data, PAGE_SIZE);
+	int tag = page_tags_of(page);
 	size_t i;
 
-	if (period > sizeof(content->word)) {
+	/* The usual content of memory with tags, which are all the same then. */
+	if (tag > 0 && period == 1 && !*(const u8 *)data) {
+		content->kind = PAGE_CONTENT_TAGGED;
+		content->word = tag;
+		return;
+	}
+
+	if (tag || period > sizeof(content->word)) {
 		content->kind = PAGE_CONTENT_PAGE;
 		content->page = page;
 		return;
@@ -75,7 +84,11 @@ void page_content_fill(struct page *page, const struct page_content *content)
 		memset64(kaddr, content->word, PAGE_SIZE / sizeof(content->word));
 		kunmap_local(kaddr);
 		break;
+	case PAGE_CONTENT_TAGGED:
+		page_tags_zero(page, content->word);
+		break;
 	case PAGE_CONTENT_PAGE:
+		/* With the tags, if there are any. */
 		if (!PageHWPoison(content->page) &&
 		    !copy_mc_highpage(page, content->page))
 			break;

@@ -28,7 +28,9 @@
 #include <linux/mutex.h>
 #include <linux/oom.h>
 #include <linux/page-flags.h>
+#include <linux/page_tags.h>
 #include <linux/pagemap.h>
+#include <linux/refpage.h>
 #include <linux/slab.h>
 #include <linux/syscalls.h>
 #include <linux/uaccess.h>
@@ -68,24 +70,31 @@ struct refpage {
  * since the check and the increment are not one: each CPU may add some more, and
  * each pin adds GUP_PIN_COUNTING_BIAS.
  */
-static int refpage_max_refs __ro_after_init = 1 << 30;
+static unsigned int refpage_max_refs __ro_after_init = 1 << 30;
 
 #ifdef CONFIG_DEBUG_VM
 /* 2^30 references take 8 GiB of page tables; tests want it cheaper. */
-module_param_named(max_refs, refpage_max_refs, int, 0444);
+module_param_named(max_refs, refpage_max_refs, uint, 0444);
 MODULE_PARM_DESC(max_refs, "References to a page before another takes over");
 #endif
+
+/* Unsigned: what pins have made negative is not to be mapped again, either. */
+static unsigned int refpage_refs(struct page *page)
+{
+	return page_count(page);
+}
 
 /* The page is mapped as often as is safe, or its memory has gone bad. */
 static bool refpage_worn(struct page *page)
 {
-	return unlikely(page_count(page) >= refpage_max_refs ||
+	return unlikely(refpage_refs(page) >= refpage_max_refs ||
 			PageHWPoison(page));
 }
 
 static struct page *refpage_alloc_page(void)
 {
-	struct page *page = alloc_page(GFP_KERNEL_ACCOUNT);
+	/* Mapped by users, who may want the tags of the memory for themselves. */
+	struct page *page = alloc_page(GFP_KERNEL_ACCOUNT | __GFP_SKIP_KASAN);
 
 	if (page)
 		__SetPageUptodate(page);
@@ -136,7 +145,7 @@ static struct page *refpage_renew(struct refpage *rp)
 	/* Somebody else was here first, or an old page has been unmapped. */
 	list_for_each_entry(entry, &rp->pages, list) {
 		if (PageHWPoison(entry->page) ||
-		    page_count(entry->page) > refpage_max_refs / 2)
+		    refpage_refs(entry->page) > refpage_max_refs / 2)
 			continue;
 		refpage_set_current(rp, entry->page);
 		return entry->page;
@@ -315,20 +324,27 @@ static const struct file_operations refpage_fops = {
 	.mmap_prepare	= refpage_mmap_prepare,
 };
 
+/* For mappings of which the kind of file decides what they can be. */
+bool is_refpage_file(const struct file *file)
+{
+	return file && file->f_op == &refpage_fops;
+}
+
 /* Copy @size bytes from user space to the page, as often as they fit in. */
 static int refpage_read_content(struct page *page, const void __user *content,
 				size_t size)
 {
 	void *kaddr = page_address(page);
+	size_t filled;
 
 	if (copy_from_user(kaddr, content, size))
 		return -EFAULT;
 
-	for (; size < PAGE_SIZE; size *= 2)
-		memcpy(kaddr + size, kaddr, size);
+	for (filled = size; filled < PAGE_SIZE; filled *= 2)
+		memcpy(kaddr + filled, kaddr, filled);
 	flush_dcache_page(page);
 
-	return 0;
+	return page_tags_read(page, content, size);
 }
 
 static struct refpage *refpage_alloc(const void __user *content, size_t size)
@@ -389,7 +405,8 @@ static struct file *refpage_file_create(const void __user *content, size_t size)
 
 /**
  * sys_refpage_create - Make a file whose private mappings start with a pattern
- * @content: what an untouched page of a mapping shows; copied by the call
+ * @content: what an untouched page of a mapping shows; copied by the call, with
+ *	memory tags if it has any
  * @size: size of @content, a power of two up to the size of a page; if it is
  *	smaller, a page holds it several times
  * @flags: must be 0

@@ -8,6 +8,7 @@
 #include <linux/gfp.h>
 #include <linux/highmem.h>
 #include <linux/mm.h>
+#include <linux/page_tags.h>
 #include <linux/string.h>
 #include <linux/vmstat.h>
 
@@ -237,7 +238,80 @@ static struct kunit_suite refpage_test_suite = {
 	.test_cases = refpage_test_cases,
 };
 
-kunit_test_suite(refpage_test_suite);
+/*
+ * Memory tags, where there are any.
+ */
+
+#define TAG		5
+
+static void expect_tagged(struct kunit *test, struct page *page)
+{
+	KUNIT_EXPECT_EQ(test, page_tags_of(page), TAG);
+}
+
+static struct page *alloc_described(const struct page_content *content)
+{
+	return __alloc_frozen_pages(GFP_USER | __GFP_SKIP_KASAN, 0, numa_mem_id(),
+				    NULL, ALLOC_DEFAULT, content);
+}
+
+static void tags_are_kept(struct kunit *test)
+{
+	struct page_content content = {};
+	struct page *page, *made;
+	u8 *data;
+
+	page = alloc_page(GFP_USER | __GFP_SKIP_KASAN);
+	KUNIT_ASSERT_NOT_NULL(test, page);
+	data = page_address(page);
+	memset(data, DIRT, PAGE_SIZE);
+
+	page_tags_zero(page, TAG);
+	if (!page_tags_of(page)) {
+		__free_page(page);
+		kunit_skip(test, "no memory tags");
+	}
+	KUNIT_EXPECT_NULL(test, memchr_inv(data, 0, PAGE_SIZE));
+	expect_tagged(test, page);
+
+	/* Zeros with one tag are made in one go. */
+	page_content_describe(&content, page);
+	KUNIT_EXPECT_EQ(test, content.kind, PAGE_CONTENT_TAGGED);
+	KUNIT_EXPECT_EQ(test, content.word, TAG);
+	made = alloc_described(&content);
+	KUNIT_EXPECT_NOT_NULL(test, made);
+	if (made) {
+		KUNIT_EXPECT_NULL(test, memchr_inv(page_address(made), 0, PAGE_SIZE));
+		expect_tagged(test, made);
+		free_frozen_pages(made, 0);
+	}
+
+	/* Anything else is copied with its tags, bytes that repeat as well. */
+	memset(data, DIRT, PAGE_SIZE);
+	page_content_describe(&content, page);
+	KUNIT_EXPECT_EQ(test, content.kind, PAGE_CONTENT_PAGE);
+	made = alloc_described(&content);
+	KUNIT_EXPECT_NOT_NULL(test, made);
+	if (made) {
+		KUNIT_EXPECT_MEMEQ(test, page_address(made), data, PAGE_SIZE);
+		expect_tagged(test, made);
+		free_frozen_pages(made, 0);
+	}
+
+	__free_page(page);
+}
+
+static struct kunit_case refpage_tags_test_cases[] = {
+	KUNIT_CASE(tags_are_kept),
+	{}
+};
+
+static struct kunit_suite refpage_tags_test_suite = {
+	.name = "refpage_tags",
+	.test_cases = refpage_tags_test_cases,
+};
+
+kunit_test_suites(&refpage_test_suite, &refpage_tags_test_suite);
 
 MODULE_DESCRIPTION("KUnit tests for pages with other content than zeros");
 MODULE_LICENSE("GPL");

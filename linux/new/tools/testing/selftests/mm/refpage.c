@@ -20,9 +20,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/auxv.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/mount.h>
+#include <sys/prctl.h>
 #include <sys/ptrace.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -363,11 +365,23 @@ TEST_F(refpage, private_only)
 	EXPECT_EQ(MAP_FAILED, mmap(NULL, page_size, PROT_READ, MAP_SHARED_VALIDATE,
 				   self->fd, 0));
 	EXPECT_EQ(EINVAL, errno);
+	/* The descriptor is not open for writing, which is found out first. */
 	EXPECT_EQ(MAP_FAILED, mmap(NULL, page_size, prot, MAP_SHARED, self->fd, 0));
+	EXPECT_EQ(EACCES, errno);
+	EXPECT_EQ(MAP_FAILED, mmap(NULL, page_size, PROT_WRITE, MAP_SHARED_VALIDATE,
+				   self->fd, 0));
+	EXPECT_EQ(EACCES, errno);
 	EXPECT_EQ(MAP_FAILED, mmap(NULL, page_size, prot | PROT_EXEC, MAP_PRIVATE,
 				   self->fd, 0));
 	EXPECT_EQ(EPERM, errno);
+	EXPECT_EQ(MAP_FAILED, mmap(NULL, page_size, PROT_READ | PROT_EXEC, MAP_SHARED,
+				   self->fd, 0));
+	EXPECT_EQ(EPERM, errno);
+	EXPECT_EQ(MAP_FAILED, mmap(NULL, page_size, prot, MAP_PRIVATE | MAP_GROWSDOWN,
+				   self->fd, 0));
+	EXPECT_EQ(EINVAL, errno);
 	EXPECT_EQ(-1, mprotect(self->mem, page_size, PROT_READ | PROT_EXEC));
+	EXPECT_EQ(EACCES, errno);
 }
 
 TEST_F(refpage, content_is_copied)
@@ -1434,6 +1448,554 @@ TEST_F_TIMEOUT(refpage, race, 60)
 	for (i = 0; i < ARRAY_SIZE(jobs); i++)
 		pthread_join(threads[i], NULL);
 	EXPECT_EQ(0, race.bad);
+}
+
+/*
+ * Memory tags of arm64. User space is not checked for them but where a test says so,
+ * so that it can look at the content with any pointer.
+ */
+
+#define GRANULE		16
+#define NR_TAGGED	8	/* pages */
+
+#ifdef __aarch64__
+
+#ifndef HWCAP2_MTE
+#define HWCAP2_MTE	(1 << 18)
+#endif
+#ifndef PROT_MTE
+#define PROT_MTE	0x20
+#endif
+#ifndef PTRACE_PEEKMTETAGS
+#define PTRACE_PEEKMTETAGS	33
+#define PTRACE_POKEMTETAGS	34
+#endif
+
+static bool has_mte(void)
+{
+	return getauxval(AT_HWCAP2) & HWCAP2_MTE;
+}
+
+/* What a load through the returned pointer is checked against. */
+static void *with_tag(const void *mem, unsigned int tag)
+{
+	return (void *)(((uintptr_t)mem & ~(0xfUL << 56)) | (uintptr_t)tag << 56);
+}
+
+static unsigned int tag_at(const void *mem)
+{
+	uintptr_t found = (uintptr_t)mem;
+
+	asm volatile(".arch armv8.5-a+memtag\n"
+		     "ldg %0, [%0]" : "+r" (found) : : "memory");
+
+	return found >> 56 & 0xf;
+}
+
+static void set_tag(void *mem, unsigned int tag)
+{
+	asm volatile(".arch armv8.5-a+memtag\n"
+		     "stg %0, [%0]" : : "r" (with_tag(mem, tag)) : "memory");
+}
+
+#else /* !__aarch64__ */
+
+#define PROT_MTE		0
+#define PTRACE_PEEKMTETAGS	0
+#define PTRACE_POKEMTETAGS	0
+
+static bool has_mte(void)
+{
+	return false;
+}
+
+static void *with_tag(const void *mem, unsigned int tag)
+{
+	return (void *)mem;
+}
+
+static unsigned int tag_at(const void *mem)
+{
+	return 0;
+}
+
+static void set_tag(void *mem, unsigned int tag)
+{
+}
+
+#endif /* !__aarch64__ */
+
+#ifndef PR_SET_TAGGED_ADDR_CTRL
+#define PR_SET_TAGGED_ADDR_CTRL	55
+#define PR_TAGGED_ADDR_ENABLE	(1UL << 0)
+#endif
+#ifndef PR_MTE_TCF_SYNC
+#define PR_MTE_TCF_SYNC		(1UL << 1)
+#endif
+
+static int use_tags(unsigned long checks)
+{
+	return prctl(PR_SET_TAGGED_ADDR_CTRL,
+		     PR_TAGGED_ADDR_ENABLE | checks | 0xfffeUL << 3, 0, 0, 0);
+}
+
+FIXTURE(mte)
+{
+	FIXTURE_DATA(refpage) page;	/* for is_pattern() and the like */
+	unsigned char *content;		/* two pages with PROT_MTE */
+	unsigned char *want_tags;	/* of a page */
+	size_t granules;
+};
+
+FIXTURE_VARIANT(mte)
+{
+	unsigned char byte;
+	bool bytes_differ;
+	unsigned char tag;
+	bool tags_differ;
+	size_t size;			/* 0: a page */
+};
+
+/* One tag and zeros, which the kernel makes at once. */
+FIXTURE_VARIANT_ADD(mte, zero) { .tag = 5 };
+FIXTURE_VARIANT_ADD(mte, zero_granule) { .tag = 15, .size = GRANULE };
+FIXTURE_VARIANT_ADD(mte, zero_tags_differ) { .tag = 1, .tags_differ = true };
+FIXTURE_VARIANT_ADD(mte, byte) { .byte = 0xaa, .tag = 7, .size = 4 * GRANULE };
+FIXTURE_VARIANT_ADD(mte, page) { .bytes_differ = true, .tag = 9, .tags_differ = true };
+/* Pages without tags, of which some can be known to be zero. */
+FIXTURE_VARIANT_ADD(mte, zero_no_tag) { .tag = 0 };
+FIXTURE_VARIANT_ADD(mte, page_no_tag) { .bytes_differ = true };
+/* There is no tag for less than a granule. */
+FIXTURE_VARIANT_ADD(mte, half_granule) { .byte = 0xaa, .tag = 3, .size = GRANULE / 2 };
+
+static void *map_mte(FIXTURE_DATA(mte) * self, int prot)
+{
+	return mmap(NULL, NR_TAGGED * page_size, prot, MAP_PRIVATE, self->page.fd, 0);
+}
+
+FIXTURE_SETUP(mte)
+{
+	size_t i, size;
+
+	page_size = sysconf(_SC_PAGESIZE);
+	self->page.mem = MAP_FAILED;
+	self->page.fd = self->page.pagemap = -1;
+	self->content = MAP_FAILED;
+	self->granules = page_size / GRANULE;
+	if (!has_mte())
+		SKIP(return, "no memory tags");
+	ASSERT_EQ(0, use_tags(0));
+
+	self->content = mmap(NULL, 2 * page_size, PROT_READ | PROT_WRITE | PROT_MTE,
+			     MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	ASSERT_NE(self->content, MAP_FAILED);
+	size = variant->size ?: page_size;
+	for (i = 0; i < size; i++)
+		self->content[i] = variant->bytes_differ ? (i * 7 + i / 256) & 0x3f :
+							   variant->byte;
+	for (i = 0; i < size; i += GRANULE)
+		set_tag(self->content + i, variant->tags_differ ?
+			(variant->tag + i / GRANULE) & 0xf : variant->tag);
+
+	self->page.want = malloc(page_size);
+	self->want_tags = malloc(self->granules);
+	ASSERT_NE(self->page.want, NULL);
+	ASSERT_NE(self->want_tags, NULL);
+	for (i = 0; i < page_size; i++)
+		self->page.want[i] = self->content[i % size];
+	for (i = 0; i < self->granules; i++)
+		self->want_tags[i] = size < GRANULE ? 0 :
+				     tag_at(self->content + i * GRANULE % size);
+
+	/* As a program has it whose heap is tagged. */
+	self->page.fd = refpage_create(with_tag(self->content, variant->tag), size, 0);
+	if (self->page.fd < 0 && errno == ENOSYS)
+		SKIP(return, "no refpage_create() in this kernel");
+	ASSERT_GE(self->page.fd, 0);
+	self->page.size = NR_TAGGED * page_size;
+	self->page.mem = map_mte(self, PROT_READ | PROT_WRITE | PROT_MTE);
+	ASSERT_NE(self->page.mem, MAP_FAILED);
+	self->page.pagemap = open("/proc/self/pagemap", O_RDONLY);
+	ASSERT_GE(self->page.pagemap, 0);
+}
+
+FIXTURE_TEARDOWN(mte)
+{
+	if (self->page.mem != MAP_FAILED)
+		munmap(self->page.mem, self->page.size);
+	if (self->content != MAP_FAILED)
+		munmap(self->content, 2 * page_size);
+	close(self->page.pagemap);
+	close(self->page.fd);
+	free(self->page.want);
+	free(self->want_tags);
+}
+
+/* Bytes and tags are those of the content. */
+static bool is_tagged(FIXTURE_DATA(mte) * self, const unsigned char *mem, size_t pages)
+{
+	size_t i;
+
+	for (i = 0; i < pages * self->granules; i++)
+		if (tag_at(mem + i * GRANULE) != self->want_tags[i % self->granules])
+			return false;
+
+	return is_pattern(&self->page, mem, pages);
+}
+
+static bool tags_are(FIXTURE_DATA(mte) * self, const unsigned char *mem, size_t pages,
+		     unsigned int tag)
+{
+	size_t i;
+
+	for (i = 0; i < pages * self->granules; i++)
+		if (tag_at(mem + i * GRANULE) != tag)
+			return false;
+
+	return true;
+}
+
+/* As is_tagged() for one page, with one byte that was written to. */
+static bool is_tagged_and_written(FIXTURE_DATA(mte) * self, const unsigned char *page,
+				  size_t at)
+{
+	size_t i;
+
+	for (i = 0; i < self->granules; i++)
+		if (tag_at(page + i * GRANULE) != self->want_tags[i])
+			return false;
+
+	return is_written(&self->page, page, at);
+}
+
+TEST_F(mte, reads)
+{
+	unsigned char *mem = self->page.mem;
+	size_t i;
+
+	/* The tag is what is read first. */
+	EXPECT_EQ(self->want_tags[1], tag_at(mem + GRANULE));
+	EXPECT_TRUE(is_tagged(self, mem, NR_TAGGED));
+	for (i = 0; i < NR_TAGGED; i++)
+		EXPECT_TRUE(is_reference(&self->page, mem + i * page_size));
+}
+
+TEST_F(mte, writes)
+{
+	unsigned char *mem = self->page.mem;
+	size_t i;
+
+	touch_all(mem, NR_TAGGED / 2);
+	for (i = 0; i < NR_TAGGED; i += 2) {
+		mem[i * page_size + 100] = WRITTEN;
+		EXPECT_TRUE(is_anon(&self->page, mem + i * page_size));
+		EXPECT_TRUE(is_tagged_and_written(self, mem + i * page_size, 100));
+		EXPECT_TRUE(is_tagged(self, mem + (i + 1) * page_size, 1));
+	}
+}
+
+/* To set a tag is to write. */
+TEST_F(mte, tag_writes)
+{
+	unsigned char *mem = self->page.mem, *other;
+	size_t i;
+
+	other = map_mte(self, PROT_READ | PROT_WRITE | PROT_MTE);
+	ASSERT_NE(other, MAP_FAILED);
+	touch_all(mem, NR_TAGGED / 2);
+	for (i = 0; i < NR_TAGGED; i += 2) {
+		unsigned char *page = mem + i * page_size;
+
+		set_tag(page + GRANULE, self->want_tags[1] ^ 8);
+		EXPECT_TRUE(is_anon(&self->page, page));
+		EXPECT_EQ(self->want_tags[1] ^ 8, tag_at(page + GRANULE));
+		EXPECT_TRUE(is_pattern(&self->page, page, 1));
+		set_tag(page + GRANULE, self->want_tags[1]);
+		EXPECT_TRUE(is_tagged(self, page, 2));
+	}
+	EXPECT_TRUE(is_tagged(self, other, NR_TAGGED));
+	munmap(other, NR_TAGGED * page_size);
+}
+
+/* How a child ends that is checked, and reads a byte through a pointer with @tag. */
+static int checked_read(const unsigned char *mem, unsigned int tag)
+{
+	pid_t pid = fork();
+
+	if (!pid) {
+		signal(SIGSEGV, SIG_DFL);
+		if (use_tags(PR_MTE_TCF_SYNC))
+			_exit(1);
+		(void)*(const volatile unsigned char *)with_tag(mem, tag);
+		_exit(0);
+	}
+
+	return exit_of(pid);
+}
+
+TEST_F(mte, checks)
+{
+	unsigned char *mem = self->page.mem, *plain;
+	const unsigned int tag = self->want_tags[2];
+
+	mem[page_size + 2 * GRANULE + 1] = WRITTEN;
+	EXPECT_EQ(0, checked_read(mem + 2 * GRANULE, tag));
+	EXPECT_EQ(256 + SIGSEGV, checked_read(mem + 2 * GRANULE, tag ^ 1));
+	EXPECT_EQ(0, checked_read(mem + page_size + 2 * GRANULE, tag));
+	EXPECT_EQ(256 + SIGSEGV, checked_read(mem + page_size + 2 * GRANULE, tag ^ 1));
+
+	/* Who does not ask for tags does not get them. */
+	plain = map_mte(self, PROT_READ | PROT_WRITE);
+	ASSERT_NE(plain, MAP_FAILED);
+	plain[page_size + 1] = WRITTEN;
+	EXPECT_EQ(0, checked_read(plain, 0));
+	EXPECT_EQ(0, checked_read(plain, tag ^ 1));
+	EXPECT_EQ(0, checked_read(plain + page_size, tag ^ 1));
+	EXPECT_TRUE(tags_are(self, plain, NR_TAGGED, 0));
+	munmap(plain, NR_TAGGED * page_size);
+}
+
+/* Tags are asked for when some pages have been read, and some written. */
+TEST_F(mte, mprotect)
+{
+	unsigned char *mem = map_mte(self, PROT_READ | PROT_WRITE);
+	size_t i;
+
+	ASSERT_NE(mem, MAP_FAILED);
+	touch_all(mem, 4);
+	mem[100] = WRITTEN;
+	mem[4 * page_size + 100] = WRITTEN;
+	/* Others are left untouched. */
+	EXPECT_TRUE(tags_are(self, mem, NR_TAGGED - 2, 0));
+	ASSERT_EQ(0, mprotect(mem, NR_TAGGED * page_size,
+			      PROT_READ | PROT_WRITE | PROT_MTE));
+	for (i = 0; i < NR_TAGGED; i++) {
+		const unsigned char *page = mem + i * page_size;
+
+		EXPECT_TRUE(i % 4 ? is_tagged(self, page, 1) :
+				    is_tagged_and_written(self, page, 100));
+	}
+	munmap(mem, NR_TAGGED * page_size);
+
+	EXPECT_EQ(MAP_FAILED, mmap(NULL, page_size, PROT_READ | PROT_MTE, MAP_SHARED,
+				   self->page.fd, 0));
+	EXPECT_EQ(EINVAL, errno);
+}
+
+TEST_F(mte, dontneed)
+{
+	unsigned char *mem = self->page.mem;
+	size_t i;
+
+	for (i = 0; i < NR_TAGGED * self->granules; i++)
+		set_tag(mem + i * GRANULE, 2);
+	memset(mem, WRITTEN, self->page.size);
+	EXPECT_TRUE(tags_are(self, mem, NR_TAGGED, 2));
+	ASSERT_EQ(0, madvise(mem, self->page.size, MADV_DONTNEED));
+	mem[page_size] = WRITTEN;
+	EXPECT_TRUE(is_tagged(self, mem, 1));
+	EXPECT_TRUE(is_tagged_and_written(self, mem + page_size, 0));
+	EXPECT_TRUE(is_tagged(self, mem + 2 * page_size, NR_TAGGED - 2));
+}
+
+TEST_F(mte, fork)
+{
+	unsigned char *mem = self->page.mem;
+	pid_t pid;
+
+	mem[100] = WRITTEN;
+	touch_all(mem, 2);
+	pid = fork();
+	ASSERT_GE(pid, 0);
+	if (!pid) {
+		bool fine = is_tagged_and_written(self, mem, 100) &&
+			    is_tagged(self, mem + page_size, NR_TAGGED - 1);
+
+		/* Copied on write, and first written: both bring the tags along. */
+		mem[100] = WRITTEN;
+		mem[page_size + 100] = WRITTEN;
+		fine = fine && is_tagged_and_written(self, mem, 100) &&
+		       is_tagged_and_written(self, mem + page_size, 100);
+		set_tag(mem, 6);
+		set_tag(mem + page_size, 6);
+		_exit(!fine);
+	}
+	EXPECT_EQ(0, exit_of(pid));
+	EXPECT_TRUE(is_tagged_and_written(self, mem, 100));
+	EXPECT_TRUE(is_tagged(self, mem + page_size, NR_TAGGED - 1));
+}
+
+TEST_F(mte, mremap)
+{
+	unsigned char *mem = self->page.mem, *moved;
+
+	mem[100] = WRITTEN;
+	touch_all(mem, 2);
+	moved = mremap(mem, self->page.size, self->page.size,
+		       MREMAP_MAYMOVE | MREMAP_DONTUNMAP);
+	ASSERT_NE(moved, MAP_FAILED);
+	EXPECT_TRUE(is_tagged_and_written(self, moved, 100));
+	EXPECT_TRUE(is_tagged(self, moved + page_size, NR_TAGGED - 1));
+	EXPECT_TRUE(is_tagged(self, mem, NR_TAGGED));
+	munmap(moved, self->page.size);
+}
+
+TEST_F(mte, swap)
+{
+	unsigned char *mem = self->page.mem;
+	size_t i, swapped = 0;
+
+	if (!has_swap())
+		SKIP(return, "no swap");
+
+	/* The first half becomes private without that a byte changes. */
+	ASSERT_EQ(0, madvise(mem, self->page.size / 2, MADV_POPULATE_WRITE));
+	for (i = NR_TAGGED / 2; i < NR_TAGGED; i++)
+		mem[i * page_size + i] = WRITTEN;
+	ASSERT_EQ(0, madvise(mem, self->page.size, MADV_PAGEOUT));
+	for (i = 0; i < NR_TAGGED; i++)
+		swapped += !!(pagemap_of(&self->page, mem + i * page_size) & PM_SWAP);
+	EXPECT_TRUE(swapped);
+	EXPECT_TRUE(is_tagged(self, mem, NR_TAGGED / 2));
+	for (i = NR_TAGGED / 2; i < NR_TAGGED; i++)
+		EXPECT_TRUE(is_tagged_and_written(self, mem + i * page_size, i));
+}
+
+/* KSM leaves pages with tags alone, and zeros with tags are not the zero page. */
+TEST_F(mte, ksm)
+{
+	char old_run[16], old_scan[16];
+	unsigned char *mem = self->page.mem;
+	long scans;
+	size_t i;
+
+	if (!read_text(KSM_DIR "run", old_run, sizeof(old_run)) ||
+	    !read_text(KSM_DIR "pages_to_scan", old_scan, sizeof(old_scan)) ||
+	    !write_text(KSM_DIR "pages_to_scan", "1000"))
+		SKIP(return, "no KSM, or not allowed");
+
+	write_text(KSM_DIR "use_zero_pages", "1");
+	ASSERT_EQ(0, madvise(mem, self->page.size / 2, MADV_POPULATE_WRITE));
+	touch_all(mem, NR_TAGGED);
+	ASSERT_EQ(0, madvise(mem, self->page.size, MADV_MERGEABLE));
+	scans = number_in(KSM_DIR "full_scans", "");
+	write_text(KSM_DIR "run", "1");
+	for (i = 0; i < 100 && number_in(KSM_DIR "full_scans", "") < scans + 4; i++)
+		usleep(50000);
+	EXPECT_TRUE(is_tagged(self, mem, NR_TAGGED));
+	write_text(KSM_DIR "run", "2");
+	write_text(KSM_DIR "use_zero_pages", "0");
+	write_text(KSM_DIR "run", old_run);
+	write_text(KSM_DIR "pages_to_scan", old_scan);
+}
+
+/* A debugger reads the tags of what nobody touched, and writes to a copy. */
+TEST_F(mte, ptrace)
+{
+	unsigned char *mem = self->page.mem;
+	unsigned char tags[2] = { 0x5b, 0x5b };
+	struct iovec vec = { .iov_base = tags, .iov_len = 2 };
+	pid_t pid;
+
+	pid = fork();
+	ASSERT_GE(pid, 0);
+	if (!pid) {
+		ptrace(PTRACE_TRACEME, 0, 0, 0);
+		raise(SIGSTOP);
+		_exit(!(tag_at(mem) == 4 && tag_at(mem + GRANULE) == 4 &&
+			is_pattern(&self->page, mem, 1) &&
+			is_tagged(self, mem + page_size, NR_TAGGED - 1)));
+	}
+	ASSERT_EQ(pid, waitpid(pid, NULL, 0));
+	EXPECT_EQ(0, ptrace(PTRACE_PEEKMTETAGS, pid, mem, &vec));
+	EXPECT_EQ(2, vec.iov_len);
+	EXPECT_EQ(self->want_tags[0], tags[0]);
+	EXPECT_EQ(self->want_tags[1], tags[1]);
+	tags[0] = tags[1] = 4;
+	EXPECT_EQ(0, ptrace(PTRACE_POKEMTETAGS, pid, mem, &vec));
+	EXPECT_EQ(0, ptrace(PTRACE_CONT, pid, 0, 0));
+	EXPECT_EQ(0, exit_of(pid));
+	EXPECT_TRUE(is_tagged(self, mem, NR_TAGGED));
+}
+
+/* The tags that a file has which was made of @size bytes at @content. */
+static bool tags_of_file(FIXTURE_DATA(mte) * self, const unsigned char *content,
+			 size_t size, unsigned char *tags)
+{
+	int fd = refpage_create(content, size, 0);
+	unsigned char *mem;
+	size_t i;
+
+	if (fd < 0)
+		return false;
+	mem = mmap(NULL, page_size, PROT_READ | PROT_MTE, MAP_PRIVATE, fd, 0);
+	close(fd);
+	if (mem == MAP_FAILED)
+		return false;
+	for (i = 0; i < self->granules; i++)
+		tags[i] = tag_at(mem + i * GRANULE);
+	munmap(mem, page_size);
+
+	return true;
+}
+
+/* Not aligned: each granule has the tag of the first of its bytes. */
+TEST_F(mte, unaligned_content)
+{
+	const size_t sizes[] = { GRANULE, 4 * GRANULE, page_size };
+	unsigned char *tags = malloc(self->granules);
+	size_t i, j;
+
+	ASSERT_NE(tags, NULL);
+	for (i = 0; i < 2 * self->granules; i++)
+		set_tag(self->content + i * GRANULE, i & 0xf);
+	for (i = 0; i < ARRAY_SIZE(sizes); i++) {
+		/* Partly in either page. */
+		unsigned char *from = self->content + page_size - 2 * GRANULE + 9;
+
+		ASSERT_TRUE(tags_of_file(self, from, sizes[i], tags));
+		for (j = 0; j < self->granules; j++)
+			EXPECT_EQ(tag_at(from + j * GRANULE % sizes[i]), tags[j]);
+	}
+	/* Where it ends, nothing is read. */
+	ASSERT_EQ(0, mprotect(self->content + page_size, page_size, PROT_NONE));
+	ASSERT_TRUE(tags_of_file(self, self->content + page_size - GRANULE, GRANULE, tags));
+	EXPECT_EQ((self->granules - 1) & 0xf, tags[0]);
+	EXPECT_FALSE(tags_of_file(self, self->content + page_size - GRANULE, 2 * GRANULE,
+				  tags));
+	EXPECT_EQ(EFAULT, errno);
+	free(tags);
+}
+
+/* Whose mapping does not show the tags of a page cannot see them this way, either. */
+TEST_F(mte, hidden_tags)
+{
+	unsigned char *shown, *hidden, *tags = malloc(self->granules);
+	size_t i;
+	int fd;
+
+	ASSERT_NE(tags, NULL);
+	fd = memfd_create("refpage-test", MFD_CLOEXEC);
+	ASSERT_GE(fd, 0);
+	ASSERT_EQ(0, ftruncate(fd, page_size));
+	shown = mmap(NULL, page_size, PROT_READ | PROT_WRITE | PROT_MTE, MAP_SHARED,
+		     fd, 0);
+	hidden = mmap(NULL, page_size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	ASSERT_NE(shown, MAP_FAILED);
+	ASSERT_NE(hidden, MAP_FAILED);
+	close(fd);
+	for (i = 0; i < self->granules; i++)
+		set_tag(shown + i * GRANULE, 9);
+
+	ASSERT_TRUE(tags_of_file(self, shown, page_size, tags));
+	for (i = 0; i < self->granules; i++)
+		EXPECT_EQ(9, tags[i]);
+	ASSERT_TRUE(tags_of_file(self, hidden, page_size, tags));
+	for (i = 0; i < self->granules; i++)
+		EXPECT_EQ(0, tags[i]);
+	munmap(shown, page_size);
+	munmap(hidden, page_size);
+	free(tags);
 }
 
 TEST_HARNESS_MAIN
