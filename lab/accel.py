@@ -20,12 +20,15 @@ PROBE_SECONDS = 20
 MARK = b"knownzero-kvm-works"
 
 
-def cpu(accel: str, arch: str = "x86_64") -> list[str]:
-    """The processor model and accelerator options.
+def cpu(accel: str, arch: str = "x86_64", mte: bool = False) -> list[str]:
+    """The processor model and accelerator options; ``mte``: an arm64 processor with memory tags.
 
     Under TCG the model must lack ERMS: QEMU emulates ``rep stosb`` byte by byte, which would
     flatter every figure about zeroing.
     """
+    if arch == "arm64" and mte:
+        # Pointer authentication the way it is specified costs half of the time.
+        return ["-accel", "tcg", "-cpu", "max,pauth-impdef=on"]
     if arch == "arm64":
         return ["-accel", "tcg", "-cpu", "cortex-a57"]
     if accel == "kvm":

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from lab import accel, build, console, daemon, initramfs, paths, progress, run, stock
-from lab.errors import LabError, TestFailure
+from lab.errors import LabError, TestFailure, UsageError
 
 # A kernel under KVM skips the check of its timer by itself; an emulated one on a busy machine may miss
 # the ticks that the check counts, and panic.
@@ -75,6 +75,7 @@ class BootSpec:
     errors: Callable[[bytes], None] | None = None  # the same for stderr
     daemon_profile: str = "dev"  # of cargo: dev or release
     shared_memory: str = ""  # more about the memory that the daemon sees: hugetlb=on,hugetlbsize=2M
+    mte: bool = False  # memory tags, which an arm64 machine can have
 
 
 @dataclass
@@ -152,6 +153,10 @@ class Guest:
     """A guest that runs. Made by ``running`` and ``boot``; ended by ``close`` at the latest."""
 
     def __init__(self, spec: BootSpec, interactive: bool = False, talks: bool = True) -> None:
+        if spec.mte and spec.arch != "arm64":
+            raise UsageError(
+                "no memory tags here", f"the machine is {spec.arch}", "give --mte with --arch arm64 only"
+            )
         self.spec = spec
         self.folder = run_folder()
         self.console = self.folder / "console.log"
@@ -250,9 +255,9 @@ class Guest:
             "none",
             "-no-reboot",
             "-machine",
-            "virt" if spec.arch == "arm64" else "q35",
+            ("virt,mte=on" if spec.mte else "virt") if spec.arch == "arm64" else "q35",
         ]
-        argv += accel.cpu(self.accel, spec.arch)
+        argv += accel.cpu(self.accel, spec.arch, spec.mte)
         argv += ["-m", spec.memory, "-smp", str(spec.cpus), "-kernel", str(kernel), "-initrd", str(initrd)]
         append = APPEND_ARM64 if spec.arch == "arm64" else APPEND
         argv += ["-append", f"{append} {spec.append}".strip()]

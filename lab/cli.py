@@ -221,6 +221,7 @@ def boot(
     arch: Annotated[
         str, typer.Option(help="x86_64, um (the kernel as a program; no QEMU), i386 or arm64 (emulated).")
     ] = "x86_64",
+    mte: Annotated[bool, typer.Option("--mte", help="With --arch arm64: a machine with memory tags.")] = False,
     qemu_arg: Annotated[list[str] | None, typer.Option(help="A raw QEMU argument. Repeatable.")] = None,
     allow_warnings: Annotated[
         bool, typer.Option("--allow-warnings", help="Do not fail on faults the kernel reports.")
@@ -245,7 +246,7 @@ def boot(
     spec = guests.BootSpec(
         kernel=kernel, qemu=qemu, memory=memory, cpus=cpus, devices=device or [], append=append,
         add=[_added(item) for item in add or []], accel=accel, timeout=timeout, command=command or ["uname", "-a"],
-        extra_qemu=qemu_arg or [], allow_warnings=allow_warnings, arch=arch,
+        extra_qemu=qemu_arg or [], allow_warnings=allow_warnings, arch=arch, mte=mte,
         console_lines=None if as_json else write(sys.stdout.buffer), errors=None if as_json else write(sys.stderr.buffer),
     )  # fmt: skip
     result = guests.boot(spec)

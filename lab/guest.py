@@ -103,12 +103,15 @@ SELFTEST_LIBRARIES = {
 }
 
 
-def build_selftest(name: str) -> Path:
+def build_selftest(name: str, arch: str = "x86_64") -> Path:
     """Compile a test of the kernel's tools/testing/selftests/mm, as a static binary.
 
-    It is the series' own, or one that the kernel comes with, unchanged. Cached by content; LabError when
+    It is the series' own, or one that the kernel comes with, unchanged. ``arch``: what it is to run on,
+    see BINARIES; libraries of other architectures are not looked for. Cached by content; LabError when
     there is no such test, or it does not compile.
     """
+    build.need_compiler(arch)
+    prefix = build.MACHINES[arch].prefix
     place = Path("tools", "testing", "selftests", "mm")
     kernel = fetch.pristine(fetch.obtain("linux"))
     harness = kernel / place.parent
@@ -136,7 +139,9 @@ def build_selftest(name: str) -> Path:
                 unpacked = debs.unpacked(package) / "usr"
                 arguments += ["-isystem", unpacked / "include", "-L", unpacked / "lib" / debs.TRIPLET]
                 libraries += [f"-l{library}"]
-    digest = hashlib.sha256((build.compiler() + " ".join(map(str, [*SELFTEST_FLAGS, *libraries]))).encode())
+    digest = hashlib.sha256(
+        (build.compiler(prefix) + " ".join(map(str, [*SELFTEST_FLAGS, *libraries]))).encode()
+    )
     for file in (*headers, *sources):
         digest.update(file.read_bytes())
     target = paths.sub("guest") / f"selftest-{name}-{digest.hexdigest()[:16]}"
@@ -147,7 +152,7 @@ def build_selftest(name: str) -> Path:
         (Path(made) / "local_config.h_gen").touch()
         with lock.new_file(target) as work:
             run.logged(
-                ["cc", *SELFTEST_FLAGS, "-I", made, *arguments, "-o", work, *sources, *libraries, "-lm"],
+                [f"{prefix}gcc" if prefix else "cc", *SELFTEST_FLAGS, "-I", made, *arguments, "-o", work, *sources, *libraries, "-lm"],
                 paths.log_file(f"selftest-{name}"),
                 f"the selftest {name} does not compile",
                 "mend the error above",

@@ -98,8 +98,10 @@ def _unfinished(level: _Level, levels: list[_Level]) -> list[Case]:
     ]
 
 
-def run(arch: str, glob: str, kernel: str | Path = "debug", timeout: float = 240) -> list[Case]:
-    """Boot a kernel and run its built-in tests whose suite matches ``glob``.
+def run(
+    arch: str, glob: str, kernel: str | Path = "debug", timeout: float = 240, mte: bool = False
+) -> list[Case]:
+    """Boot a kernel and run its built-in tests whose suite matches ``glob``; ``mte``: with memory tags.
 
     Raises TestFailure when there were none, and whatever ``boot`` raises.
     """
@@ -107,7 +109,13 @@ def run(arch: str, glob: str, kernel: str | Path = "debug", timeout: float = 240
     memory = "256M" if arch == "um" else "1G"
     result = boot.boot(
         boot.BootSpec(
-            kernel=kernel, arch=arch, memory=memory, append=append, timeout=timeout, command=["true"]
+            kernel=kernel,
+            arch=arch,
+            memory=memory,
+            append=append,
+            timeout=timeout,
+            command=["true"],
+            mte=mte,
         )
     )
     cases = parse(result.console_text)

@@ -270,6 +270,17 @@ def test_the_emulated_processor_clears_memory_word_by_word() -> None:
     assert accel.cpu("tcg")[-1].startswith("qemu64")
 
 
+def test_memory_tags_want_another_processor_and_arm64(fake: Callable[..., boot.BootSpec]) -> None:
+    assert accel.cpu("tcg", "arm64")[-1] == "cortex-a57"
+    assert accel.cpu("tcg", "arm64", mte=True)[-1].startswith("max")
+    with pytest.raises(LabError) as caught:
+        boot.boot(fake("report()", mte=True))
+    assert caught.value.code == errors.USAGE
+    # The stand-in is any processor: what it was told is in the run's folder.
+    result = boot.boot(fake("report()", arch="arm64", mte=True))
+    assert "virt,mte=on" in (result.console.parent / "command").read_text(encoding="utf-8").splitlines()
+
+
 def test_an_unknown_accelerator_is_bad_usage(tmp_path: Path) -> None:
     with pytest.raises(LabError) as caught:
         accel.choose("hax", tmp_path, tmp_path)
