@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from lab import build, kunit
 from lab.boot import BootResult
 from lab.guest import build_selftest
 from tests.guest.guests import (
@@ -33,14 +34,25 @@ SWAP = "echo 256M > /sys/block/zram0/disksize; mkswap /dev/zram0 >/dev/null; swa
 RESULT = re.compile(r"^(ok|not ok) \d+ (?:refpage\.)?(?P<name>\S+)(?: # (?P<skip>SKIP.*))?$", re.MULTILINE)
 # Each has a boot of its own below.
 SPECIAL = {"many_references", "pressure", "migration"}
+# The tests of memory tags: of eight contents, thirteen each.
+TAGS = "mte."
+NUMBER_OF_TAGS_TESTS = 8 * 13
+# What User-Mode Linux has not: swap, KSM, userfaultfd, memory errors, core dumps, control groups, ...
+NOT_IN_UM = {
+    "swap", "ksm", "userfaultfd_wp", "memory_error", "core_dump", "memcg", "longterm_pin", "longterm_pin_fast",
+    "process_vm", "proc_mem",
+}  # fmt: skip
 
 
-def selftest(arguments: str = "", **more: object) -> tuple[BootResult, dict[str, list[str]]]:
-    """Run the selftest with swap; its tests by what became of them (passed, failed, skipped)."""
+def selftest(
+    arguments: str = "", arch: str = "x86_64", **more: object
+) -> tuple[BootResult, dict[str, list[str]]]:
+    """Run the selftest, with swap if there is any; its tests by how they ended (passed, failed, skipped)."""
     options: dict[str, object] = {"devices": [], "timeout": 420.0} | more
     result = run(
-        f"{SWAP}refpage_test {arguments}",
-        add=[(build_selftest("refpage"), "/bin/refpage_test")],
+        f"{'' if arch == 'um' else SWAP}refpage_test {arguments}",
+        arch=arch,
+        add=[(build_selftest("refpage", arch), "/bin/refpage_test")],
         **options,  # type: ignore[arg-type]
     )
     found: dict[str, list[str]] = {"passed": [], "failed": [], "skipped": []}
@@ -53,6 +65,14 @@ def selftest(arguments: str = "", **more: object) -> tuple[BootResult, dict[str,
 def names(tests: list[str]) -> set[str]:
     """Without the pattern they ran for."""
     return {test.rpartition(".")[2] for test in tests}
+
+
+def left_out(found: dict[str, list[str]]) -> set[str]:
+    """The names of what was skipped on a machine without memory tags, besides all tests of those."""
+    tagged = [test for test in found["skipped"] if test.startswith(TAGS)]
+    assert len(tagged) == NUMBER_OF_TAGS_TESTS
+    print(f"skipped: {len(tagged)} tests of memory tags, which this machine has not")
+    return names([test for test in found["skipped"] if test not in tagged])
 
 
 @pytest.mark.parametrize(
@@ -69,9 +89,67 @@ def test_the_selftest(cpus: int, append: str) -> None:
     result, found = selftest(cpus=cpus, append=append)
     assert not found["failed"], f"{found['failed']} (console: {result.console})\n{text(result)[-3000:]}"
     fine(result)
-    assert names(found["skipped"]) <= SPECIAL
+    assert left_out(found) <= SPECIAL
     # Each of the tests that are left has run for all five patterns.
     assert len(found["passed"]) >= 5 * 30
+
+
+@pytest.mark.nightly
+@pytest.mark.slow
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("append", ["", "init_on_alloc=1", "refpage.max_refs=8"])
+def test_the_selftest_with_memory_tags(append: str) -> None:
+    """On arm64, emulated; with few references to a page as well, so that pages are replaced all the time."""
+    few = "max_refs" in append
+    result, found = selftest(
+        "-T pressure -T reads_share_one_page -T smaps" if few else "",
+        arch="arm64",
+        kernel=build.build_linux("debug", "arm64"),
+        mte=True,
+        cpus=2,
+        append=append,
+        timeout=3000.0,
+    )
+    assert not found["failed"], f"{found['failed']} (console: {result.console})\n{text(result)[-3000:]}"
+    fine(result)
+    tagged = {test for test in found["passed"] if test.startswith(TAGS)}
+    assert len(tagged) == NUMBER_OF_TAGS_TESTS
+    assert names(found["skipped"]) <= SPECIAL - ({"many_references"} if few else set())
+    assert len(found["passed"]) >= len(tagged) + 5 * 28
+
+
+@pytest.mark.nightly
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_unit_tests_with_memory_tags() -> None:
+    cases = kunit.run("arm64", "refpage*", build.build_linux("debug", "arm64"), timeout=900, mte=True)
+    failed = [f"{c.name}: {c.text}" for c in cases if c.state == "failed"]
+    assert not failed, "\n".join(failed)
+    assert [c.state for c in cases if c.name == "refpage_tags.tags_are_kept"] == ["passed"]
+
+
+@pytest.mark.nightly
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_the_selftest_on_a_processor_without_memory_tags() -> None:
+    result, found = selftest(
+        arch="arm64", kernel=build.build_linux("debug", "arm64"), cpus=2, timeout=3000.0
+    )
+    assert not found["failed"], f"{found['failed']} (console: {result.console})\n{text(result)[-3000:]}"
+    fine(result)
+    assert left_out(found) <= SPECIAL
+    assert len(found["passed"]) >= 5 * 30
+
+
+@pytest.mark.nightly
+def test_the_selftest_in_user_mode_linux() -> None:
+    result, found = selftest(arch="um", memory="512M", timeout=900.0)
+    assert not found["failed"], f"{found['failed']} (console: {result.console})\n{text(result)[-3000:]}"
+    fine(result)
+    skipped = left_out(found)
+    print(f"skipped: {sorted(skipped)}")
+    assert skipped <= SPECIAL | NOT_IN_UM
+    assert len(found["passed"]) >= 5 * 20
 
 
 def test_many_references() -> None:
@@ -96,8 +174,8 @@ def test_all_with_few_references_each() -> None:
 )
 def test_memory_pressure(without: str, count: int) -> None:
     # The first option that applies to a test decides.
-    left_out = " ".join(f"-V {pattern}" for pattern in without.split())
-    result, found = selftest(f"{left_out} -t pressure", memory="192M", cpus=2, append="init_on_alloc=1")
+    others = " ".join(f"-V {pattern}" for pattern in without.split())
+    result, found = selftest(f"{others} -t pressure", memory="192M", cpus=2, append="init_on_alloc=1")
     fine(result)
     assert found["skipped"] == found["failed"] == []
     assert len(found["passed"]) == count
