@@ -221,7 +221,9 @@ def boot(
     arch: Annotated[
         str, typer.Option(help="x86_64, um (the kernel as a program; no QEMU), i386 or arm64 (emulated).")
     ] = "x86_64",
-    mte: Annotated[bool, typer.Option("--mte", help="With --arch arm64: a machine with memory tags.")] = False,
+    mte: Annotated[
+        bool, typer.Option("--mte", help="With --arch arm64: a machine with memory tags.")
+    ] = False,
     qemu_arg: Annotated[list[str] | None, typer.Option(help="A raw QEMU argument. Repeatable.")] = None,
     allow_warnings: Annotated[
         bool, typer.Option("--allow-warnings", help="Do not fail on faults the kernel reports.")

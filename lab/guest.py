@@ -152,7 +152,18 @@ def build_selftest(name: str, arch: str = "x86_64") -> Path:
         (Path(made) / "local_config.h_gen").touch()
         with lock.new_file(target) as work:
             run.logged(
-                [f"{prefix}gcc" if prefix else "cc", *SELFTEST_FLAGS, "-I", made, *arguments, "-o", work, *sources, *libraries, "-lm"],
+                [
+                    f"{prefix}gcc" if prefix else "cc",
+                    *SELFTEST_FLAGS,
+                    "-I",
+                    made,
+                    *arguments,
+                    "-o",
+                    work,
+                    *sources,
+                    *libraries,
+                    "-lm",
+                ],
                 paths.log_file(f"selftest-{name}"),
                 f"the selftest {name} does not compile",
                 "mend the error above",

@@ -132,9 +132,7 @@ def test_unit_tests_with_memory_tags() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_the_selftest_on_a_processor_without_memory_tags() -> None:
-    result, found = selftest(
-        arch="arm64", kernel=build.build_linux("debug", "arm64"), cpus=2, timeout=3000.0
-    )
+    result, found = selftest(arch="arm64", kernel=build.build_linux("debug", "arm64"), cpus=2, timeout=3000.0)
     assert not found["failed"], f"{found['failed']} (console: {result.console})\n{text(result)[-3000:]}"
     fine(result)
     assert left_out(found) <= SPECIAL
