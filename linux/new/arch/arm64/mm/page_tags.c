@@ -40,8 +40,10 @@ static u8 kernel_tag(const void *addr)
  */
 static int user_tag(const void __user *addr, u8 *tag)
 {
-	u64 found = (u64)uaccess_mask_ptr(PTR_ALIGN_DOWN(addr, MTE_GRANULE_SIZE));
+	unsigned long found;
 	int err = 0;
+
+	found = (unsigned long)uaccess_mask_ptr(PTR_ALIGN_DOWN(addr, MTE_GRANULE_SIZE));
 
 	uaccess_enable_privileged();
 	asm volatile(__MTE_PREAMBLE
