@@ -6,9 +6,8 @@
 #ifndef _LINUX_PAGE_TAGS_H
 #define _LINUX_PAGE_TAGS_H
 
+#include <linux/highmem.h>
 #include <linux/types.h>
-
-struct page;
 
 #define PAGE_TAGS_DIFFER	(-1)
 
@@ -31,9 +30,10 @@ static inline int page_tags_of(struct page *page)
 	return 0;
 }
 
-/* Nobody asks for it: see page_tags_of(). */
+/* Nobody asks for it: see page_tags_of(). But no page is to stay as it is. */
 static inline void page_tags_zero(struct page *page, u8 tag)
 {
+	clear_highpage(page);
 }
 
 #endif /* CONFIG_ARCH_HAS_PAGE_TAGS */
