@@ -41,15 +41,16 @@ static u8 kernel_tag(const void *addr)
 static int user_tag(const void __user *addr, u8 *tag)
 {
 	unsigned long found;
-	int err = 0;
+	int err = -EFAULT;
 
 	found = (unsigned long)uaccess_mask_ptr(PTR_ALIGN_DOWN(addr, MTE_GRANULE_SIZE));
 
 	uaccess_enable_privileged();
 	asm volatile(__MTE_PREAMBLE
 	"1:	ldg	%1, [%1]\n"
+	"	mov	%w0, wzr\n"
 	"2:\n"
-	_ASM_EXTABLE_UACCESS_ERR(1b, 2b, %w0)
+	_ASM_EXTABLE_UACCESS(1b, 2b)
 		     : "+r" (err), "+r" (found)
 		     :
 		     : "memory");
