@@ -256,10 +256,10 @@ static void refpage_cow_content(struct vm_area_struct *vma,
 }
 
 #ifdef CONFIG_USERFAULTFD
-/* Nothing is ever missing here, but writes can be tracked. */
+/* Nothing is ever missing here, but writes can be tracked; not reads as well. */
 static bool refpage_can_userfault(struct vm_area_struct *vma, vm_flags_t vm_flags)
 {
-	return !(vm_flags & (VM_UFFD_MISSING | VM_UFFD_MINOR));
+	return !(vm_flags & (VM_UFFD_MISSING | VM_UFFD_MINOR | VM_UFFD_RWP));
 }
 
 /* For UFFDIO_ZEROPAGE where the zero page cannot be used. */
