@@ -159,11 +159,12 @@ def series_check(
         bool,
         typer.Option(
             "--each",
-            help="Also build after every patch, with the feature on and off: what the series touches.",
+            help="Also build after every patch, with the feature on and off, x86_64 and um: what the series "
+            "touches. Takes hours; what has passed is remembered.",
         ),
     ] = False,
     whole: Annotated[
-        bool, typer.Option("--whole", help="With --each: all of the kernel, x86_64 and um (takes a night).")
+        bool, typer.Option("--whole", help="With --each: all of the kernel (takes a night).")
     ] = False,
     first: Annotated[
         int, typer.Option("--from", metavar="NUMBER", min=0, help="With --each: begin with this patch.")

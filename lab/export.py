@@ -10,12 +10,23 @@ from pathlib import Path
 from lab import lock, paths, series, tree
 from lab.errors import LabError
 
+# Says whose the files are, and uses none of them.
+LISTING = "MAINTAINERS"
+
+
+def lists(name: str, text: str) -> bool:
+    """Whether lines of MAINTAINERS name a file, or a folder it is in."""
+    listed = [line.removeprefix("F:").strip() for line in text.splitlines() if line.startswith("F:")]
+    return any(name == one or (one.endswith("/") and name.startswith(one)) for one in listed)
+
 
 def hooks(name: str, text: str, place: str = "") -> bool:
     """Whether added ``text`` (of the file ``place``) makes the tree use the new file ``name``."""
     path = Path(name)
     stem = re.escape(path.stem)
     if path.suffix in (".c", ".S"):
+        if not path.is_relative_to(Path(place).parent):
+            return False
         return bool(re.search(rf"\b{stem}\.(?:o|c)\b", text)) or (
             Path(place).name == "meson.build" and path.name in text
         )
@@ -45,7 +56,7 @@ def homes(what: series.Series) -> dict[str, int]:
     """For each new file, the position of the patch that first uses it.
 
     A file used by other new files comes at the latest with them. One that nothing names (an ABI
-    text, a selftest) comes with the patch of its own folder, or with the last one.
+    text, a selftest) comes when MAINTAINERS lists it, with the patch of its own folder, or with the last one.
     """
     files = {n: (what.new_root / n).read_text(errors="replace") for n in what.new_files()}
     patches = [added(p.read_bytes()) for p in what.patches()]
@@ -58,7 +69,7 @@ def homes(what: series.Series) -> dict[str, int]:
     found: dict[str, int] = {}
     for name in files:
         for position, changes in enumerate(patches):
-            if any(hooks(name, text, place) for place, text in changes):
+            if any(hooks(name, text, place) for place, text in changes if place != LISTING):
                 found[name] = position
                 break
     changed = True
@@ -75,6 +86,10 @@ def homes(what: series.Series) -> dict[str, int]:
                     changed = True
     for name in files:
         if name not in found:
+            listed = [i for i, changes in enumerate(patches) if lists(name, dict(changes).get(LISTING, ""))]
+            if listed:
+                found[name] = listed[0]
+                continue
             top = name.split("/", 1)[0]
             near = [
                 i

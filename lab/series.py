@@ -136,9 +136,15 @@ def apply_patch(patch: Path, folder: Path) -> str:
     return "" if done.returncode == 0 else (done.stderr.strip() or f"git apply: exit code {done.returncode}")
 
 
-def result(series: Series, pristine: Path, upto: int | None = None) -> dict[str, Content | None]:
-    """What the series makes of each file it touches (None: deleted), after ``upto`` patches."""
+def result(
+    series: Series, pristine: Path, upto: int | None = None, new: frozenset[str] | None = None
+) -> dict[str, Content | None]:
+    """What the series makes of each file it touches (None: deleted), after ``upto`` patches.
+
+    ``new``: the new files that are there already, by default all.
+    """
     patches = series.patches()[:upto]
+    new_files = [name for name in series.new_files() if new is None or name in new]
     names = {name for patch in patches for name in touched(patch.read_bytes())}
     with tempfile.TemporaryDirectory(prefix=".apply-", dir=paths.sub("work")) as folder:
         scratch = Path(folder)
@@ -146,7 +152,7 @@ def result(series: Series, pristine: Path, upto: int | None = None) -> dict[str,
             if (pristine / name).is_file():
                 (scratch / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(pristine / name, scratch / name)
-        for name in series.new_files():
+        for name in new_files:
             if (pristine / name).exists():
                 raise LabError(
                     f"new file {name} exists already in {series.name}",
@@ -164,7 +170,7 @@ def result(series: Series, pristine: Path, upto: int | None = None) -> dict[str,
                     f"mend it in the tree that `kz tree {series.name}` makes (or use the version in {series.name}/base.toml), then `kz series save {series.name}`",
                 )
         made: dict[str, Content | None] = {}
-        for name in names | set(series.new_files()):
+        for name in names | set(new_files):
             path = scratch / name
             made[name] = (path.read_bytes(), mode_of(path)) if path.is_file() else None
         return made
@@ -221,12 +227,12 @@ def working_copy(series: Series, source: fetch.Source) -> Iterator[Path]:
                 _sync(tree, pristine, made, key)
 
 
-def at_step(what: Series, pristine: Path, tree: Path, upto: int) -> None:
-    """Make ``tree`` (a folder of ours) hold the base with all new files and the first patches."""
+def at_step(what: Series, pristine: Path, tree: Path, upto: int, new: frozenset[str]) -> None:
+    """Make ``tree`` (a folder of ours) hold the base with the first patches and these new files."""
     if not tree.exists():
         with lock.new_directory(tree) as work:
             _link_tree(pristine, work)
-    _sync(tree, pristine, result(what, pristine, upto))
+    _sync(tree, pristine, result(what, pristine, upto, new))
 
 
 def _applied(tree: Path) -> str:

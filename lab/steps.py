@@ -3,14 +3,18 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
 import re
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import Protocol
 
-from lab import build, fetch, lock, paths, progress, run, series
+from lab import build, export, fetch, lock, paths, progress, run, series
 from lab import tree as tree_of
 from lab.errors import LabError
 
@@ -19,16 +23,23 @@ VARIANTS = ("knownzero", "off")
 BESIDE = re.compile(r"^(Documentation|tools|samples)/|^(MAINTAINERS|CREDITS)$")
 # Defined by the linker, for a whole kernel only; the base has the others.
 LINKED = re.compile(r"^__(start|stop|crc)_")
+# An option that our variants turn on or off.
+OPTION = re.compile(rb"^\+?config (PAGE_ZEROED|PREZERO_PAGE|REFPAGE)", re.MULTILINE)
+# Builds anew what passed before.
+AGAIN = "KNOWNZERO_AGAIN"
 Found = tuple[str, str]
 
 
 @dataclass(frozen=True)
 class Step:
-    """A series up to one of its patches."""
+    """A series up to one of its patches; ``digest`` tells what it makes of the code to be built."""
 
     number: int
     patch: Path
     of_the_kernel: bool
+    new: frozenset[str]
+    digest: str
+    has_options: bool
 
     @property
     def name(self) -> str:
@@ -37,11 +48,30 @@ class Step:
 
 
 def steps_of(what: series.Series) -> list[Step]:
-    """All steps; the ones whose patch changes only texts and tools are marked as such."""
-    return [
-        Step(at, patch, any(not BESIDE.match(name) for name in series.touched(patch.read_bytes())))
-        for at, patch in enumerate(what.patches(), start=1)
-    ]
+    """All steps, each with the new files used so far.
+
+    The ones whose patch changes only texts and tools are marked as such.
+    """
+    homes = export.homes(what)
+    so_far = hashlib.sha256()
+    new: set[str] = set()
+    has_options = False
+    found = []
+    for at, patch in enumerate(what.patches()):
+        diff = series.diff_part(patch.read_bytes())
+        of_the_kernel = any(not BESIDE.match(name) for name in series.touched(diff))
+        if of_the_kernel:
+            so_far.update(diff)
+        has_options |= bool(OPTION.search(diff))
+        for name in sorted(name for name, home in homes.items() if home == at):
+            new.add(name)
+            content = (what.new_root / name).read_bytes()
+            has_options |= bool(OPTION.search(content))
+            if not BESIDE.match(name):
+                so_far.update(f"{name}\0".encode() + content)
+        step = Step(at + 1, patch, of_the_kernel, frozenset(new), so_far.hexdigest(), has_options)
+        found.append(step)
+    return found
 
 
 def parts(what: series.Series, arch: str = "x86") -> list[str]:
@@ -96,8 +126,30 @@ def symbols_of(image: Path) -> set[str]:
     return {line.split()[-1] for line in text.splitlines()}
 
 
+class _Builds(Protocol):
+    """What is built at each step: some (architecture, variant)."""
+
+    @property
+    def kind(self) -> str:
+        """What is built, in a word."""
+
+    @property
+    def builds(self) -> tuple[tuple[str, str], ...]:
+        """Which of it, in this order."""
+
+    def inputs(self, arch: str, variant: str) -> list[str]:
+        """All that the outcome depends on besides the source."""
+
+    def __call__(self, tree: Path, step: Step, title: str, arch: str, variant: str) -> list[str]:
+        """Build it; what did not work."""
+
+
 def build_each(what: series.Series, whole: bool, first: int = 0) -> Iterator[Found]:
-    """Build after every patch from number ``first`` on; what did not work, as (patch, why)."""
+    """Build after every patch from number ``first`` on; what did not work, as (patch, why).
+
+    What passed once is not built again as long as nothing it depends on changes, so that a run that was
+    interrupted goes on where it was. $KNOWNZERO_AGAIN builds everything.
+    """
     build.need_tools(what.name)
     source = fetch.obtain(what.name)
     pristine = fetch.pristine(source)
@@ -105,61 +157,101 @@ def build_each(what: series.Series, whole: bool, first: int = 0) -> Iterator[Fou
     with ExitStack() as stack:
         stack.enter_context(lock.locked(f"each-{what.name}"))
         todo = steps_of(what)
-        one = _qemu if what.name == "qemu" else _whole_kernel if whole else _Parts(what)
+        one: _Builds = _Qemu() if what.name == "qemu" else _Whole() if whole else _Parts(what)
+        prefix = f"each-{what.name}-{one.kind}-"
+        used = set()
         for step in todo:
             if not step.of_the_kernel or tree_of.number_of(step.name) < first:
                 continue
-            series.at_step(what, pristine, tree, step.number)
             title = f"{step.number}/{len(todo)} {step.name[:50]}"
-            yield from one(tree, step, title)
+            for arch, variant in one.builds:
+                if variant == "off" and not step.has_options:
+                    continue  # nothing to turn off yet
+                key = json.dumps([source.key, step.digest, arch, variant, *one.inputs(arch, variant)])
+                stamp = paths.sub("passed") / f"{prefix}{hashlib.sha256(key.encode()).hexdigest()[:24]}"
+                used.add(stamp.name)
+                if stamp.is_file() and not os.environ.get(AGAIN):
+                    continue
+                series.at_step(what, pristine, tree, step.number, step.new)
+                wrong = one(tree, step, f"{title} {arch} {variant}".rstrip(), arch, variant)
+                yield from ((step.name, ", ".join(filter(None, (arch, variant, why)))) for why in wrong)
+                if not wrong:
+                    lock.write_atomically(stamp, "")
+        if not first:
+            for stamp in paths.sub("passed").glob(f"{prefix}*"):
+                if stamp.name not in used:
+                    stamp.unlink(missing_ok=True)
 
 
-def _qemu(tree: Path, step: Step, title: str) -> Iterator[Found]:
-    log = paths.log_file(f"each-{step.name[:4]}-qemu")
-    with progress.step(title, log):
-        try:
-            build.make_qemu(tree, paths.sub("obj") / "each-qemu", log, ["qemu-system-x86_64"])
-        except LabError as error:
-            yield step.name, error.why
+class _Qemu:
+    kind = "program"
+    builds = (("", ""),)
+
+    def inputs(self, arch: str, variant: str) -> list[str]:
+        return [build.compiler(), build.QEMU_RECIPE]
+
+    def __call__(self, tree: Path, step: Step, title: str, arch: str, variant: str) -> list[str]:
+        log = paths.log_file(f"each-{step.name[:4]}-qemu")
+        with progress.step(title, log):
+            try:
+                build.make_qemu(tree, paths.sub("obj") / "each-qemu", log, ["qemu-system-x86_64"])
+            except LabError as error:
+                return [error.why]
+        return []
 
 
-def _make(tree: Path, step: Step, title: str, arch: str, variant: str, targets: list[str]) -> str:
-    """Build targets of a kernel; why that did not work, or nothing."""
-    log = paths.log_file(f"each-{step.name[:4]}-{arch}-{variant}")
-    kind = "whole" if targets == ["vmlinux"] else "parts"
-    with progress.step(f"{title} {arch} {variant}", log):
-        try:
-            obj = paths.sub("obj") / f"each-{kind}-{arch}-{variant}"
-            # Before the patch that brings an option, asking for it has no effect.
-            files = build.fragments(variant, arch)
-            build.make_linux(tree, obj, files, arch, variant, log, targets, lenient=True)
-        except LabError as error:
-            return error.why
-    return ""
+class _Kernel:
+    """Makes targets of a kernel, ``kind`` of them, for every architecture and variant."""
+
+    kind = ""
+    builds = tuple((arch, variant) for arch in build.ARCHES for variant in VARIANTS)
+
+    def targets(self, arch: str) -> list[str]:
+        raise NotImplementedError
+
+    def folder(self, arch: str, variant: str) -> Path:
+        """Where it is built."""
+        return paths.sub("obj") / f"each-{self.kind}-{arch}-{variant}"
+
+    def inputs(self, arch: str, variant: str) -> list[str]:
+        texts = [file.read_text(encoding="utf-8") for file in build.fragments(variant, arch)]
+        return [build.compiler(), build.LINUX_RECIPE, *self.targets(arch), *texts]
+
+    def __call__(self, tree: Path, step: Step, title: str, arch: str, variant: str) -> list[str]:
+        log = paths.log_file(f"each-{step.name[:4]}-{arch}-{variant}")
+        with progress.step(title, log):
+            try:
+                # Before the patch that brings an option, asking for it has no effect.
+                files = build.fragments(variant, arch)
+                obj = self.folder(arch, variant)
+                build.make_linux(tree, obj, files, arch, variant, log, self.targets(arch), lenient=True)
+            except LabError as error:
+                return [error.why]
+        return []
 
 
-def _whole_kernel(tree: Path, step: Step, title: str) -> Iterator[Found]:
-    for arch in build.ARCHES:
-        for variant in VARIANTS:
-            if why := _make(tree, step, title, arch, variant, ["vmlinux"]):
-                yield step.name, f"{arch}, {variant}: {why}"
+class _Whole(_Kernel):
+    kind = "whole"
+
+    def targets(self, arch: str) -> list[str]:
+        return ["vmlinux"]
 
 
-class _Parts:
+class _Parts(_Kernel):
     """Compiles what the series can have broken, and looks up what it would be linked with."""
 
-    def __init__(self, what: series.Series) -> None:
-        self.targets = parts(what)
-        # The rest of the kernel is that of the base: what the series adds is in its parts.
-        self.elsewhere = symbols_of(build.build_linux("base"))
+    kind = "parts"
 
-    def __call__(self, tree: Path, step: Step, title: str) -> Iterator[Found]:
-        for variant in VARIANTS:
-            if why := _make(tree, step, title, "x86_64", variant, self.targets):
-                yield step.name, f"x86_64, {variant}: {why}"
-                continue
-            obj = paths.sub("obj") / f"each-parts-x86_64-{variant}"
-            for symbol, where in missing_symbols(obj, self.targets, self.elsewhere).items():
-                yield step.name, f"x86_64, {variant}: {where} needs {symbol}, which nobody defines"
-            if not build.OURS.search((obj / ".config").read_text(encoding="utf-8")):
-                return  # nothing to turn off yet
+    def __init__(self, what: series.Series) -> None:
+        self._targets = {arch: parts(what, "x86" if arch == "x86_64" else arch) for arch in build.ARCHES}
+        # The rest of the kernel is that of the base: what the series adds is in its parts.
+        self._elsewhere = {arch: symbols_of(build.build_linux("base", arch)) for arch in build.ARCHES}
+
+    def targets(self, arch: str) -> list[str]:
+        return self._targets[arch]
+
+    def __call__(self, tree: Path, step: Step, title: str, arch: str, variant: str) -> list[str]:
+        if wrong := super().__call__(tree, step, title, arch, variant):
+            return wrong
+        missing = missing_symbols(self.folder(arch, variant), self.targets(arch), self._elsewhere[arch])
+        return [f"{where} needs {symbol}, which nobody defines" for symbol, where in missing.items()]

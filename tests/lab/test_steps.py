@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lab import series, steps
+from lab import build, series, steps
 
 PATCH = """From: A B <a@b>
 Subject: {name}
@@ -62,3 +62,81 @@ def test_a_symbol_that_nobody_has_is_found(tmp_path: Path) -> None:
         )
         (tmp_path / "mm" / f".{name}.o.cmd").touch()
     assert steps.missing_symbols(tmp_path, ["mm/"], {"base"}) == {"gone_end": "mm/a.o"}
+
+
+class Fake:
+    """Notes what it would build, and what of the new files is there; fails where it is told to."""
+
+    kind = "fake"
+    builds = (("x86_64", "knownzero"), ("x86_64", "off"))
+
+    def __init__(self) -> None:
+        self.built: list[str] = []
+        self.fails = ""
+
+    def inputs(self, arch: str, variant: str) -> list[str]:
+        return []
+
+    def __call__(self, tree: Path, step: steps.Step, title: str, arch: str, variant: str) -> list[str]:
+        there = "+" if (tree / "mm/new.c").is_file() else ""
+        self.built.append(f"{step.name[:4]} {variant} {(tree / 'mm/a.c').read_text().strip()}{there}")
+        return ["broken"] if self.fails and self.built[-1].startswith(self.fails) else []
+
+
+@pytest.fixture
+def fake(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fake:
+    source = tmp_path / "source"
+    for name in ("mm/a.c", "mm/b.c", "mm/Makefile", "Documentation/x.rst", "mm/Kconfig"):
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        (source / name).write_text("a\n", encoding="utf-8")
+    (source / "Makefile").write_text("VERSION = 7\nPATCHLEVEL = 3\nSUBLEVEL = 4\n", encoding="utf-8")
+    monkeypatch.setenv("KNOWNZERO_LINUX_SOURCE", str(source))
+    monkeypatch.delenv(steps.AGAIN, raising=False)
+    monkeypatch.setattr(build, "need_tools", lambda name: None)
+    made = Fake()
+    monkeypatch.setattr(steps, "_Parts", lambda what: made)
+    return made
+
+
+@pytest.fixture
+def short(tmp_path: Path) -> series.Series:
+    """Code, a text, then an option with a new file."""
+    root = tmp_path / "series"
+    root.mkdir()
+    what = a_series(root, ["mm/a.c", "Documentation/x.rst", "mm/Kconfig"], ["mm/new.c"])
+    third = what.patches()[2]
+    text = third.read_text(encoding="utf-8").replace("+b\n", "+config PAGE_ZEROED # new.o\n")
+    third.write_text(text, encoding="utf-8")
+    return what
+
+
+ALL = ["0001 knownzero b", "0003 knownzero b+", "0003 off b+"]
+
+
+def test_each_step_has_its_own_new_files_and_is_built_once(fake: Fake, short: series.Series) -> None:
+    assert list(steps.build_each(short, whole=False)) == []
+    assert fake.built == ALL
+    assert list(steps.build_each(short, whole=False)) == []
+    assert fake.built == ALL
+
+
+def test_what_failed_or_changed_is_built_again(fake: Fake, short: series.Series) -> None:
+    fake.fails = "0003 off"
+    assert list(steps.build_each(short, whole=False)) == [("0003-x.patch", "x86_64, off, broken")]
+    fake.built.clear()
+    fake.fails = ""
+    assert list(steps.build_each(short, whole=False)) == []
+    assert fake.built == ALL[2:]
+    fake.built.clear()
+    (short.new_root / "mm/new.c").write_text("int x;\n", encoding="utf-8")
+    assert list(steps.build_each(short, whole=False)) == []
+    assert fake.built == ALL[1:]
+
+
+def test_everything_is_built_again_when_asked(
+    fake: Fake, short: series.Series, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert list(steps.build_each(short, whole=False)) == []
+    monkeypatch.setenv(steps.AGAIN, "1")
+    assert list(steps.build_each(short, whole=False, first=3)) == []
+    assert fake.built == ALL + ALL[1:]
