@@ -196,7 +196,7 @@ def test_a_daemon_is_held_against_a_bare_loop(
 
     monkeypatch.setattr(daemon, "punch", punch)
     metric = device.punch_metric(BenchOptions(pairs=7, size_mb=64))
-    assert asked == [(7, 64)]
+    assert asked == [(7 * device.PUNCH_TURNS, 64)]
     assert (metric.base.median, metric.ours.median) == (1000.0, rate)
     assert metric.target and metric.target.met is met
 

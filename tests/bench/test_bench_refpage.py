@@ -79,3 +79,16 @@ def test_the_heap_is_measured_by_turns() -> None:
     metrics = refpage.measure_heap(fake, 2)  # type: ignore[arg-type]
     assert [argv[2] for argv in fake.asked] == ["memset", "refpage", "refpage", "memset"]
     assert found(metrics, "refpage.heap.time").change_percent == -99.0
+
+
+def test_instructions_are_those_of_one_more_mapping() -> None:
+    class Counting(FakeSide):
+        def json(self, *argv: str) -> dict[str, Any]:
+            told = super().json(*argv)
+            return told | {"wall_ns": told["wall_ns"] + 5_000_000}  # of the start, in both
+
+    fake = Counting(dict.fromkeys(refpage.METHODS, 100) | {"refpage": 1}, dict.fromkeys(refpage.METHODS, 1))
+    metrics = refpage.measure_instructions(fake)  # type: ignore[arg-type]
+    assert [m.name for m in metrics] == [f"refpage.{name}.instructions" for name in ("page", "half", "all")]
+    for metric in metrics:
+        assert (metric.base.median, metric.ours.median) == (100_000, 1000)
