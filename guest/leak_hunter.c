@@ -13,6 +13,7 @@
 #include <linux/dma-heap.h>
 #include <linux/if_packet.h>
 #include <linux/io_uring.h>
+#include <linux/magic.h>
 #include <linux/perf_event.h>
 #include <linux/udmabuf.h>
 #include <linux/userfaultfd.h>
@@ -26,6 +27,7 @@
 #include <sys/socket.h>
 #include <sys/swap.h>
 #include <sys/syscall.h>
+#include <sys/vfs.h>
 #include <sys/wait.h>
 
 #ifndef MADV_PAGEOUT
@@ -896,6 +898,7 @@ static long run_hugetlb_file(const struct kind *kind KZ_MAYBE_UNUSED)
 {
 	size_t bytes = between(1, 4) * KZ_HUGE;
 	char path[] = "/dev/hugepages/hunter.XXXXXX";
+	struct statfs fs = { 0 };
 	unsigned char *mem;
 	long pages = -1;
 	int fd = mkstemp(path);
@@ -903,7 +906,10 @@ static long run_hugetlb_file(const struct kind *kind KZ_MAYBE_UNUSED)
 	if (fd < 0)
 		return cannot("%s: %s", path, strerror(errno));
 	unlink(path);
-	if (ftruncate(fd, (off_t)bytes)) {
+	if (fstatfs(fd, &fs) || (unsigned long)fs.f_type != HUGETLBFS_MAGIC) {
+		/* Without hugetlbfs it is a folder like any other. */
+		cannot("%s: not on hugetlbfs", path);
+	} else if (ftruncate(fd, (off_t)bytes)) {
 		cannot("ftruncate: %s", strerror(errno));
 	} else if (rng() & 1 && fallocate(fd, 0, (off_t)(bytes - KZ_HUGE), (off_t)KZ_HUGE)) {
 		cannot("fallocate: %s", strerror(errno));
