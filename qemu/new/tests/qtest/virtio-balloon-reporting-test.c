@@ -548,6 +548,20 @@ static void test_not_ram(void)
     balloon_free(b);
 }
 
+static void test_queue(void)
+{
+    Balloon *b = balloon_start(ANON, 0);
+    uint64_t page = b->vq->desc & ~4095ull;
+
+    /* A queue is in use: it is neither free nor does it stay zero. */
+    g_assert_cmphex(report_one(b, page, 4096), ==, 0);
+    page = b->ivq->used & ~4095ull;
+    g_assert_cmphex(report_one(b, page, 4096), ==, 0);
+    g_assert_cmpuint(skipped(b->qts, "bad-address"), ==, 8192);
+    expect_zero(b, BLOCK, BLOCK_SIZE);
+    balloon_free(b);
+}
+
 static void test_readable_buffers(void)
 {
     Balloon *b = balloon_start(ANON, 0);
@@ -950,6 +964,33 @@ static void test_inflate_bit_order(void)
     g_assert_cmpmem(bitmap, 3, expected, 3);
     g_assert_true(reads_as(b, BLOCK, 10 * PAGE, 0));
     g_assert_cmpuint(inflate_skipped(b, "bad-address"), ==, 7 * PAGE);
+    balloon_free(b);
+}
+
+static void test_inflate_what_is_written(void)
+{
+    Balloon *b = balloon_start(INFLATE, 0);
+    uint64_t array = guest_alloc(&b->alloc, PAGE);
+    uint64_t answer = guest_alloc(&b->alloc, PAGE);
+    uint32_t pfns[] = {
+        cpu_to_le32(PFN), cpu_to_le32(answer / PAGE),
+        cpu_to_le32(b->ivq->used / PAGE), cpu_to_le32(PFN + 1),
+    };
+    Range ranges[] = {
+        { array, sizeof(pfns), .readable = true },
+        { answer, 1 },
+    };
+    uint8_t bitmap;
+
+    /* The answer cannot say that it is zero itself, nor can the used ring. */
+    fill_pages(b, PFN, 2);
+    qtest_memwrite(b->qts, array, pfns, sizeof(pfns));
+    g_assert_cmpuint(element(b, b->ivq, ranges, 2), ==, 1);
+    qtest_memread(b->qts, answer, &bitmap, 1);
+    g_assert_cmphex(bitmap, ==, 0x09);
+    g_assert_cmpuint(inflate_skipped(b, "bad-address"), ==, 2 * PAGE);
+    guest_free(&b->alloc, array);
+    guest_free(&b->alloc, answer);
     balloon_free(b);
 }
 
@@ -1740,6 +1781,7 @@ int main(int argc, char **argv)
     add("used-length-overflow", test_used_length_overflow);
     add("unaligned", test_unaligned);
     add("over-long", test_over_long);
+    add("queue", test_queue);
     add("not-ram", test_not_ram);
     add("readable-buffers", test_readable_buffers);
     add("poison", test_poison);
@@ -1765,6 +1807,7 @@ int main(int argc, char **argv)
     add_to("inflate", "offered", test_inflate_offered);
     add_to("inflate", "zero", test_inflate_zero);
     add_to("inflate", "bit-order", test_inflate_bit_order);
+    add_to("inflate", "what-is-written", test_inflate_what_is_written);
     add_to("inflate", "not-negotiated", test_inflate_not_negotiated);
     add_to("inflate", "no-room", test_inflate_no_room);
     add_to("inflate", "scattered", test_inflate_scattered);
