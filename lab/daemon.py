@@ -13,7 +13,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -108,10 +108,10 @@ class Daemon:
         self._argv += arguments
         self.process = self._start()
 
-    def _start(self) -> subprocess.Popen[bytes]:
+    def _start(self, arguments: Sequence[str] = ()) -> subprocess.Popen[bytes]:
         with self.log.open("ab") as log:
             process = subprocess.Popen(
-                self._argv,
+                [*self._argv, *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -170,9 +170,9 @@ class Daemon:
         self.process.kill()
         self.process.wait()
 
-    def restart(self) -> None:
-        """Start it again at the same place."""
-        self.process = self._start()
+    def restart(self, *arguments: str) -> None:
+        """Start it again at the same place, this time with more arguments."""
+        self.process = self._start(arguments)
 
     def close(self) -> int:
         """End it if it still runs; returns its exit code (negative: the signal)."""
