@@ -147,7 +147,7 @@ def measure_instructions(side: Side) -> list[Metric]:
 
     def count(method: str, touch: int) -> float:
         few, many = (_method(side, method, touch, loops)["wall_ns"] for loops in (FEW, MANY))
-        return (many - few) / (MANY - FEW)
+        return float(many - few) / (MANY - FEW)
 
     found = []
     with step(f"instructions, counted {COUNTS} times"):
