@@ -111,6 +111,9 @@ static bool hugetlb_zeroing_step(struct folio *folio, int nid, unsigned long fir
  * The folio remains free all the time, and whoever wants it gets it: then the
  * work is lost. @stop may sleep.
  *
+ * Only one caller for each node at a time: what one has begun, another might
+ * finish after the folio was taken and given back in between.
+ *
  * Context: Process context. May sleep. Takes hugetlb_lock, not for long.
  * Return: How many pages have become known to be zero. 0 if there is nothing to
  *	   do, -EAGAIN if the folio was taken meanwhile, and -EINTR if @stop said

@@ -29,6 +29,7 @@
 #include <linux/hugetlb.h>
 #include <linux/init.h>
 #include <linux/irq_work.h>
+#include <linux/kasan.h>
 #include <linux/kobject.h>
 #include <linux/kstrtox.h>
 #include <linux/kthread.h>
@@ -140,8 +141,13 @@ VISIBLE_IF_KUNIT int prezero_next_list(int list, unsigned int min_order,
 		const unsigned int order = prezero_list_order(list);
 		const int mt = list % MIGRATE_TYPES;
 
+		/*
+		 * Who allocates from CMA has only one place to go, and does not
+		 * wait for a thread that is last in every queue.
+		 */
 		if (order >= min_order && order < end_order &&
-		    !is_migrate_isolate(mt) && mt != MIGRATE_HIGHATOMIC)
+		    !is_migrate_isolate(mt) && !is_migrate_cma(mt) &&
+		    mt != MIGRATE_HIGHATOMIC)
 			break;
 	}
 	return list;
@@ -325,7 +331,13 @@ static void prezero_clear_page(struct page *page)
 	clear_page_nontemporal(kaddr);
 	kunmap_local(kaddr);
 #else
+	/*
+	 * The page is free. Where clear_page() is a memset() that KASAN looks at,
+	 * it would report that and leave the page as it is.
+	 */
+	kasan_disable_current();
 	clear_highpage_kasan_tagged(page);
+	kasan_enable_current();
 #endif
 }
 

@@ -18,7 +18,7 @@
 #include "../prezero.h"
 
 #define NR_LISTS	(MAX_NR_ZONES * NR_PAGE_ORDERS * MIGRATE_TYPES)
-#define NR_SKIPPED	(1 + IS_ENABLED(CONFIG_MEMORY_ISOLATION))
+#define NR_SKIPPED	(1 + IS_ENABLED(CONFIG_MEMORY_ISOLATION) + IS_ENABLED(CONFIG_CMA))
 #define MAX_BLOCKS	16
 
 static int prezero_test_init(struct kunit *test)
@@ -84,6 +84,7 @@ static void prezero_lists(struct kunit *test)
 		KUNIT_EXPECT_LT(test, order, param->end_order);
 		KUNIT_EXPECT_NE(test, list % MIGRATE_TYPES, MIGRATE_HIGHATOMIC);
 		KUNIT_EXPECT_FALSE(test, is_migrate_isolate(list % MIGRATE_TYPES));
+		KUNIT_EXPECT_FALSE(test, is_migrate_cma(list % MIGRATE_TYPES));
 		/* The largest blocks of each zone come first. */
 		if (zone == last_zone)
 			KUNIT_EXPECT_LE(test, order, last_order);
