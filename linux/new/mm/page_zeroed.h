@@ -15,7 +15,9 @@
 #define __MM_PAGE_ZEROED_H
 
 #include <linux/bits.h>
+#include <linux/highmem.h>
 #include <linux/jump_label.h>
+#include <linux/kasan.h>
 #include <linux/mmdebug.h>
 #include <linux/mm_types.h>
 #include <linux/mmzone.h>
@@ -118,6 +120,18 @@ static __always_inline bool page_zeroed_resident(const struct page *page)
 	unsigned int sources = page_zeroed_sources(page);
 
 	return sources && !(sources & absent);
+}
+
+/*
+ * Zero a page of a free block that the caller has isolated. Where clear_page() is
+ * a memset() that KASAN looks at, KASAN would report a use after free, and leave
+ * the page as it is.
+ */
+static inline void page_zeroed_clear_free(struct page *page)
+{
+	kasan_disable_current();
+	clear_highpage_kasan_tagged(page);
+	kasan_enable_current();
 }
 
 /*

@@ -18,6 +18,8 @@
 #include <linux/string.h>
 #include <linux/sysfs.h>
 
+#include "page_zeroed.h"
+
 enum reporter_mode {
 	REPORTER_OFF,		/* not registered */
 	REPORTER_HONEST,	/* zeroes each block and says so */
@@ -70,7 +72,7 @@ static void reporter_zero(struct page *page, unsigned int nr)
 	/* With debug_pagealloc free memory is not mapped. */
 	debug_pagealloc_map_pages(page, nr);
 	for (i = 0; i < nr; i++)
-		clear_highpage_kasan_tagged(page + i);
+		page_zeroed_clear_free(page + i);
 	debug_pagealloc_unmap_pages(page, nr);
 }
 

@@ -29,7 +29,6 @@
 #include <linux/hugetlb.h>
 #include <linux/init.h>
 #include <linux/irq_work.h>
-#include <linux/kasan.h>
 #include <linux/kobject.h>
 #include <linux/kstrtox.h>
 #include <linux/kthread.h>
@@ -331,13 +330,7 @@ static void prezero_clear_page(struct page *page)
 	clear_page_nontemporal(kaddr);
 	kunmap_local(kaddr);
 #else
-	/*
-	 * The page is free. Where clear_page() is a memset() that KASAN looks at,
-	 * it would report that and leave the page as it is.
-	 */
-	kasan_disable_current();
-	clear_highpage_kasan_tagged(page);
-	kasan_enable_current();
+	page_zeroed_clear_free(page);
 #endif
 }
 

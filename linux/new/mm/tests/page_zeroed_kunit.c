@@ -983,7 +983,7 @@ static void alloc_sources(struct kunit *test)
 	KUNIT_ASSERT_TRUE(test, lot_grab(lot, 0, 3));
 	debug_pagealloc_map_pages(lot->page, 8);
 	for (i = 0; i < 8; i++)
-		clear_highpage_kasan_tagged(lot->page + i);
+		page_zeroed_clear_free(lot->page + i);
 	debug_pagealloc_unmap_pages(lot->page, 8);
 	page_zeroed_claim(lot->page, 3, PAGE_ZEROED_REPORTED);
 	lot_putback(lot, 0, 3);
