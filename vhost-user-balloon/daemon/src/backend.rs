@@ -175,7 +175,10 @@ impl VhostUserBackendReqHandler for Backend {
             }
         };
         match done {
-            Some(Ok(())) => Ok(()),
+            Some(Ok(())) => {
+                self.device().watch(number(index));
+                Ok(())
+            }
             Some(Err(error)) => self.refuse("SET_VRING_ADDR", error),
             None => self.no_ring("SET_VRING_ADDR", index),
         }
@@ -203,6 +206,8 @@ impl VhostUserBackendReqHandler for Backend {
         self.device().ring_starts();
         self.with_ring("SET_VRING_KICK", index, file, crate::ring::Ring::set_kick)?;
         let mut device = self.device();
+        // Before the driver has had the time to put something into it.
+        device.watch(usize::from(index));
         // Without the protocol's extensions a ring is enabled by being started.
         if device.accepted() & PROTOCOL_FEATURES == 0
             && let Some(ring) = device.ring_mut(usize::from(index))

@@ -66,8 +66,9 @@ pub struct Daemon {
     /// Whether the guest may take pages back by itself when it is short of memory (feature bit 2)
     #[arg(long, value_name = "SWITCH", default_value = "on")]
     pub deflate_on_oom: Switch,
-    /// The front end maps all of the guest's memory shared. Without this a region is only said to be
-    /// zero, and files with a name only discarded, once something the guest wrote was seen in them
+    /// The front end maps all of the guest's memory shared. Without this a file without a name is only
+    /// said to be zero once something the guest writes was seen to change in it, and a file with a name
+    /// is left alone
     #[arg(long)]
     pub memory_is_shared: bool,
     /// Discard in units of this size at least (a power of two). For guest memory on a tmpfs with huge

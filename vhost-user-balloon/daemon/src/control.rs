@@ -204,9 +204,15 @@ fn problems(device: &Device, connected: bool) -> (bool, Vec<String>) {
     }
     let mut any = false;
     for region in device.memory().regions() {
-        let useful = region.backing().is_some() && (region.known_shared() || inflating || reporting);
-        any |= useful;
-        if let Claim::No(reason) = region.promise() {
+        let left_alone = region.has_name() && !region.known_shared();
+        any |= region.backing().is_some() && !left_alone;
+        if left_alone {
+            found.push(format!(
+                "memory at {:#x} is neither given back nor said to be zero: its file has a name, so that \
+                 others may use it (--memory-is-shared vouches for it)",
+                region.guest().start()
+            ));
+        } else if let Claim::No(reason) = region.promise() {
             found.push(format!(
                 "memory at {:#x} is never said to be zero ({})",
                 region.guest().start(),

@@ -240,8 +240,24 @@ impl Device {
     pub(crate) fn change_memory<T>(&mut self, change: impl FnOnce(&mut Memory) -> T) -> T {
         self.forget_pages();
         let result = change(&mut self.memory);
+        for ring in &mut self.rings {
+            ring.forget_index();
+        }
+        for index in 0..self.rings.len() {
+            self.watch(index);
+        }
         self.update_target();
         result
+    }
+
+    /// Look at a ring's available index, now and whenever a chain is taken: once it has changed, the guest
+    /// is known to write to the file that it is in.
+    pub(crate) fn watch(&mut self, index: usize) {
+        if let Some(ring) = self.rings.get_mut(index)
+            && let Some(address) = ring.watch(self.memory.map())
+        {
+            self.memory.written_by_guest(address);
+        }
     }
 
     /// Where changes of the configuration are told.
@@ -382,12 +398,7 @@ impl Device {
                     return false;
                 }
             };
-            if ring.has_moved() {
-                let areas: Vec<Range> = ring.areas().collect();
-                for area in areas {
-                    self.memory.seen_by_guest(area);
-                }
-            }
+            self.watch(index);
             let head = chain.head;
             if chain.malformed {
                 self.metrics.malformed();

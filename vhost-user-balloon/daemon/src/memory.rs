@@ -77,7 +77,7 @@ pub struct Memory {
     map: GuestMemoryMmap<()>,
     all_shared: bool,
     unit: u64,
-    /// Files of which the guest is known to see the same content.
+    /// Files without a name of which the guest is known to see the same content.
     shared: Vec<FileId>,
 }
 
@@ -206,26 +206,35 @@ impl Memory {
         // A file that is no longer there, and comes back, has to be seen again.
         self.shared.retain(|id| self.slots.iter().any(|slot| slot.region.id() == *id));
         for slot in &mut self.slots {
-            if self.all_shared || self.shared.contains(&slot.region.id()) {
+            let seen = !slot.region.has_name() && self.shared.contains(&slot.region.id());
+            if self.all_shared || seen {
                 slot.region.set_known_shared();
             }
         }
         Ok(())
     }
 
-    /// Something that the guest wrote has been read here: it does see this file.
-    pub fn seen_by_guest(&mut self, range: Range) {
-        let new: Vec<FileId> = clip(range, self.regions().map(Region::guest))
-            .filter_map(|piece| self.region(piece.region))
-            .filter(|region| !region.known_shared())
-            .map(Region::id)
-            .collect();
+    /// What is at this address was seen to change, so the guest does see the file: if it has no name.
+    ///
+    /// With a name it is never known. It may be a template that many guests have mapped privately, and what
+    /// changes in it may be another process's doing; a hole in it would be a hole in all of them. Without
+    /// a name nobody but the VMM has it, and a guest that has the device write its own index (as a part of
+    /// another ring or answer) deceives only itself.
+    pub fn written_by_guest(&mut self, address: u64) {
+        let place = self.regions().find(|region| {
+            let guest = region.guest();
+            guest.start() <= address && address < guest.end()
+        });
+        let Some(id) = place.filter(|region| !region.has_name() && !region.known_shared()).map(Region::id)
+        else {
+            return;
+        };
         for slot in &mut self.slots {
-            if new.contains(&slot.region.id()) {
+            if slot.region.id() == id && !slot.region.has_name() {
                 slot.region.set_known_shared();
             }
         }
-        self.shared.extend(new);
+        self.shared.push(id);
     }
 
     /// The guest's address for an address of the front end.

@@ -78,8 +78,8 @@ pub struct Ring {
     enabled: bool,
     broken: bool,
     addressed: bool,
-    /// The index of the available ring when it was started; it moves when the driver does something.
-    base: u16,
+    /// The index of the available ring when it was looked at last, since it was set up.
+    index: Option<u16>,
 }
 
 impl Ring {
@@ -97,7 +97,7 @@ impl Ring {
             enabled: false,
             broken: false,
             addressed: false,
-            base: 0,
+            index: None,
         })
     }
 
@@ -115,6 +115,7 @@ impl Ring {
     pub fn stop(&mut self) {
         self.queue.set_ready(false);
         self.kick = None;
+        self.index = None;
         self.broken = false;
     }
 
@@ -149,6 +150,7 @@ impl Ring {
             self.queue.used_idx(memory, std::sync::atomic::Ordering::Acquire).map_err(RingError::Broken)?;
         self.queue.set_next_used(index.0);
         self.broken = false;
+        self.index = None;
         self.addressed = true;
         self.start();
         Ok(())
@@ -157,7 +159,6 @@ impl Ring {
     /// The next entry of the available ring.
     pub fn set_base(&mut self, base: u16) {
         self.queue.set_next_avail(base);
-        self.base = base;
     }
 
     /// The next entry of the available ring.
@@ -190,9 +191,21 @@ impl Ring {
         self.broken
     }
 
-    /// Whether the driver has put something into it since it was started.
-    pub fn has_moved(&self) -> bool {
-        self.queue.next_avail() != self.base
+    /// Look at the index of the available ring. Where it is, if it is another one than before: then
+    /// somebody writes there, while what a file held when the ring was set up is always the same.
+    pub fn watch(&mut self, memory: &GuestMemoryMmap<()>) -> Option<u64> {
+        if !self.is_started() {
+            return None;
+        }
+        let index = self.queue.avail_idx(memory, std::sync::atomic::Ordering::Acquire).ok()?.0;
+        let before = self.index.replace(index)?;
+        // Behind the flags.
+        self.queue.avail_ring().checked_add(2).filter(|_| before != index)
+    }
+
+    /// The memory it is in may be another file now.
+    pub fn forget_index(&mut self) {
+        self.index = None;
     }
 
     fn start(&mut self) {
@@ -209,7 +222,7 @@ impl Ring {
     pub fn set_kick(&mut self, ring: usize, file: Option<File>) -> Result<(), RingError> {
         self.kick = file.map(|file| usable(file, ring, "kicks")).transpose()?;
         self.broken = false;
-        self.base = self.queue.next_avail();
+        self.index = None;
         self.start();
         Ok(())
     }

@@ -195,7 +195,7 @@ fn without_bit_7_there_is_no_bitmap() {
 }
 
 #[test]
-fn what_a_file_with_a_name_may_be_is_unknown_until_the_guest_is_seen() {
+fn what_a_file_with_a_name_may_be_is_unknown() {
     let mut vm = Vm::started(ALL, options());
     // A second file, as a second NUMA node has: nothing has been seen there.
     let other = tempfile::NamedTempFile::new_in("/dev/shm").unwrap();
@@ -219,6 +219,119 @@ fn what_a_file_with_a_name_may_be_is_unknown_until_the_guest_is_seen() {
     vouched.frontend.add_mem_region(&region).unwrap();
     assert_eq!(vouched.ask(REPORTING, &[(1 << 32, 0x10_0000, true)]), 0x10_0000);
     vouched.end().unwrap();
+}
+
+fn bytes_at(file: &std::fs::File, at: u64, length: usize) -> Vec<u8> {
+    let mut bytes = vec![0; length];
+    std::os::unix::fs::FileExt::read_exact_at(file, &mut bytes, at).unwrap();
+    bytes
+}
+
+/// What a report of all but the first page of `other` at 4 GiB is told, when the used ring of the reports
+/// is in that first page and the rest of the guest in its usual memory.
+fn report_with_the_used_ring_in(other: &std::fs::File) -> u32 {
+    let mut vm = Vm::started(ALL, options());
+    assert_eq!(vm.ask(REPORTING, &[(PLAY, 0x1000, true)]), 0x1000, "the other file is known to be shared");
+    let size = other.metadata().unwrap().len();
+    let mut region = vm.region(1 << 32, size, 0);
+    region.mmap_handle = other.as_raw_fd();
+    vm.frontend.add_mem_region(&region).unwrap();
+    let base = vm.frontend.get_vring_base(REPORTING).unwrap();
+    let ring = &vm.rings[REPORTING];
+    let config = vhost::VringConfigData {
+        queue_max_size: SIZE,
+        queue_size: SIZE,
+        flags: 0,
+        desc_table_addr: USER + ring.descriptors(),
+        used_ring_addr: USER + (1 << 32),
+        avail_ring_addr: USER + ring.available(),
+        log_addr: None,
+    };
+    vm.frontend.set_vring_base(REPORTING, base as u16).unwrap();
+    vm.frontend.set_vring_addr(REPORTING, &config).unwrap();
+    vm.frontend.set_vring_kick(REPORTING, &ring.kick).unwrap();
+    vm.frontend.set_vring_enable(REPORTING, true).unwrap();
+    let mut told = 0;
+    for n in 1..=3_u16 {
+        vm.put(REPORTING, &[((1 << 32) + 0x1000, size as u32 - 0x1000, true)]);
+        vm.kick(REPORTING);
+        assert!(eventually(|| bytes_at(other, 2, 2) == n.to_le_bytes()));
+        let length = bytes_at(other, 4 + (u64::from(n) - 1) * 8 + 4, 4);
+        told += u32::from_le_bytes(length.try_into().unwrap());
+    }
+    vm.end().unwrap();
+    told
+}
+
+/// What the device writes itself, into a used ring, proves nothing of the file that is in.
+#[test]
+fn a_used_ring_proves_nothing() {
+    let size = 8 * MIB;
+    let content = [vec![0; 0x1000], vec![7; size as usize - 0x1000]].concat();
+    let named = tempfile::NamedTempFile::new_in("/dev/shm").unwrap();
+    std::os::unix::fs::FileExt::write_all_at(named.as_file(), &content, 0).unwrap();
+    assert_eq!(report_with_the_used_ring_in(named.as_file()), 0);
+    assert!(
+        bytes_at(named.as_file(), 0x1000, size as usize - 0x1000).iter().all(|byte| *byte == 7),
+        "a template of other guests has a hole"
+    );
+    let unnamed = memfd(size);
+    std::os::unix::fs::FileExt::write_all_at(&unnamed, &content, 0).unwrap();
+    assert_eq!(report_with_the_used_ring_in(&unnamed), 0, "a private copy of it would not be zero");
+}
+
+/// A file with a name is not known to be shared by what a guest does, be all of its rings in there.
+#[test]
+fn rings_in_a_file_with_a_name() {
+    for vouched in [false, true] {
+        let named = tempfile::NamedTempFile::new_in("/dev/shm").unwrap();
+        named.as_file().set_len(RAM).unwrap();
+        let mut vm = Vm::bare(vhost_user_balloon::device::Options { memory_is_shared: vouched, ..options() });
+        vm.memory = named.reopen().unwrap();
+        vm.start(ALL);
+        vm.fill(PLAY, MIB);
+        for _ in 0..3 {
+            let told = vm.ask(REPORTING, &[(PLAY, 0x10_0000, true)]);
+            assert_eq!(told, if vouched { 0x10_0000 } else { 0 });
+        }
+        assert_eq!(vm.is_zero(PLAY, MIB), vouched);
+        assert_eq!(vm.is_filled(PLAY, MIB), !vouched);
+        let status = vm.status();
+        assert_eq!(status["working"], vouched);
+        assert_eq!(status["problems"].to_string().contains("its file has a name"), !vouched, "{status}");
+        vm.end().unwrap();
+    }
+}
+
+/// What was in the ring before it was started may come from anywhere; what comes later, from the guest.
+#[test]
+fn only_an_index_that_changes_proves_something() {
+    let mut vm = Vm::bare(options());
+    vm.negotiate();
+    vm.share_memory();
+    vm.start_device(ALL);
+    vm.frontend.get_vring_base(REPORTING).unwrap();
+    // A private copy of a snapshot, with a report that nobody has seen yet.
+    vm.put(REPORTING, &[(PLAY, 0x1000, true)]);
+    vm.fill(PLAY, 0x1000);
+    let ring = &vm.rings[REPORTING];
+    vm.frontend.set_vring_base(REPORTING, 0).unwrap();
+    vm.frontend.set_vring_kick(REPORTING, &ring.kick).unwrap();
+    vm.kick(REPORTING);
+    assert_eq!(vm.used(REPORTING).unwrap().1, 0);
+    assert!(vm.is_zero(PLAY, 0x1000), "without a name it is the VMM's own, and given back");
+    // Other memory at the same place, where the same index is another one: nothing is known of that.
+    let other = memfd(RAM);
+    std::os::unix::fs::FileExt::write_all_at(&other, &vm.read(0, PLAY as usize), 0).unwrap();
+    let old = std::mem::replace(&mut vm.memory, other);
+    vm.put(REPORTING, &[(PLAY, 0x1000, true)]);
+    vm.share_memory();
+    vm.kick(REPORTING);
+    assert_eq!(vm.used(REPORTING).unwrap().1, 0);
+    drop(old);
+    // And now there is.
+    assert_eq!(vm.ask(REPORTING, &[(PLAY, 0x1000, true)]), 0x1000);
+    vm.end().unwrap();
 }
 
 #[test]

@@ -197,8 +197,16 @@ impl Region {
         self.known_shared
     }
 
-    /// There is proof that the guest sees this file itself and not a private copy: something that it
-    /// wrote has been read from it, or whoever runs the VMM vouches for it.
+    /// Whether the file had a name when it was looked at: then others may use it as well.
+    pub fn has_name(&self) -> bool {
+        self.has_name
+    }
+
+    /// It is known that the guest sees this file itself and not a private copy: whoever runs the VMM
+    /// vouches for it, or the file has no name and something that the guest wrote was seen to arrive in it.
+    ///
+    /// Nothing that a guest does may be taken for proof where the file has a name: it would choose which
+    /// of the files of its VMM, templates of other guests among them, are punched.
     pub fn set_known_shared(&mut self) {
         self.known_shared = true;
     }
