@@ -22,8 +22,13 @@ use crate::memory::{Discarded, Memory};
 use crate::metrics::Metrics;
 use crate::ring::{Chain, Kick, Ring, RingError};
 
-/// The most a list of page frames may have, in bytes: 1 GiB of memory in one request.
-const MAX_LIST_BYTES: usize = 1 << 20;
+/// The most a list of page frames may have, in bytes: 64 MiB of memory in one request, 64 times as much as
+/// Linux sends. In the worst case each of them is a hole of its own, and nobody else is served meanwhile.
+const MAX_LIST_BYTES: usize = 1 << 16;
+
+/// How long chains are taken from a ring before others get their turn. The front end above all: a VMM may
+/// stand still until it is answered, and a guest can put chains into a ring faster than they are done.
+const TURN: Duration = Duration::from_millis(10);
 
 /// What the device is like; from the command line.
 #[derive(Debug, Clone, Copy)]
@@ -380,11 +385,13 @@ impl Device {
         }
     }
 
-    /// Do what is in a ring, as much as the ring is long. Returns whether there may be more.
+    /// Do what is in a ring, for as long as a turn is, and at least one chain. Returns whether there may be
+    /// more.
     pub fn run_ring(&mut self, index: usize) -> bool {
         let Some(kind) = self.queues.kind(index) else { return false };
         let mut used = false;
         let mut more = true;
+        let began = Instant::now();
         for _ in 0..crate::ring::MAX_QUEUE_SIZE {
             let Some(ring) = self.rings.get_mut(index) else { return false };
             let chain = match ring.pop(self.memory.map()) {
@@ -405,14 +412,17 @@ impl Device {
                 limited!(self.limiter, ring = index, head, "a buffer without an end or in no order");
             }
             self.metrics.request(kind);
-            let answer = self.answer(kind, &chain);
-            let Some(length) = answer else { continue };
-            let Some(ring) = self.rings.get_mut(index) else { return false };
-            if let Err(error) = ring.push(self.memory.map(), head, length) {
-                self.broken(index, &error);
-                return false;
+            if let Some(length) = self.answer(kind, &chain) {
+                let Some(ring) = self.rings.get_mut(index) else { return false };
+                if let Err(error) = ring.push(self.memory.map(), head, length) {
+                    self.broken(index, &error);
+                    return false;
+                }
+                used = true;
             }
-            used = true;
+            if began.elapsed() >= TURN {
+                break;
+            }
         }
         if used && let Some(ring) = self.rings.get_mut(index) {
             ring.call();

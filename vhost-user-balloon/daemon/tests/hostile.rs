@@ -29,6 +29,7 @@ const GET_VRING_BASE: u32 = 11;
 const SET_VRING_KICK: u32 = 12;
 const SET_VRING_CALL: u32 = 13;
 const SET_BACKEND_REQ_FD: u32 = 21;
+const GET_CONFIG: u32 = 24;
 
 fn words(values: &[u32]) -> Vec<u8> {
     values.iter().flat_map(|w| w.to_ne_bytes()).collect()
@@ -166,15 +167,17 @@ fn rings_are_not_punched() {
 fn lists_of_any_length() {
     let mut vm = Vm::started(ALL, options());
     let first = (PLAY >> 12) as u32;
-    // 4 MiB of page frames: more than is taken at once.
+    // 4 MiB of page frames, and a little more than is taken at once.
     let list: Vec<u8> = (0..1_u32 << 20).flat_map(|n| (first + n % 64).to_le_bytes()).collect();
     vm.write(32 * MIB, &list);
     vm.fill(PLAY, 0x1000);
-    assert_eq!(vm.ask(0, &[(32 * MIB, 4 << 20, false)]), 0);
-    assert!(vm.is_filled(PLAY, 0x1000));
-    // 1 MiB in several parts: all of it is used.
+    for length in [4 << 20, (1 << 16) + 4] {
+        assert_eq!(vm.ask(0, &[(32 * MIB, length, false)]), 0);
+        assert!(vm.is_filled(PLAY, 0x1000), "{length}");
+    }
+    // 64 KiB in several parts: all of it is used.
     let began = Instant::now();
-    assert_eq!(vm.ask(0, &[(32 * MIB, 1 << 19, false), (32 * MIB + (1 << 19), 1 << 19, false)]), 0);
+    assert_eq!(vm.ask(0, &[(32 * MIB, 1 << 15, false), (32 * MIB + (1 << 15), 1 << 15, false)]), 0);
     assert!(vm.is_zero(PLAY, 64 * PAGE));
     assert!(began.elapsed() < Duration::from_secs(5));
     for ragged in [1, 2, 3, 5, 1023] {
@@ -185,6 +188,61 @@ fn lists_of_any_length() {
     // Split in the middle of a page frame, it is one list all the same.
     assert_eq!(vm.ask(0, &[(32 * MIB, 2, false), (32 * MIB + 2, 2, false)]), 0);
     assert!(vm.is_zero(PLAY, PAGE));
+    vm.end().unwrap();
+}
+
+/// The front end does not wait for a guest that always has more to do than can be done.
+#[test]
+fn a_guest_that_refills_its_ring() {
+    use std::os::unix::fs::FileExt;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    let vm = Vm::started(ALL, options());
+    // As many holes as a list can have, no two of which touch, and that list in each entry of the ring.
+    let first = (PLAY >> 12) as u32;
+    let list: Vec<u8> = (0..1_u32 << 14).flat_map(|n| (first + n * 2 % 0x2000).to_le_bytes()).collect();
+    vm.write(32 * MIB + PLAY, &list);
+    for slot in 0..SIZE {
+        vm.descriptor(0, slot, 32 * MIB + PLAY, list.len() as u32, 0, 0);
+        vm.write(vm.rings[0].available() + 4 + u64::from(slot) * 2, &slot.to_le_bytes());
+    }
+    // The list is not among what goes.
+    assert!(u64::from(first + 0x2000) << 12 <= 32 * MIB + PLAY);
+    let memory = vm.memory.try_clone().unwrap();
+    let (used, available) = (vm.rings[0].used() + 2, vm.rings[0].available() + 2);
+    let stop = std::sync::Arc::new(AtomicBool::new(false));
+    let stopped = stop.clone();
+    let guest = std::thread::spawn(move || {
+        let mut done = [0; 2];
+        while !stopped.load(Ordering::Relaxed) {
+            memory.read_exact_at(&mut done, used).unwrap();
+            let next = u16::from_le_bytes(done).wrapping_add(SIZE);
+            memory.write_all_at(&next.to_le_bytes(), available).unwrap();
+        }
+        u16::from_le_bytes(done)
+    });
+    assert!(eventually(|| vm.read(available, 2) != [0; 2]));
+    vm.kick(0);
+    assert!(eventually(|| vm.used_index(0) != 0), "it has begun");
+    vm.socket.set_read_timeout(Some(LONG)).unwrap();
+    let mut socket = vm.socket.try_clone().unwrap();
+    let mut slowest = Duration::ZERO;
+    let mut answered = |vm: &Vm, request, body: &[u8], reply: usize| {
+        let began = Instant::now();
+        vm.raw(request, 1, body, &[]);
+        socket.read_exact(&mut vec![0; 12 + reply]).expect("an answer");
+        slowest = slowest.max(began.elapsed());
+    };
+    for _ in 0..10 {
+        answered(&vm, GET_CONFIG, &[words(&[0, 16, 0]), vec![0; 16]].concat(), 12 + 16);
+    }
+    let before = vm.used_index(0);
+    assert!(eventually(|| vm.used_index(0) != before), "the ring is served all the same");
+    answered(&vm, GET_VRING_BASE, &words(&[0, 0]), 8);
+    stop.store(true, Ordering::Relaxed);
+    guest.join().unwrap();
+    assert!(slowest < Duration::from_secs(1), "{slowest:?} for an answer");
+    assert!(vm.rings[0].call.read().unwrap() >= 1, "the guest was told of what was done");
+    assert_eq!(vm.status()["malformed"], 0);
     vm.end().unwrap();
 }
 
