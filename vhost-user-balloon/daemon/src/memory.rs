@@ -119,12 +119,21 @@ impl Memory {
         self.regions().fold(0, |sum, region| sum.saturating_add(region.guest().length()))
     }
 
-    /// Take other memory. On an error the memory stays as it was.
+    /// Take other memory. On an error there is none: what there was is no longer the guest's, so nothing of
+    /// it may be discarded or claimed to be zero.
     ///
     /// # Errors
     ///
     /// A region is not usable, or they overlap.
     pub fn replace(&mut self, regions: impl Iterator<Item = (Description, File)>) -> Result<(), MemoryError> {
+        let result = self.try_replace(regions);
+        if result.is_err() {
+            self.clear();
+        }
+        result
+    }
+
+    fn try_replace(&mut self, regions: impl Iterator<Item = (Description, File)>) -> Result<(), MemoryError> {
         let mut slots = Vec::new();
         for (description, file) in regions {
             self.insert(&mut slots, description, file)?;
@@ -132,7 +141,7 @@ impl Memory {
         self.adopt(slots)
     }
 
-    /// Take one more region. On an error the memory stays as it was.
+    /// Take one more region. On an error the memory stays as it was, or is gone if it cannot be mapped.
     ///
     /// # Errors
     ///
@@ -199,8 +208,10 @@ impl Memory {
         self.map = if mappings.is_empty() {
             GuestMemoryMmap::default()
         } else {
-            GuestMemoryMmap::from_arc_regions(mappings)
-                .map_err(|e| MemoryError::Map { guest: 0, source: io::Error::other(e) })?
+            GuestMemoryMmap::from_arc_regions(mappings).map_err(|e| {
+                self.clear();
+                MemoryError::Map { guest: 0, source: io::Error::other(e) }
+            })?
         };
         self.slots = slots;
         // A file that is no longer there, and comes back, has to be seen again.

@@ -349,16 +349,32 @@ fn memory_that_is_none() {
         ("an offset that is none", table(0, RAM, USER, 1), memory),
         ("a pipe", table(0, PAGE, USER, 0), pipe.as_raw_fd()),
     ];
+    // What there was is the guest's no longer: it is left alone until there is memory again.
+    let is_gone = |vm: &mut Vm, what: &str| {
+        assert_eq!(vm.status()["regions"], serde_json::json!([]), "{what}");
+        let (used, before) = (vm.used_index(REPORTING), malformed(vm));
+        vm.fill(PLAY, MIB);
+        vm.put(REPORTING, &[(PLAY, 0x10_0000, true)]);
+        vm.kick(REPORTING);
+        assert!(eventually(|| malformed(vm) > before), "{what}");
+        assert_eq!(vm.status()["queues"][REPORTING]["state"], "broken", "{what}");
+        assert_eq!(vm.used_index(REPORTING), used, "{what}");
+        assert!(vm.is_filled(PLAY, MIB), "{what}");
+        vm.share_memory();
+        vm.start_device(ALL);
+        assert!(vm.is_alive(REPORTING), "{what}");
+    };
     for (what, body, fd) in &cases {
         assert!(!vm.raw_accepted(SET_MEM_TABLE, body, &[*fd]), "{what}");
-        assert!(vm.is_alive(REPORTING), "the old memory stays: {what}");
+        is_gone(&mut vm, what);
     }
     // Two that overlap, in the guest or in the front end.
     for second in [[RAM / 2, RAM, USER + RAM, 0], [RAM, RAM, USER, 0]] {
         let body = [words(&[2, 0]), longs(&[0, RAM, USER, 0]), longs(&second)].concat();
         assert!(!vm.raw_accepted(SET_MEM_TABLE, &body, &[memory, memory]));
-        assert!(vm.is_alive(REPORTING));
+        is_gone(&mut vm, "overlapping");
     }
+    // One region more or less: what is refused changes nothing.
     assert!(vm.frontend.add_mem_region(&vm.region(RAM / 2, MIB, 0)).is_err());
     assert!(vm.frontend.remove_mem_region(&vm.region(0, MIB, 0)).is_err());
     assert!(vm.is_alive(REPORTING));
