@@ -76,7 +76,12 @@ fn log(daemon: &Daemon) {
         LogLevel::Debug => LevelFilter::DEBUG,
         LogLevel::Trace => LevelFilter::TRACE,
     };
-    let lines = tracing_subscriber::fmt().with_max_level(level).with_writer(io::stderr).with_target(false);
+    let lines = tracing_subscriber::fmt()
+        .with_max_level(level)
+        .with_writer(io::stderr)
+        .with_target(false)
+        // It would tell on standard error that standard error is gone, and panic.
+        .log_internal_errors(false);
     match daemon.log_format {
         // The journal has the time.
         LogFormat::Text => lines.without_time().with_ansi(false).init(),

@@ -31,9 +31,15 @@ pub fn remove_sockets() {
 extern "C" fn memory_lost(_signal: libc::c_int) {
     const MESSAGE: &[u8] =
         b"vhost-user-balloon: guest memory is gone: its file was truncated by the front end\n";
-    // SAFETY: the bytes are static; write(2) may be called from signal handlers.
-    unsafe { libc::write(2, MESSAGE.as_ptr().cast(), MESSAGE.len()) };
     remove_sockets();
+    let mut errors = libc::pollfd { fd: 2, events: libc::POLLOUT, revents: 0 };
+    // A full pipe that nobody reads is not waited for.
+    // SAFETY: one pollfd that lives until the call returns; poll(2) may be called from signal handlers.
+    let room = unsafe { libc::poll(&raw mut errors, 1, 0) };
+    if room == 1 && errors.revents & libc::POLLOUT != 0 {
+        // SAFETY: the bytes are static; write(2) may be called from signal handlers.
+        unsafe { libc::write(2, MESSAGE.as_ptr().cast(), MESSAGE.len()) };
+    }
     // SAFETY: ends the process without running anything else; allowed in signal handlers.
     unsafe { libc::_exit(MEMORY_LOST) };
 }
@@ -87,7 +93,8 @@ pub fn end_when_told() -> io::Result<()> {
         let mut signal = 0;
         // SAFETY: the set is initialised and the number is written to a variable of this function.
         if unsafe { libc::sigwait(&raw const set, &raw mut signal) } == 0 {
-            tracing::info!(signal, "told to end");
+            // Not a word about it: standard error may be a full pipe, and its lock may be held by the other
+            // thread that waits for it.
             remove_sockets();
             // SAFETY: ends the process. There is no state to be saved, and destructors that run while
             // the other thread still works would be worse than none.

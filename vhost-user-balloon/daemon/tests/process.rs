@@ -31,6 +31,11 @@ impl Daemon {
 
     /// Started by a command that is told the folder in which it will run.
     fn start_as(arguments: &[&str], command: impl FnOnce(&Path) -> Command) -> Self {
+        Self::start_with(arguments, command, None)
+    }
+
+    /// Started with something else than a file for standard error.
+    fn start_with(arguments: &[&str], command: impl FnOnce(&Path) -> Command, errors: Option<Stdio>) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let log = std::fs::File::create(folder.path().join("log")).unwrap();
         let child = command(folder.path())
@@ -39,7 +44,7 @@ impl Daemon {
             .current_dir(folder.path())
             .stdin(Stdio::null())
             .stdout(Stdio::null())
-            .stderr(log)
+            .stderr(errors.unwrap_or_else(|| log.into()))
             .spawn()
             .unwrap();
         let daemon = Self { child, folder };
@@ -181,6 +186,67 @@ fn told_to_end() {
         assert!(began.elapsed() < Duration::from_secs(1), "{:?}", began.elapsed());
         assert!(!daemon.path("front").exists() && !daemon.path("control").exists());
     }
+}
+
+/// A pipe for standard error that has no room left; whether writing to it waits.
+fn full_pipe(waits: bool) -> (std::os::fd::OwnedFd, std::os::fd::OwnedFd) {
+    let (reader, writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap();
+    let flags = rustix::fs::fcntl_getfl(&writer).unwrap();
+    rustix::fs::fcntl_setfl(&writer, flags | rustix::fs::OFlags::NONBLOCK).unwrap();
+    while rustix::io::write(&writer, &[b'x'; 4096]).is_ok() {}
+    while rustix::io::write(&writer, b"x").is_ok() {}
+    if waits {
+        rustix::fs::fcntl_setfl(&writer, flags).unwrap();
+    }
+    (reader, writer)
+}
+
+#[test]
+fn nobody_reads_the_log() {
+    for broken in [true, false] {
+        let (reader, writer) = full_pipe(false);
+        let reader = (!broken).then_some(reader);
+        let command = |_: &Path| Command::new(PROGRAM);
+        let mut daemon = Daemon::start_with(&[], command, Some(writer.into()));
+        let mut vm = live(&daemon);
+        // Each is worth a line.
+        assert_eq!(vm.ask(0, &[(RAM * 4, 8, false)]), 0);
+        assert!(!vm.raw_accepted(13, &0_u64.to_ne_bytes(), &[vm.memory.as_raw_fd()]));
+        assert!(vm.is_alive(3));
+        vm.socket.shutdown(std::net::Shutdown::Both).unwrap();
+        assert!(daemon.end().success());
+        drop(reader);
+    }
+}
+
+#[test]
+fn told_to_end_while_nobody_reads_the_log() {
+    // With something to say all the time, and with nothing at all.
+    for level in ["trace", "error"] {
+        let (reader, writer) = full_pipe(true);
+        let command = |_: &Path| Command::new(PROGRAM);
+        let mut daemon = Daemon::start_with(&["--log-level", level], command, Some(writer.into()));
+        let began = Instant::now();
+        daemon.signal(15);
+        assert!(daemon.end().success());
+        assert!(began.elapsed() < Duration::from_secs(1), "{:?}", began.elapsed());
+        assert!(!daemon.path("front").exists() && !daemon.path("control").exists());
+        drop(reader);
+    }
+}
+
+#[test]
+fn guest_memory_that_is_truncated_while_nobody_reads_the_log() {
+    let (reader, writer) = full_pipe(true);
+    let command = |_: &Path| Command::new(PROGRAM);
+    let mut daemon = Daemon::start_with(&["--log-level", "error"], command, Some(writer.into()));
+    let mut vm = live(&daemon);
+    vm.put(0, &[(0x8000, 8, false)]);
+    vm.memory.set_len(0).unwrap();
+    vm.kick(0);
+    assert_eq!(daemon.end().code(), Some(4));
+    assert!(!daemon.path("front").exists());
+    drop(reader);
 }
 
 #[test]
