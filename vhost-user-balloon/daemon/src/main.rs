@@ -90,7 +90,7 @@ fn log(daemon: &Daemon) {
 }
 
 fn serve(daemon: &Daemon) -> Result<(), MainError> {
-    signals::end_when_told().map_err(MainError::Signals)?;
+    let ending = signals::block().map_err(MainError::Signals)?;
     signals::end_on_lost_memory().map_err(MainError::Signals)?;
 
     let mut server = Server::new(daemon.options())?;
@@ -130,6 +130,7 @@ fn serve(daemon: &Daemon) -> Result<(), MainError> {
             sandbox::landlock(&written, &folders)?
         }
     };
+    ending.end_when_told().map_err(MainError::Signals)?;
     let seccomp = sandbox::seccomp(daemon.seccomp, daemon.metrics_file.is_some())?;
     let how = format!("{seccomp}, {landlock}");
     tracing::info!(sandbox = how, "ready");

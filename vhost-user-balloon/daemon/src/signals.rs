@@ -71,35 +71,53 @@ fn ending_signals() -> libc::sigset_t {
     unsafe { set.assume_init() }
 }
 
-/// From now on SIGTERM and SIGINT end the process at once and cleanly, whatever it is doing.
+/// SIGTERM and SIGINT, kept from the thread that made this and from those that it starts.
+#[derive(Debug)]
+pub struct Ending {
+    set: libc::sigset_t,
+}
+
+/// From now on SIGTERM and SIGINT wait for [`Ending::end_when_told`].
 ///
-/// A thread of its own waits for them: the one that serves the front end can be in a long system call.
 /// To be called before any other thread exists.
 ///
 /// # Errors
 ///
-/// The signals cannot be kept from the other threads, or there can be no thread.
-pub fn end_when_told() -> io::Result<()> {
+/// The signals cannot be kept from this thread.
+pub fn block() -> io::Result<Ending> {
     let set = ending_signals();
     // SAFETY: the set is initialised and only read.
     let done = unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut()) };
-    if done != 0 {
-        return Err(io::Error::from_raw_os_error(done));
+    if done == 0 { Ok(Ending { set }) } else { Err(io::Error::from_raw_os_error(done)) }
+}
+
+impl Ending {
+    /// From now on SIGTERM and SIGINT end the process at once and cleanly, whatever it is doing.
+    ///
+    /// A thread of its own waits for them: the one that serves the front end can be in a long system call.
+    /// Landlock confines a thread and those that it starts later, so this comes after it, and before the
+    /// seccomp filter, which has no room for new threads and is put on all there are.
+    ///
+    /// # Errors
+    ///
+    /// There can be no thread.
+    pub fn end_when_told(self) -> io::Result<()> {
+        let set = self.set;
+        let (started, wait) = std::sync::mpsc::channel();
+        std::thread::Builder::new().name("signals".to_owned()).spawn(move || {
+            // What a thread does when it starts is not allowed later, in the sandbox.
+            let _ = started.send(());
+            let mut signal = 0;
+            // SAFETY: the set is initialised and the number is written to a variable of this function.
+            if unsafe { libc::sigwait(&raw const set, &raw mut signal) } == 0 {
+                // Not a word about it: standard error may be a full pipe, and the other thread may hold its
+                // lock and wait there.
+                remove_sockets();
+                // SAFETY: ends the process. There is no state to be saved, and destructors that run while
+                // the other thread still works would be worse than none.
+                unsafe { libc::_exit(0) };
+            }
+        })?;
+        wait.recv().map_err(io::Error::other)
     }
-    let (started, wait) = std::sync::mpsc::channel();
-    std::thread::Builder::new().name("signals".to_owned()).spawn(move || {
-        // What a thread does when it starts is not allowed later, in the sandbox.
-        let _ = started.send(());
-        let mut signal = 0;
-        // SAFETY: the set is initialised and the number is written to a variable of this function.
-        if unsafe { libc::sigwait(&raw const set, &raw mut signal) } == 0 {
-            // Not a word about it: standard error may be a full pipe, and its lock may be held by the other
-            // thread that waits for it.
-            remove_sockets();
-            // SAFETY: ends the process. There is no state to be saved, and destructors that run while
-            // the other thread still works would be worse than none.
-            unsafe { libc::_exit(0) };
-        }
-    })?;
-    wait.recv().map_err(io::Error::other)
 }

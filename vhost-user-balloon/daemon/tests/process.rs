@@ -425,6 +425,24 @@ fn no_root_is_needed() {
     assert!(daemon.end().success(), "{}", daemon.log());
 }
 
+/// Landlock confines the thread that asks for it, and those that it starts later.
+#[test]
+fn every_thread_is_confined() {
+    // The filter would have this mark put on all of them.
+    let mut daemon = Daemon::start(&["--seccomp", "off"]);
+    let mut vm = live(&daemon);
+    assert!(vm.is_alive(3));
+    let tasks = std::fs::read_dir(format!("/proc/{}/task", daemon.child.id())).unwrap();
+    let marks: Vec<String> = tasks
+        .map(|task| std::fs::read_to_string(task.unwrap().path().join("status")).unwrap())
+        .map(|text| text.lines().find(|line| line.starts_with("NoNewPrivs:")).unwrap().to_owned())
+        .collect();
+    assert_eq!(marks, ["NoNewPrivs:\t1", "NoNewPrivs:\t1"]);
+    daemon.signal(15);
+    assert!(daemon.end().success());
+    assert!(!daemon.path("front").exists() && !daemon.path("control").exists());
+}
+
 /// Neither memory nor descriptors nor the log grow with what is sent.
 #[test]
 fn nothing_is_unbounded() {
