@@ -34,6 +34,53 @@ def test_the_unit_is_confined(tmp_path: Path) -> None:
     assert float(found[1]) < 2.0, done.stdout
 
 
+# What the program calls to confine itself; of these, prctl(2) alone is in a group of every systemd.
+CONFINING = {"seccomp", "landlock_create_ruleset", "landlock_add_rule", "landlock_restrict_self"}
+
+
+def filters() -> list[tuple[bool, list[str]]]:
+    """The lines of the unit's system call filter: whether one allows, and the calls and groups it names."""
+    unit = (PACKAGING / "systemd" / "vhost-user-balloon@.service").read_text()
+    lines = re.findall(r"^SystemCallFilter=(~?)(.*)$", unit, re.M)
+    return [(denies == "", names.split()) for denies, names in lines]
+
+
+def test_the_unit_allows_what_confines_it_by_name() -> None:
+    """Groups differ between versions of systemd; names do not."""
+    allowed: set[str] = set()
+    for allows, names in filters():
+        allowed = allowed | set(names) if allows else allowed - set(names)
+    assert allowed >= CONFINING
+
+
+def test_the_unit_allows_what_the_program_calls() -> None:
+    tool = shutil.which("systemd-analyze")
+    if tool is None:
+        pytest.skip("systemd-analyze is not installed")
+
+    def members(name: str) -> set[str]:
+        if not name.startswith("@"):
+            return {name}
+        text = output([tool, "--no-pager", "syscall-filter", name], "no such group", "see the unit")
+        listed = [line.strip() for line in text.splitlines()[1:] if line.strip() and "#" not in line]
+        assert listed, text
+        return set().union(*(members(member) for member in listed))
+
+    # The first line decides what becomes of the rest; each later one adds or takes away.
+    (first, _), *_ = lines = filters()
+    assert first
+    allowed: set[str] = set()
+    for allows, names in lines:
+        for name in names:
+            allowed = allowed | members(name) if allows else allowed - members(name)
+    source = (paths.REPO / "vhost-user-balloon" / "daemon" / "src" / "sandbox.rs").read_text()
+    own = set(re.findall(r"libc::SYS_([a-z0-9_]+)", source))
+    assert {"fallocate", "ppoll", "recvmsg", "futex"} <= own
+    assert (own | CONFINING | {"prctl"}) - allowed == set()
+    # The unit is a filter all the same.
+    assert not allowed & {"setuid", "mount", "bpf", "ptrace", "sched_setaffinity"}
+
+
 @pytest.mark.slow
 def test_the_unit_starts_it_with_options_it_has() -> None:
     unit = (PACKAGING / "systemd" / "vhost-user-balloon@.service").read_text()
