@@ -13,6 +13,7 @@ pub mod device;
 pub mod limit;
 pub mod memory;
 pub mod metrics;
+pub mod notify;
 pub mod ring;
 pub mod sandbox;
 pub mod server;

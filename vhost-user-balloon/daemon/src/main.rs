@@ -11,6 +11,7 @@ use std::process::ExitCode;
 use clap::Parser;
 use tracing_subscriber::filter::LevelFilter;
 use vhost_user_balloon::cli::{Cli, Daemon, LogFormat, LogLevel, Switch, capabilities};
+use vhost_user_balloon::notify::Manager;
 use vhost_user_balloon::server::{Server, ServerError, Source};
 use vhost_user_balloon::{client, sandbox, signals};
 
@@ -113,10 +114,8 @@ fn serve(daemon: &Daemon) -> Result<(), MainError> {
     if let Some(path) = &daemon.metrics_file {
         server.textfile(path)?;
     }
-    // A supervisor may connect its VMM now. Before the sandbox, which has no way to reach it.
-    if let Err(error) = sd_notify::notify(&[sd_notify::NotifyState::Ready]) {
-        tracing::warn!(%error, "cannot tell the service manager");
-    }
+    // In the sandbox there is no way to reach it.
+    let manager = Manager::connect();
 
     let landlock = match daemon.landlock {
         Switch::Off => "no landlock (switched off)",
@@ -135,6 +134,10 @@ fn serve(daemon: &Daemon) -> Result<(), MainError> {
     let how = format!("{seccomp}, {landlock}");
     tracing::info!(sandbox = how, "ready");
     server.set_sandbox(how);
+    // A supervisor may connect its VMM now.
+    if let Err(error) = manager.and_then(Manager::ready) {
+        tracing::warn!(%error, "the service manager does not know that it is ready");
+    }
     Ok(server.run(source)?)
 }
 

@@ -385,20 +385,72 @@ fn log_levels() {
 
 #[test]
 fn the_service_manager_is_told() {
+    use std::os::linux::net::SocketAddrExt;
+    use std::os::unix::net::{SocketAddr, UnixDatagram};
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("notify");
+    let name = format!("vhost-user-balloon-test-{}", std::process::id());
+    let hidden = SocketAddr::from_abstract_name(&name).unwrap();
+    for (socket, address) in [
+        (UnixDatagram::bind(&path).unwrap(), path.clone().into_os_string()),
+        (UnixDatagram::bind_addr(&hidden).unwrap(), format!("@{name}").into()),
+    ] {
+        socket.set_read_timeout(Some(LONG)).unwrap();
+        let daemon = Daemon::start_as(&[], |_| {
+            let mut command = Command::new(PROGRAM);
+            command.env("NOTIFY_SOCKET", &address);
+            command
+        });
+        let mut told = [0; 64];
+        let length = socket.recv(&mut told).unwrap();
+        assert_eq!(told[..length].trim_ascii(), b"READY=1");
+        // It is true: it is confined, and somebody who connects now is served.
+        assert_eq!(daemon.about("Seccomp"), 2);
+        assert!(live(&daemon).is_alive(3));
+    }
+    // Nobody listens there: it is served all the same.
+    let daemon = Daemon::start_as(&[], |_| {
+        let mut command = Command::new(PROGRAM);
+        command.env("NOTIFY_SOCKET", "/nonexistent/notify");
+        command
+    });
+    assert!(live(&daemon).is_alive(3));
+    assert!(daemon.log().contains("cannot reach the service manager at /nonexistent/notify"));
+}
+
+/// Whoever cannot be confined is not ready: as under a service manager that forbids seccomp(2).
+#[test]
+fn ready_is_said_in_the_sandbox() {
+    use std::os::unix::process::CommandExt;
+    if let Some(folder) = std::env::var_os("TRY_READY") {
+        let refused = seccompiler::SeccompAction::Errno(1);
+        let machine = std::env::consts::ARCH.try_into().unwrap();
+        let rules = std::collections::BTreeMap::from([(libc::SYS_seccomp, Vec::new())]);
+        let filter =
+            seccompiler::SeccompFilter::new(rules, seccompiler::SeccompAction::Allow, refused, machine);
+        let program: seccompiler::BpfProgram = filter.unwrap().try_into().unwrap();
+        seccompiler::apply_filter(&program).unwrap();
+        let error = Command::new(PROGRAM)
+            .args(["--socket-path", "front", "--log-level", "error"])
+            .current_dir(folder)
+            .exec();
+        unreachable!("{error}");
+    }
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("notify");
     let socket = std::os::unix::net::UnixDatagram::bind(&path).unwrap();
-    socket.set_read_timeout(Some(LONG)).unwrap();
-    let daemon = Daemon::start_as(&[], |_| {
-        let mut command = Command::new(PROGRAM);
-        command.env("NOTIFY_SOCKET", &path);
-        command
-    });
-    let mut told = [0; 64];
-    let length = socket.recv(&mut told).unwrap();
-    assert_eq!(told[..length].trim_ascii(), b"READY=1");
-    // It is true: somebody who connects now is served.
-    assert!(live(&daemon).is_alive(3));
+    socket.set_nonblocking(true).unwrap();
+    let ended = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "ready_is_said_in_the_sandbox", "--nocapture"])
+        .env("TRY_READY", folder.path())
+        .env("NOTIFY_SOCKET", &path)
+        .output()
+        .unwrap();
+    let errors = String::from_utf8(ended.stderr).unwrap();
+    assert_eq!(ended.status.code(), Some(1), "{errors}");
+    assert!(errors.contains("seccomp: ") && errors.contains("--seccomp off goes on without it"), "{errors}");
+    let told = socket.recv(&mut [0; 64]);
+    assert_eq!(told.unwrap_err().kind(), std::io::ErrorKind::WouldBlock, "it has said that it is ready");
 }
 
 #[test]
