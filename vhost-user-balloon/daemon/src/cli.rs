@@ -71,6 +71,10 @@ pub struct Daemon {
     /// is left alone
     #[arg(long)]
     pub memory_is_shared: bool,
+    /// Whether to give memory back from the start; off: not before the subcommand "discard on" says so.
+    /// For VMMs that pin guest memory, as they do to pass devices through (VFIO)
+    #[arg(long, value_name = "SWITCH", default_value = "on")]
+    pub discard: Switch,
     /// Discard in units of this size at least (a power of two). For guest memory on a tmpfs with huge
     /// pages, 2M keeps the host from breaking them up
     #[arg(long, value_name = "SIZE", default_value = "4K", value_parser = parse_unit)]
@@ -231,6 +235,7 @@ impl Daemon {
             features,
             target: self.target,
             memory_is_shared: self.memory_is_shared,
+            inhibited: self.discard == Switch::Off,
             discard_unit: self.discard_unit,
             inhibit_one_in: self.inhibit_one_in,
             stats_interval: (self.stats_interval != 0).then(|| Duration::from_secs(self.stats_interval)),
@@ -285,6 +290,16 @@ mod tests {
         assert!(features(&["--device-init-on-inflate", "on"]).contains(Features::DEVICE_INIT_ON_INFLATE));
         assert!(!features(&["--free-page-reporting", "off"]).contains(Features::DEVICE_INIT_REPORTED));
         assert!(!features(&[]).contains(Features::FREE_PAGE_HINT));
+    }
+
+    #[test]
+    fn discarding_from_the_start_or_not() {
+        let options = |arguments: &[&str]| {
+            Cli::try_parse_from([&["x", "--fd", "3"], arguments].concat()).unwrap().daemon.options()
+        };
+        assert!(!options(&[]).inhibited);
+        assert!(!options(&["--discard", "on"]).inhibited);
+        assert!(options(&["--discard", "off"]).inhibited);
     }
 
     #[test]

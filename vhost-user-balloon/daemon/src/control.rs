@@ -196,7 +196,7 @@ fn problems(device: &Device, connected: bool) -> (bool, Vec<String>) {
         found.push(format!("{broken} queue(s) made no sense and are no longer looked at"));
     }
     if device.is_inhibited() {
-        found.push("giving memory back is suspended (subcommand discard)".to_owned());
+        found.push("giving memory back is suspended (subcommand discard, or --discard off)".to_owned());
     }
     let poison = device.features().contains(Features::PAGE_POISON) && device.config().poison_val != 0;
     if poison {

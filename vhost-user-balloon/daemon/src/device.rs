@@ -39,6 +39,8 @@ pub struct Options {
     pub target: u64,
     /// Whoever runs the VMM vouches that all of the guest's memory is shared.
     pub memory_is_shared: bool,
+    /// Nothing is discarded until somebody says so.
+    pub inhibited: bool,
     /// Nothing smaller than this is discarded; a power of two.
     pub discard_unit: u64,
     /// About one in so many pieces of memory is left alone, at random, and the driver told so: for tests
@@ -112,7 +114,7 @@ impl Device {
             held_stats: None,
             asked: None,
             statistics: None,
-            inhibited: false,
+            inhibited: options.inhibited,
             dice: 0x9e37_79b9_7f4a_7c15,
             channel: None,
             tell_config: false,

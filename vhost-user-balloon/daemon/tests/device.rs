@@ -579,6 +579,28 @@ fn discarding_can_be_suspended() {
     vm.end().unwrap();
 }
 
+/// For a VMM that pins guest memory: nothing is discarded before somebody says so, whoever connects.
+#[test]
+fn discarding_can_begin_suspended() {
+    let mut vm = Vm::started(ALL, vhost_user_balloon::device::Options { inhibited: true, ..options() });
+    vm.fill(PLAY, MIB);
+    assert_eq!(vm.ask(REPORTING, &[(PLAY, 0x10_0000, true)]), 0);
+    assert_eq!(vm.pages_with_bitmap(&[(PLAY >> 12) as u32], 1).1[0], 0);
+    assert!(vm.is_filled(PLAY, MIB));
+    // A guest that is reset changes nothing about it.
+    vm.frontend.reset_device().unwrap();
+    vm.start_device(ALL);
+    assert_eq!(vm.ask(REPORTING, &[(PLAY, 0x10_0000, true)]), 0);
+    assert!(vm.is_filled(PLAY, MIB));
+    let status = vm.status();
+    assert_eq!(status["working"], false);
+    assert!(status["problems"].to_string().contains("--discard off"), "{status}");
+    vm.control(r#"{"command":"discard","enabled":true}"#);
+    assert_eq!(vm.ask(REPORTING, &[(PLAY, 0x10_0000, true)]), 0x10_0000);
+    assert!(vm.is_zero(PLAY, MIB));
+    vm.end().unwrap();
+}
+
 /// Host pages of 2 MiB: whatever the order and the requests, one goes when all of it is in the balloon.
 #[test]
 fn some_of_it_can_be_left_alone_for_tests_of_drivers() {

@@ -16,9 +16,14 @@
 //! | a device | not at all | never |
 //! | private anonymous memory of the VMM ([`discard_anonymous`]) | madvise(2) | yes |
 //!
-//! What cannot be seen from here: a VMM that serves page faults of the guest itself, with
-//! userfaultfd(2), puts what it likes where a hole was punched. With such a VMM nothing must be
-//! claimed at all.
+//! What cannot be seen from here:
+//!
+//! - A VMM that serves page faults of the guest itself, with userfaultfd(2), puts what it likes where a
+//!   hole was punched. With such a VMM nothing must be claimed at all.
+//! - A VMM that has pinned guest memory for long, as it does to pass a device through (VFIO), or whose
+//!   memory is registered for RDMA or io_uring. A hole drops the page from the file, while the IOMMU still
+//!   maps the old one: the device then reads and writes a page that the guest no longer sees, and the host
+//!   does not get it back either. With such a VMM nothing must be discarded at all.
 
 use std::fs::File;
 use std::io;

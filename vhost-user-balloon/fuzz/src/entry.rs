@@ -170,6 +170,7 @@ fn options(u: &mut Unstructured<'_>) -> Result<Options> {
         target: if bits & 1 != 0 { 8 * PAGE } else { 0 },
         // It is, and claims are made from the first chain on: all are in the rings when these are started.
         memory_is_shared: bits & 2 == 0,
+        inhibited: bits & 16 != 0,
         discard_unit: if bits & 4 != 0 { 4 * PAGE } else { PAGE },
         inhibit_one_in: if bits & 8 != 0 { std::num::NonZeroU32::new(2) } else { None },
         stats_interval: None,

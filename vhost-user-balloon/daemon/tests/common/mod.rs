@@ -41,6 +41,7 @@ pub fn options() -> Options {
         features: Options::all_features(),
         target: 0,
         memory_is_shared: false,
+        inhibited: false,
         discard_unit: 4096,
         inhibit_one_in: None,
         stats_interval: None,
