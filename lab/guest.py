@@ -131,6 +131,8 @@ def build_selftest(name: str, arch: str = "x86_64") -> Path:
                 "name a file of the series or of the kernel",
             )
         headers += sorted(folder.glob("*.h"))
+        # Some make files that are named after their source, where they are run.
+        arguments.append(f"-fmacro-prefix-map={folder}/=")
         arguments += ["-D_GNU_SOURCE=", "-U_FORTIFY_SOURCE", "-I", kernel]
         arguments += ["-isystem", kernel / "tools" / "include" / "uapi"]
         text = sources[0].read_text(encoding="utf-8")
@@ -140,7 +142,7 @@ def build_selftest(name: str, arch: str = "x86_64") -> Path:
                 arguments += ["-isystem", unpacked / "include", "-L", unpacked / "lib" / debs.TRIPLET]
                 libraries += [f"-l{library}"]
     digest = hashlib.sha256(
-        (build.compiler(prefix) + " ".join(map(str, [*SELFTEST_FLAGS, *libraries]))).encode()
+        (build.compiler(prefix) + " ".join(map(str, [*SELFTEST_FLAGS, *arguments, *libraries]))).encode()
     )
     for file in (*headers, *sources):
         digest.update(file.read_bytes())
