@@ -69,7 +69,8 @@ def run_tests(select: str, junit: Path | None, quick: bool, extra: list[str]) ->
     chosen = (["-k", select] if select else []) + (["-m", marks] if marks else [])
     if not quick and _needs_guests(argv, chosen):
         prepare()
-    jobs = min(build.jobs(), 4)
+    # One more than there are CPUs: guests sleep and wait as well.
+    jobs = min(build.jobs() + 1, 5)
     argv += [*chosen, "-n", str(jobs), "--dist", "worksteal", "-rsxX"]
     if junit:
         junit.parent.mkdir(parents=True, exist_ok=True)

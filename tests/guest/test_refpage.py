@@ -157,15 +157,20 @@ def test_many_references() -> None:
     assert len(found["passed"]) == 5
 
 
-def test_all_with_few_references_each() -> None:
+@pytest.mark.parametrize(
+    ("without", "count"),
+    [("word two_words", 3), pytest.param("", 5, marks=pytest.mark.nightly, id="all")],
+)
+def test_all_with_few_references_each(without: str, count: int) -> None:
     """Pages are worn out all the time, by two CPUs."""
+    others = " ".join(f"-V {pattern}" for pattern in without.split())
     result, found = selftest(
-        "-T pressure -T reads_share_one_page -T smaps", append="refpage.max_refs=8", cpus=2
+        f"{others} -T pressure -T reads_share_one_page -T smaps", append="refpage.max_refs=8", cpus=2
     )
     assert not found["failed"], f"{found['failed']}\n{text(result)[-3000:]}"
     fine(result)
     assert left_out(found) <= SPECIAL - {"many_references"}
-    assert len(found["passed"]) >= 5 * 28
+    assert len(found["passed"]) >= count * 28
 
 
 @pytest.mark.parametrize(
