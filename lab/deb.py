@@ -127,6 +127,6 @@ def write(deb: Deb, folder: Path) -> Path:
             directory.chmod(0o755)
         with lock.new_file(folder / deb.file) as part:
             run.logged(
-                ["dpkg-deb", "--root-owner-group", "-Zxz", "--build", root, part], log, what, "read the log"
+                ["dpkg-deb", "--root-owner-group", "-Zzstd", "--build", root, part], log, what, "read the log"
             )
     return folder / deb.file
