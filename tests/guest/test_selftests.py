@@ -81,7 +81,7 @@ try() {{
     code=0
     (cd /selftests; timeout -k 10 {SECONDS} ./$1) > /tmp/log 2>&1 || code=$?
     echo "selftest: $1: $code $(grep '^# Totals: ' /tmp/log | tail -n 1)"
-    if [ $code != 0 ]; then echo "== $1"; grep '^not ok ' /tmp/log; grep -v '^ok ' /tmp/log | tail -n 40; fi >&2
+    if [ $code != 0 ]; then echo "== $1"; grep '^not ok ' /tmp/log || true; grep -v '^ok ' /tmp/log | tail -n 40; fi >&2
 }}
 """
 
