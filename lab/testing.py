@@ -17,7 +17,6 @@ KERNELS = (
     ("knownzero", "x86_64"),
     ("base", "x86_64"),
     ("debug", "um"),
-    ("base", "um"),
 )
 QTESTS = ("virtio-balloon-reporting-test", "virtio-balloon-test")
 QUICK = "not boots and not slow"

@@ -184,8 +184,12 @@ def test_flush_from_the_host() -> None:
 
 @pytest.mark.parametrize(
     ("arch", "kernel"),
-    [("x86_64", "base"), ("x86_64", "stock"), ("um", "base")],
-    ids=["base", "stock", "base, um"],
+    [
+        pytest.param("x86_64", "base", id="base"),
+        pytest.param("x86_64", "stock", id="stock"),
+        # Nobody else needs that kernel.
+        pytest.param("um", "base", id="base, um", marks=pytest.mark.nightly),
+    ],
 )
 def test_a_kernel_that_does_not_know_the_bit(arch: str, kernel: str) -> None:
     """It reports, gets memory back as zeros all the same, and is promised nothing."""
