@@ -15,7 +15,6 @@ from lab.errors import LabError
 KERNELS = (
     ("debug", "x86_64"),
     ("knownzero", "x86_64"),
-    ("base", "x86_64"),
     ("debug", "um"),
 )
 QTESTS = ("virtio-balloon-reporting-test", "virtio-balloon-test")

@@ -334,7 +334,7 @@ def test_hibernated_while_inflated(device: str, tmp_path: Path) -> None:
 
 
 @both
-@pytest.mark.parametrize("kernel", ["base", "stock"])
+@pytest.mark.parametrize("kernel", ["stock", pytest.param("base", marks=pytest.mark.nightly)])
 def test_kernels_that_do_not_know_the_bit(kernel: str, device: str) -> None:
     with guest(device, kernel=kernel) as side:
         in_and_out(side)

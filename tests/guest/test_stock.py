@@ -25,6 +25,7 @@ def test_our_kernel_on_the_distributions_qemu(kernel: str) -> None:
     assert found["pgzeroed_bad"] == 0
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("device", BOTH_DEVICES)
 def test_the_base_kernel_on_our_qemu(device: str) -> None:
     """It does not know the bit; reporting goes on as ever, and the host gets its memory."""
