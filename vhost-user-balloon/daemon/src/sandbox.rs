@@ -27,6 +27,12 @@ pub enum SandboxError {
     Seccomp(String),
 }
 
+/// What is found out once and kept, and cannot be found out later: before Linux 6.4 it is in a file of
+/// /proc, and with newer ones it takes a call that is not allowed.
+fn remember() {
+    let _ = rustix::param::page_size();
+}
+
 /// Give up all files, network and signals to others, as far as this kernel can. `writable`: folders in
 /// which a file may still be written. `removable`: folders from which sockets are removed at the end.
 ///
@@ -34,6 +40,7 @@ pub enum SandboxError {
 ///
 /// The kernel has landlock and refuses to use it.
 pub fn landlock(writable: &[&File], removable: &[&File]) -> Result<&'static str, SandboxError> {
+    remember();
     let newest = ABI::V6;
     let mut rules = Ruleset::default()
         .set_compatibility(CompatLevel::BestEffort)
@@ -67,8 +74,7 @@ pub fn seccomp(action: Seccomp, files: bool) -> Result<&'static str, SandboxErro
         Seccomp::Log => (SeccompAction::Log, "seccomp (logs only)"),
     };
     let refused = |error: &dyn std::fmt::Display| SandboxError::Seccomp(error.to_string());
-    // Found out once and kept; finding it out takes calls that are not allowed later.
-    let _ = rustix::param::page_size();
+    remember();
     let machine = std::env::consts::ARCH.try_into().map_err(|e| refused(&e))?;
     let filter =
         SeccompFilter::new(rules(files).map_err(|e| refused(&e))?, otherwise, SeccompAction::Allow, machine)
