@@ -16,7 +16,7 @@ from lab import build, daemon, deb, fetch, lock, paths, progress, series, stock
 from lab.errors import LabError, UsageError
 
 ROOM = "usr/lib/qemu-knownzero"
-SMALL, CLOUD = "small", "cloud"
+SMALL, SERVER, CLOUD = "small", "server", "cloud"
 LOCALVERSION = "-knownzero"
 # A distribution's: its keys, its name, and what takes much room to build and nobody needs to boot.
 NOT_TAKEN_OVER = ("CONFIG_LOCALVERSION", "CONFIG_BUILD_SALT", "CONFIG_SYSTEM_TRUSTED_KEYS",
@@ -104,14 +104,14 @@ def package_qemu(folder: Path) -> Path:
 
 
 def package_kernel(folder: Path, config: str) -> Path:
-    """The patched kernel. ``config``: small (as the lab boots it), cloud (Debian's), or a file."""
+    """The patched kernel. ``config``: small (as the lab boots it), server, cloud (Debian's), or a file."""
     if config == SMALL:
         image = build.build_linux("knownzero")
         release = str(build.metadata(image)["release"])
         items = _boot_files(image, image.parent, release)
         needs: tuple[str, ...] = ()
     else:
-        image, items, release = _distribution_kernel(config)
+        image, items, release = _kernel_with_modules(config)
         needs = ("kmod", "linux-base", "initramfs-tools | linux-initramfs-tool")
     name = f"linux-image-{release.removesuffix(LOCALVERSION)}{LOCALVERSION}"
     items += _licences(name, [fetch.pristine(fetch.obtain("linux")) / "COPYING"])
@@ -148,25 +148,31 @@ def _boot_files(image: Path, built: Path, release: str) -> list[deb.Item]:
     ]
 
 
-def _distribution_kernel(config: str) -> tuple[Path, list[deb.Item], str]:
-    if config == CLOUD:
-        given = stock.config()
+def _kernel_with_modules(config: str) -> tuple[Path, list[deb.Item], str]:
+    name = config if config in (SERVER, CLOUD) else "custom"
+    if config == SERVER:
+        given = paths.REPO / "linux" / "configs" / "server.config"
     else:
-        given = Path(config)
+        given = stock.config() if config == CLOUD else Path(config)
         if not given.is_file():
             raise UsageError(
-                "Bad --config", f"'{config}' is neither small nor cloud nor a file", "name the .config to use"
+                "Bad --config",
+                f"'{config}' is none of small, server and cloud, nor a file",
+                "name the .config to use",
             )
     build.need_tools("linux")
     source = fetch.obtain("linux")
-    name = CLOUD if config == CLOUD else "custom"
     log = paths.log_file(f"package-kernel-{name}")
     with (
         lock.locked(f"build-linux-package-{name}"),
         series.working_copy(series.get("linux"), source) as tree,
     ):
         obj = paths.sub("obj") / f"linux-{source.key[:8]}-package-{name}"
-        build.adopt_config(tree, obj, given, NOT_TAKEN_OVER, LOCALVERSION, log)
+        if config == SERVER:
+            files = build.fragments("knownzero", "x86_64", str(given))
+            build.configure_linux(tree, obj, files, "x86_64", log)
+        else:
+            build.adopt_config(tree, obj, given, NOT_TAKEN_OVER, LOCALVERSION, log)
         with progress.step(f"building linux {source.version} with {given.name}, modules and all", log):
             build.make_targets(tree, obj, ["bzImage", "modules"], log)
         release = (obj / "include/config/kernel.release").read_text(encoding="utf-8").strip()
@@ -174,7 +180,12 @@ def _distribution_kernel(config: str) -> tuple[Path, list[deb.Item], str]:
             build.make_targets(
                 tree,
                 obj,
-                [f"INSTALL_MOD_PATH={staging}", "INSTALL_MOD_STRIP=1", "modules_install"],
+                [
+                    f"INSTALL_MOD_PATH={staging}",
+                    "INSTALL_MOD_STRIP=1",
+                    f"DEPMOD={stock.depmod()}",
+                    "modules_install",
+                ],
                 log,
             )
     image = obj / "arch" / "x86" / "boot" / "bzImage"
@@ -200,7 +211,7 @@ def register(app: typer.Typer) -> None:
         config: Annotated[
             str,
             typer.Option(
-                help="Of the kernel: small (the lab's, no modules), cloud (Debian's; an hour or more on two CPUs), or a .config file."
+                help="Of the kernel: small (the lab's, no modules), server (that, and what systemd and a disk want), cloud (Debian's; an hour or more on two CPUs), or a .config file."
             ),
         ] = SMALL,
         output: Annotated[

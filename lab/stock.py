@@ -64,15 +64,18 @@ def _known() -> str:
         return ""
 
 
+def depmod() -> str:
+    """The program that indexes modules; installed when it is missing."""
+    if not shutil.which("depmod", path=SBIN):
+        apt.install(["kmod"], "cannot index the modules of a kernel")
+    return shutil.which("depmod", path=SBIN) or "depmod"
+
+
 def modules(root: Path) -> list[Path]:
     """The module files that MODULES need, dependencies first, uncompressed."""
     if not (root / "modules.dep").is_file():
         what = "cannot index the stock kernel's modules"
-        depmod = shutil.which("depmod", path=SBIN)
-        if not depmod:
-            apt.install(["kmod"], what)
-            depmod = shutil.which("depmod", path=SBIN) or "depmod"
-        run.output([depmod, "-b", str(root.parents[2]), root.name], what, "install kmod")
+        run.output([depmod(), "-b", str(root.parents[2]), root.name], what, "install kmod")
     needs: dict[str, list[str]] = {}
     for line in (root / "modules.dep").read_text(encoding="utf-8").splitlines():
         file, _, rest = line.partition(":")
