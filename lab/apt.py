@@ -211,6 +211,22 @@ class PrivateApt:
         )
         self._updated = True
 
+    def has_lists(self) -> bool:
+        """Whether the suite's lists were fetched once, however old they are."""
+        return any(file.is_file() for file in (self.root / "lists").glob("*_Packages*"))
+
+    def closure(self, packages: list[str]) -> dict[str, str]:
+        """What a system of nothing but the essential packages and these consists of: package -> version."""
+        text = run.output(
+            self._argv(
+                "apt-get", "install", "--simulate", "-q", "-o", "Dir::State::status=/dev/null",
+                "--no-install-recommends", "?essential", *packages,
+            ),
+            f"Debian {self.suite} cannot install {', '.join(packages)}",
+            "check these names; they come from the packages that are to be installed",
+        )  # fmt: skip
+        return dict(re.findall(r"^Inst (\S+) (?:\[\S+\] )?\((\S+) ", text, re.MULTILINE))
+
     def show(self, package: str) -> list[dict[str, str]]:
         """The records of a package (newest first), field names in lower case."""
         tool = "showsrc" if self.kind == "deb-src" else "show"

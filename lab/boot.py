@@ -66,6 +66,7 @@ class BootSpec:
     cpus: int = 1
     devices: list[str] = field(default_factory=list)
     append: str = ""
+    initrd: Path | None = None  # of a system of its own, which runs the command by itself: see lab/debian.py
     add: list[tuple[Path, str]] = field(default_factory=list)
     accel: str = "auto"
     timeout: float = 300.0
@@ -238,6 +239,8 @@ class Guest:
             self.daemon = daemon.Daemon(daemon.build(self.spec.daemon_profile), options, self.folder)
 
     def _initrd(self, channels: str, modules: list[Path]) -> Path:
+        if self.spec.initrd:
+            return self.spec.initrd
         initrd = self.folder / "initrd.cpio"
         mode = f"{channels} in" if self.talks else channels
         initramfs.write(initrd, self.spec.command, mode, self.spec.add, modules, self.spec.arch)

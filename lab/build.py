@@ -570,6 +570,11 @@ TOOLS: dict[str, tuple[tuple[str, str], ...]] = {
         ("xz", "xz-utils"), ("dpkg-deb", "dpkg"), ("<stdio.h>", "libc6-dev"), ("glib-2.0.pc", "libglib2.0-dev"), ("<libfdt.h>", "libfdt-dev"),
     ),
     "package": (("dpkg-deb", "dpkg"), ("dpkg-shlibdeps", "dpkg-dev")),
+    # A distribution to boot; for users who are not root, the last two.
+    "debian": (
+        ("perl", "perl"), ("tar", "tar"), ("/sbin/mke2fs", "e2fsprogs"),
+        *((("fakeroot", "fakeroot"), ("newuidmap", "uidmap")) if os.geteuid() else ()),
+    ),
     # Kernels of other architectures, and programs for them.
     "arm64": (
         ("aarch64-linux-gnu-gcc", "gcc-aarch64-linux-gnu"),
