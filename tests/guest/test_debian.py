@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: GPL-2.0
+"""Our packages installed in a Debian that boots them: systemd, the balloon, a bench, and the daemon's units."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from lab import build, debian, guest, initramfs, package, stock
+from lab.boot import BootResult, boot
+from tests.guest.guests import (
+    BALLOON,
+    DIRTY,
+    REPORT,
+    counters,
+    expect_at_least,
+    expect_at_most,
+    fine,
+    objects,
+)
+
+pytestmark = [pytest.mark.boots, pytest.mark.nightly, pytest.mark.slow, pytest.mark.timeout(5 * 3600)]
+
+# A package of a kernel to install: its path, or cloud to have that one built, which takes more than an hour.
+GIVEN = os.environ.get("KNOWNZERO_TEST_KERNEL_PACKAGE", "")
+MEGABYTES = 128
+PAGES = MEGABYTES << 8
+# Another guest in the guest: User-Mode Linux is a front end that needs nothing but its one file. In it memory is
+# made dirty, reported, and wanted again.
+INNER = (
+    "exec >/dev/console 2>&1; fillfree --share 60 >/dev/null; "
+    f"{REPORT}; alloc_once --size 64 --pages nothp --verify; echo inner is done; "
+    "while :; do sleep 1; done"
+)
+INNER_PAGES = 64 << 8
+
+
+@dataclass(frozen=True)
+class Installed:
+    """A system, the QEMU of its package, and the names of what was installed in it."""
+
+    system: debian.System
+    qemu: Path
+    names: list[str]
+    folder: Path
+
+    def run(self, script: str, *more: Path) -> BootResult:
+        """Run a shell script as a service; every failing command in it ends it. ``more`` files: in its PATH."""
+        programs = guest.build_programs()
+        spec = debian.boot_spec(
+            self.system,
+            ["sh", "-ec", script],
+            self.folder,
+            qemu=self.qemu,
+            devices=[BALLOON],
+            memory="2G",
+            add=[
+                *((programs[name], name) for name in ("alloc_once", "fillfree", "zeropages")),
+                *((file, file.name) for file in more),
+            ],
+        )
+        result = boot(spec)
+        print(result.stdout, result.stderr, sep="\n")
+        fine(result)
+        return result
+
+
+# Debian's own, on which the daemon has to run as well: a host's kernel is none of ours.
+STOCK = "stock"
+CLOUD = pytest.param(
+    package.CLOUD,
+    marks=pytest.mark.skipif(
+        not GIVEN, reason="takes more than an hour: set KNOWNZERO_TEST_KERNEL_PACKAGE=cloud, or to a .deb"
+    ),
+)
+
+
+@pytest.fixture(scope="module")
+def installed(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Installed]:
+    """All three packages in a Debian; the parameter says with which kernel."""
+    folder = tmp_path_factory.mktemp("debian")
+    packages = [package.package_qemu(folder), package.package_daemon(folder, "dev")]
+    subprocess.run(["dpkg-deb", "-x", packages[0], folder / "unpacked"], check=True)
+    more = []
+    if request.param == STOCK:
+        more.append(stock.KERNEL_PACKAGE)
+    elif request.param == package.CLOUD and GIVEN != package.CLOUD:
+        packages.append(Path(GIVEN).absolute())
+    else:
+        packages.append(package.package_kernel(folder, request.param))
+    system = debian.install(packages, folder, more)
+    names = [debian.field(file, "Package") for file in packages]
+    yield Installed(system, folder / "unpacked/usr/bin/qemu-system-x86_64-knownzero", names, folder)
+    system.disk.unlink()
+
+
+def lines(result: BootResult, word: str) -> list[str]:
+    """What follows a word at the start of lines of the guest's stdout."""
+    return [line.removeprefix(word).strip() for line in result.stdout.splitlines() if line.startswith(word)]
+
+
+@pytest.mark.parametrize("installed", [package.SERVER, CLOUD], indirect=True)
+def test_systemd_boots_and_memory_is_not_zeroed_twice(installed: Installed) -> None:
+    result = installed.run(
+        f"""
+        echo "kernel $(uname -r)"
+        echo "root $(findmnt -no SOURCE,FSTYPE /)"
+        echo "state $(systemctl is-system-running --wait)"
+        systemctl --failed --plain --no-legend --no-pager | sed 's/^/failed /'
+        systemctl is-active multi-user.target systemd-udevd dbus
+        dpkg-query -W -f '${{db:Status-Abbrev}} ${{Package}}\\n' {" ".join(installed.names)} | sed 's/^/package /'
+        qemu-system-x86_64-knownzero --version | sed -n 's/^QEMU/QEMU/p'
+        echo "service $(sed 's/.*://' /proc/self/cgroup)"
+        echo "features $(cat /sys/bus/virtio/drivers/virtio_balloon/virtio*/features)"
+        lsmod | sed -n 's/^\\(virtio_balloon\\|virtio_blk\\|ext4\\) .*/module \\1/p'
+        {DIRTY}; {REPORT}
+        alloc_once --size {MEGABYTES} --pages thp --verify --mode touch_all
+        zeropages --once
+        journalctl --boot --dmesg --priority warning --output cat --no-pager | sed 's/^/warning /'
+        grep pgzeroed_ /proc/vmstat
+        """
+    )
+    assert lines(result, "kernel") == [installed.system.release]
+    (root,) = lines(result, "root")
+    assert root.startswith("/dev/vd") and root.endswith("ext4")
+    assert (lines(result, "state"), lines(result, "failed")) == (["running"], [])
+    assert result.stdout.splitlines().count("active") == 3
+    assert sorted(lines(result, "package")) == [f"ii  {name}" for name in sorted(installed.names)]
+    assert len(lines(result, "QEMU")) == 1
+    assert lines(result, "service") == ["/system.slice/kz-job.service"]
+    # The balloon is a module that udev loads; so is what the initramfs needs to find the disk.
+    assert {"virtio_balloon", "virtio_blk"} <= set(lines(result, "module"))
+    (features,) = lines(result, "features")
+    assert features[5] == "1" and features[6] == "1", features
+    found = counters(result)
+    assert found["pgzeroed_bad"] == 0
+    told = objects(result)[0]["vmstat"]
+    expect_at_least(found["pgzeroed_set_reported"], PAGES)
+    expect_at_least(told["pgzeroed_skip_reported"], 0.99 * PAGES)
+    # What else runs in such a system wants pages too.
+    expect_at_most(told["pgzeroed_cleared"], 0.05 * PAGES)
+    print("\n".join(lines(result, "warning")))
+
+
+@pytest.mark.parametrize("installed", [package.SERVER, CLOUD, STOCK], indirect=True)
+def test_the_daemons_units_work_under_systemd(installed: Installed) -> None:
+    unit = "vhost-user-balloon@guest"
+    inner = build.build_linux("knownzero", "um")
+    initramfs.write(installed.folder / "inner.cpio", ["sh", "-c", INNER], "ssl", [], [], "um")
+    ask = "vhost-user-balloon status --json --control /run/vhost-user-balloon-guest/control"
+    journal = f"journalctl --boot --unit {unit}.service --unit {unit}.socket --no-pager"
+    result = installed.run(
+        f"""
+        trap '{journal} >&2' EXIT
+        systemctl is-system-running --wait >/dev/null
+        # A front end that connects starts the service.
+        systemctl start {unit}.socket
+        echo "before $(systemctl is-active {unit}.service || true)"
+        echo "socket $(stat -c '%a %G' /run/vhost-user-balloon/guest.sock)"
+        {inner.name} mem=512M initrd=/{debian.JOB}/bin/inner.cpio con=null ssl=null con0=null,fd:1 console=tty0 \
+            virtio_uml.device=/run/vhost-user-balloon/guest.sock:5 </dev/null >/run/inner 2>&1 & inner=$!
+        for second in $(seq 300); do
+            ! grep -q 'inner is done' /run/inner && kill -0 $inner && sleep 1 || break
+        done
+        sed -n '/^{{/p' /run/inner
+        tail -n 20 /run/inner >&2
+        echo "active $(systemctl is-active {unit}.service)"
+        pid=$(systemctl show --property MainPID --value {unit})
+        sed -n 's/^\\(Seccomp\\|Seccomp_filters\\|NoNewPrivs\\|CapEff\\):\\s*/confined \\1 /p' /proc/$pid/status
+        echo "user $(stat -c %u /proc/$pid)"
+        echo "status $({ask})"
+        # Not because the front end hangs up, which would end it as well.
+        systemctl stop {unit}.service
+        kill -KILL $inner
+        # And by hand, without a front end.
+        systemctl start {unit}
+        echo "again $(systemctl is-active {unit}.service)"
+        systemctl stop {unit}.service {unit}.socket
+        echo "after $(systemctl is-active {unit}.service {unit}.socket | xargs)"
+        [ ! -e /run/vhost-user-balloon/guest.sock ]
+        systemctl --failed --plain --no-legend --no-pager | sed 's/^/failed /'
+        {journal} --output cat | sed 's/^/journal /'
+        {journal} --output cat --priority warning | sed 's/^/complaint /'
+        """,
+        inner,
+        installed.folder / "inner.cpio",
+    )
+    assert lines(result, "before") == ["inactive"]
+    assert lines(result, "socket") == ["660 kvm"]
+    assert lines(result, "active") == ["active"]
+    confined = dict(line.split() for line in lines(result, "confined"))
+    assert confined["Seccomp"] == "2"
+    # The lines of the unit, and its own.
+    assert int(confined["Seccomp_filters"]) >= 2
+    assert confined["NoNewPrivs"] == "1"
+    assert int(confined["CapEff"], 16) == 0
+    assert int(lines(result, "user")[0]) >= 61184  # of DynamicUser=
+    # Confined like that it does what it is there for.
+    told = objects(result)[0]["vmstat"]
+    assert told["pgzeroed_bad"] == 0
+    expect_at_least(told["pgzeroed_skip_reported"], 0.7 * INNER_PAGES)
+    status = json.loads(lines(result, "status")[0])
+    assert status["working"] is True
+    assert "device-init-reported" in status["features"]
+    expect_at_least(status["proven_zero"], INNER_PAGES << 12)
+    # Landlock of Debian 12 can do a part only.
+    assert status["sandbox"].startswith("seccomp, landlock")
+    assert lines(result, "again") == ["active"]
+    assert lines(result, "after") == ["inactive inactive"]
+    assert lines(result, "failed") == []
+    assert lines(result, "complaint") == []
+    said = lines(result, "journal")
+    # What has ended is forgotten, and what is left of it is in the journal.
+    assert said.count(f"{unit}.service: Deactivated successfully.") == 2, said
+    own = [json.loads(line) for line in said if line.startswith("{")]
+    assert [line["message"] for line in own].count("ready") == 2, own
+    assert [line for line in own if line["level"] not in ("INFO", "DEBUG")] == []
