@@ -6,6 +6,7 @@ mmdebstrap makes it, without root where users have subordinate ids; maintainer s
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
@@ -14,6 +15,7 @@ import re
 import shlex
 import shutil
 import tempfile
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +26,7 @@ from lab.boot import BootSpec
 from lab.errors import LabError
 
 RECIPE = "1"
+KEEP = 4
 # Beside the essential ones: a system that boots, and what a kernel's package wants done when it comes.
 PACKAGES = ("apt", "systemd-sysv", "udev", "dbus", "kmod", "linux-base", "initramfs-tools")
 ROOT, JOB = "kz-root", "kz-job"  # file systems, by their labels
@@ -115,6 +118,8 @@ def base(more: Sequence[str] = ()) -> Path:
     if source.has_lists():
         folder, _ = place()
         if folder.is_dir():
+            with contextlib.suppress(OSError):
+                os.utime(folder)
             return folder / "root.tar"
     with lock.locked("debian"):
         source.update()
@@ -127,7 +132,17 @@ def base(more: Sequence[str] = ()) -> Path:
             argv = ["--variant=apt", "--skip=output/dev", f"--include={','.join(wanted)}", source.suite]
             _mmdebstrap([*argv, work / "root.tar", source.root / "mirror.sources"], log)
             (work / "packages.json").write_text(json.dumps(versions, indent=1) + "\n", encoding="utf-8")
+        _prune()
     return folder / "root.tar"
+
+
+def _prune(keep: int = KEEP) -> None:
+    """Drop what was not used for longest, and what is left of old work; not what is of today."""
+    for number, old in enumerate(
+        sorted(paths.sub("debian").iterdir(), key=lambda p: p.stat().st_mtime, reverse=True)
+    ):
+        if (number >= keep or old.name.startswith(".")) and time.time() - old.stat().st_mtime > 86400:
+            shutil.rmtree(old, ignore_errors=True)
 
 
 def install(packages: Sequence[Path], folder: Path, more: Sequence[str] = ()) -> System:

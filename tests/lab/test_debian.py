@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import io
+import os
 import shutil
 import stat
 import tarfile
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -89,6 +91,16 @@ def test_lists_that_were_never_fetched_are_not_there(cache: Path) -> None:
     assert not source.has_lists()
     (source.root / "lists" / "mirror.invalid_dists_bookworm_main_binary-amd64_Packages").touch()
     assert source.has_lists()
+
+
+def test_old_systems_go(cache: Path) -> None:
+    folder = cache / "debian"
+    ages = {"new": 0, "used": 2, "old": 3, "older": 4, ".left.part": 5, ".works.part": 0.5}
+    for name, days in ages.items():
+        (folder / name).mkdir(parents=True)
+        os.utime(folder / name, (time.time() - days * 86400,) * 2)
+    debian._prune(keep=3)
+    assert {path.name for path in folder.iterdir()} == {"new", "used", ".works.part"}
 
 
 @pytest.fixture
