@@ -148,9 +148,9 @@ def _prune(keep: int = KEEP) -> None:
 def install(packages: Sequence[Path], folder: Path, more: Sequence[str] = ()) -> System:
     """Install packages of ours with apt; the disk and what boots it go to ``folder``.
 
-    What they depend on comes from the machine's mirror, and ``more`` packages by their names. One of all these
-    is a kernel. Raises LabError, with what apt said, when a package
-    cannot be installed, or when there is no kernel with an initramfs afterwards.
+    What they depend on comes from the machine's mirror, and ``more`` packages by their names. One of all
+    these is a kernel. Raises LabError, with what apt said, when a package cannot be installed, or when
+    there is no kernel with an initramfs afterwards.
     """
     packages = [package.resolve() for package in packages]
     start = base([*needs(packages), *more])
