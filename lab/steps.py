@@ -100,16 +100,28 @@ def parts(what: series.Series, arch: str = "x86") -> list[str]:
     return sorted(found)
 
 
+def _objects(obj: Path, target: str) -> list[Path]:
+    """What make built for a target; beside it there may be objects of other steps."""
+    if target.endswith(".o"):
+        return [obj / target]
+    names = []
+    for archive in (f"{target}built-in.a", f"{target}lib.a"):
+        if (obj / archive).is_file():
+            names += run.output(
+                ["ar", "t", archive], f"cannot read {archive}", "build it again", cwd=obj
+            ).split()
+    modules = obj / target / "modules.order"
+    if modules.is_file():
+        names += modules.read_text(encoding="utf-8").split()
+    return [obj / name for name in names]
+
+
 def missing_symbols(obj: Path, targets: list[str], elsewhere: set[str]) -> dict[str, str]:
     """Symbols that objects need and neither these nor the rest of the kernel have: symbol -> object."""
     defined = set(elsewhere)
     needed: dict[str, str] = {}
     for target in targets:
-        objects = [obj / target] if target.endswith(".o") else sorted((obj / target).rglob("*.o"))
-        for file in objects:
-            # Modules and objects linked from others say nothing new.
-            if not (file.parent / f".{file.name}.cmd").is_file() or file.name.endswith(".mod.o"):
-                continue
+        for file in _objects(obj, target):
             told = run.output(["nm", str(file)], f"cannot read {file}", "build it again")
             for line in told.splitlines():
                 kind, symbol = line.split()[-2:]
@@ -173,7 +185,11 @@ def build_each(what: series.Series, whole: bool, first: int = 0) -> Iterator[Fou
                 if stamp.is_file() and not os.environ.get(AGAIN):
                     continue
                 series.at_step(what, pristine, tree, step.number, step.new)
-                wrong = one(tree, step, f"{title} {arch} {variant}".rstrip(), arch, variant)
+                name = f"{title} {arch} {variant}".rstrip()
+                wrong = one(tree, step, name, arch, variant)
+                # At once, and not in hours when all has been built.
+                for why in wrong:
+                    progress.note(f"{name}: {why}")
                 yield from ((step.name, ", ".join(filter(None, (arch, variant, why)))) for why in wrong)
                 if not wrong:
                     lock.write_atomically(stamp, "")

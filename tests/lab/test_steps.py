@@ -55,13 +55,16 @@ def test_parts_are_folders_or_what_is_alone_above_others(tmp_path: Path) -> None
 def test_a_symbol_that_nobody_has_is_found(tmp_path: Path) -> None:
     (tmp_path / "mm").mkdir()
     code = {"a": "int here(void); int gone_end(void); int base(void); int a(void) { return here() + gone_end() + base(); }",
-            "b": "int here(void) { return 1; }"}  # fmt: skip
+            "b": "int here(void) { return 1; }",
+            "stale": "int never_there(void); int c(void) { return never_there(); }"}  # fmt: skip
     for name, text in code.items():
         subprocess.run(
             ["cc", "-xc", "-c", "-", "-o", tmp_path / "mm" / f"{name}.o"], input=text, text=True, check=True
         )
-        (tmp_path / "mm" / f".{name}.o.cmd").touch()
+    members = sorted(f"mm/{name}.o" for name in code if name != "stale")
+    subprocess.run(["ar", "cDPrST", "mm/built-in.a", *members], cwd=tmp_path, check=True)
     assert steps.missing_symbols(tmp_path, ["mm/"], {"base"}) == {"gone_end": "mm/a.o"}
+    assert steps.missing_symbols(tmp_path, ["mm/stale.o"], {"base"}) == {"never_there": "mm/stale.o"}
 
 
 class Fake:
