@@ -105,11 +105,11 @@ def _objects(obj: Path, target: str) -> list[Path]:
     if target.endswith(".o"):
         return [obj / target]
     names = []
-    for archive in (f"{target}built-in.a", f"{target}lib.a"):
-        if (obj / archive).is_file():
-            names += run.output(
-                ["ar", "t", archive], f"cannot read {archive}", "build it again", cwd=obj
-            ).split()
+    archives = [f"{target}built-in.a"]
+    if (obj / target / "lib.a").is_file():
+        archives.append(f"{target}lib.a")
+    for archive in archives:
+        names += run.output(["ar", "t", archive], f"cannot read {archive}", "build it again", cwd=obj).split()
     modules = obj / target / "modules.order"
     if modules.is_file():
         names += modules.read_text(encoding="utf-8").split()
