@@ -31,7 +31,8 @@ from lab.errors import LabError, TestFailure, UsageError
 # the ticks that the check counts, and panic.
 APPEND = "console=ttyS0 panic=-1 mitigations=off no_timer_check"
 # An emulated counter jumps when its thread waits: it is neither timed nor watched. Delays as at 3 GHz and 250 Hz.
-APPEND_TCG = "tsc=reliable lpj=12000000"
+# A nice task (khugepaged) preempted in an RCU section waits for all others, many times as long as on hardware.
+APPEND_TCG = "tsc=reliable lpj=12000000 rcupdate.rcu_cpu_stall_timeout=100"
 APPEND_ARM64 = "console=ttyAMA0 panic=-1 mitigations=off"
 APPEND_UM = "con=null con0=null,fd:1 console=tty0 earlyprintk panic=-1"
 KEEP_RUNS = 200
