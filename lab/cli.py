@@ -340,8 +340,19 @@ LATER = {
 
 
 def _register_others() -> None:
-    """Verbs that live in modules of their own; one that cannot be loaded says why."""
+    """Verbs that live in modules of their own; one that cannot be loaded says why.
+
+    They load much, so another verb goes without them; help and suggestions want them all.
+    """
+    here = {group.name for group in app.registered_groups}
+    here |= {
+        command.name or command.callback.__name__ for command in app.registered_commands if command.callback
+    }
+    known = here.union(*LATER.values())
+    asked = sys.argv[1] if len(sys.argv) > 1 else ""
     for module, verbs in LATER.items():
+        if asked in known - set(verbs):
+            continue
         try:
             importlib.import_module(module).register(app)
         except ImportError as error:
