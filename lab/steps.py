@@ -105,9 +105,9 @@ def _objects(obj: Path, target: str) -> list[Path]:
     if target.endswith(".o"):
         return [obj / target]
     names = []
-    archives = [f"{target}built-in.a"]
-    if (obj / target / "lib.a").is_file():
-        archives.append(f"{target}lib.a")
+    archives = [f"{target}{name}" for name in ("built-in.a", "lib.a") if (obj / target / name).is_file()]
+    if not archives and any((obj / target).rglob("*.o")):
+        archives = [f"{target}built-in.a"]  # is missing; a folder may be empty: hugetlbfs in User-mode Linux
     for archive in archives:
         names += run.output(["ar", "t", archive], f"cannot read {archive}", "build it again", cwd=obj).split()
     modules = obj / target / "modules.order"

@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
 from lab import build, series, steps
+from lab.errors import LabError
 
 PATCH = """From: A B <a@b>
 Subject: {name}
@@ -65,6 +67,11 @@ def test_a_symbol_that_nobody_has_is_found(tmp_path: Path) -> None:
     subprocess.run(["ar", "cDPrST", "mm/built-in.a", *members], cwd=tmp_path, check=True)
     assert steps.missing_symbols(tmp_path, ["mm/"], {"base"}) == {"gone_end": "mm/a.o"}
     assert steps.missing_symbols(tmp_path, ["mm/stale.o"], {"base"}) == {"never_there": "mm/stale.o"}
+    (tmp_path / "fs").mkdir()
+    assert steps.missing_symbols(tmp_path, ["fs/"], {"base"}) == {}
+    shutil.copy(tmp_path / "mm/a.o", tmp_path / "fs/a.o")
+    with pytest.raises(LabError, match=r"cannot read fs/built-in\.a"):
+        steps.missing_symbols(tmp_path, ["fs/"], {"base"})
 
 
 class Fake:
