@@ -77,6 +77,10 @@ QEMU_OPTIONS = (
 )
 
 
+# Compilers by ccache, under the names of the real ones.
+CCACHE = "/usr/lib/ccache"
+
+
 def jobs() -> int:
     """How many compilers may run at once: one per CPU this process may use."""
     return max(1, len(os.sched_getaffinity(0)))
@@ -181,6 +185,13 @@ def clean_environment() -> dict[str, str]:
         "LLVM",
     }
     return {k: v for k, v in os.environ.items() if k not in drop}
+
+
+def cached_environment() -> dict[str, str]:
+    """The same with compilers that remember, by ccache, what they compiled in whatever folder."""
+    environment = clean_environment()
+    environment["PATH"] = f"{CCACHE}:{environment.get('PATH', os.defpath)}"
+    return environment | {"CCACHE_DIR": str(paths.sub("ccache")), "CCACHE_MAXSIZE": "5G"}
 
 
 def _digest(parts: list[str]) -> str:
@@ -328,10 +339,14 @@ def make_linux(
     variant: str,
     log: Path,
     targets: list[str],
-    lenient: bool = False,
+    step: bool = False,
 ) -> None:
-    """Configure and build in ``obj``; only what changed is compiled again."""
-    configure_linux(tree, obj, files, arch, log, lenient)
+    """Configure and build in ``obj``; only what changed is compiled again.
+
+    ``step``: the tree is one of many alike. Our symbols may not be there yet, and what was compiled for
+    another of them is taken from a cache.
+    """
+    configure_linux(tree, obj, files, arch, log, lenient=step)
     if variant in ("base", "off"):
         ours = OURS.findall((obj / ".config").read_text(encoding="utf-8"))
         if ours:
@@ -340,7 +355,8 @@ def make_linux(
                 ", ".join(ours),
                 "mend linux/configs/off.config",
             )
-    make_targets(tree, obj, targets, log, arch, f"the kernel does not build ({arch}, {variant})")
+    environment = cached_environment() if step else clean_environment()
+    make_targets(tree, obj, targets, log, arch, f"the kernel does not build ({arch}, {variant})", environment)
 
 
 def make_targets(
@@ -350,11 +366,12 @@ def make_targets(
     log: Path,
     arch: str = "x86_64",
     what: str = "the kernel does not build",
+    environment: dict[str, str] | None = None,
 ) -> None:
     """Run make in a configured ``obj``; LabError, beginning with ``what``, when it fails."""
     argv: Argv = ["make", "-C", tree, f"O={obj}", f"-j{jobs()}", *_kbuild(arch), *targets]
     fix = "mend the first error above (the log has the rest), then run it again"
-    run.logged(argv, log, what, fix, env=clean_environment())
+    run.logged(argv, log, what, fix, env=environment or clean_environment())
 
 
 def adopt_config(
@@ -570,6 +587,8 @@ TOOLS: dict[str, tuple[tuple[str, str], ...]] = {
         ("cc", "gcc"), ("ld", "binutils"), ("make", "make"), ("pkg-config", "pkg-config"), ("git", "git"), ("tar", "tar"),
         ("xz", "xz-utils"), ("dpkg-deb", "dpkg"), ("<stdio.h>", "libc6-dev"), ("glib-2.0.pc", "libglib2.0-dev"), ("<libfdt.h>", "libfdt-dev"),
     ),
+    # Building after each patch.
+    "steps": ((f"{CCACHE}/gcc", "ccache"),),
     "package": (("dpkg-deb", "dpkg"), ("dpkg-shlibdeps", "dpkg-dev")),
     # A distribution to boot; for users who are not root, the last two.
     "debian": (

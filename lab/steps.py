@@ -163,6 +163,7 @@ def build_each(what: series.Series, whole: bool, first: int = 0) -> Iterator[Fou
     interrupted goes on where it was. $KNOWNZERO_AGAIN builds everything.
     """
     build.need_tools(what.name)
+    build.need_tools("steps")
     source = fetch.obtain(what.name)
     pristine = fetch.pristine(source)
     tree = paths.sub("work") / f"each-{source.key[:12]}"
@@ -240,7 +241,7 @@ class _Kernel:
                 # Before the patch that brings an option, asking for it has no effect.
                 files = build.fragments(variant, arch)
                 obj = self.folder(arch, variant)
-                build.make_linux(tree, obj, files, arch, variant, log, self.targets(arch), lenient=True)
+                build.make_linux(tree, obj, files, arch, variant, log, self.targets(arch), step=True)
             except LabError as error:
                 return [error.why]
         return []
