@@ -14,9 +14,10 @@
 #include <sys/syscall.h>
 #include <sys/wait.h>
 
-enum mode { POPULATE, TOUCH_LINE, TOUCH_ALL, READ_ALL };
+enum mode { POPULATE, TOUCH_LINE, TOUCH_ALL, READ_ALL, SPARSE };
 
-static const char *const mode_names[] = { "populate", "touch_line", "touch_all", "read_all" };
+static const char *const mode_names[] = { "populate", "touch_line", "touch_all", "read_all", "sparse",
+					  NULL };
 
 static void usage(FILE *out)
 {
@@ -28,6 +29,7 @@ static void usage(FILE *out)
 "                   touch_line  then write one byte in each 4 KiB page\n"
 "                   touch_all   then write every byte\n"
 "                   read_all    then read every byte\n"
+"                   sparse      populate nothing, write one byte in each 2 MiB\n"
 "  --pages KIND     system      whatever the system gives (default)\n"
 "                   thp         MADV_HUGEPAGE\n"
 "                   nothp       MADV_NOHUGEPAGE\n"
@@ -69,7 +71,7 @@ static void child_job(const struct job *job)
 		if (madvise(mem, job->bytes, MADV_HUGEPAGE))
 			kz_die(KZ_BROKEN, "MADV_HUGEPAGE: %s; the kernel has no THP",
 			       strerror(errno));
-	if (madvise(mem, job->bytes, MADV_POPULATE_WRITE))
+	if (job->mode != SPARSE && madvise(mem, job->bytes, MADV_POPULATE_WRITE))
 		kz_die(KZ_BROKEN, "cannot populate %lu MB: %s", job->bytes / KZ_MB,
 		       strerror(errno));
 	if (job->verify) {
@@ -94,6 +96,10 @@ static void child_job(const struct job *job)
 	case READ_ALL:
 		if (kz_first_nonzero(mem, job->bytes) < job->bytes)
 			kz_die(KZ_FAILED, "new memory is not zero");
+		break;
+	case SPARSE:
+		for (i = 0; i < job->bytes; i += 2 * KZ_MB)
+			((volatile unsigned char *)mem)[i] = 1;
 		break;
 	}
 	munmap(mem, job->bytes);
@@ -277,10 +283,10 @@ int main(int argc, char **argv)
 			job.bytes = kz_number("--size", optarg, 1, 1UL << 20) * KZ_MB;
 			break;
 		case 'm':
-			for (i = 0; i < 4; i++)
+			for (i = 0; mode_names[i]; i++)
 				if (!strcmp(optarg, mode_names[i]))
 					break;
-			if (i == 4)
+			if (!mode_names[i])
 				kz_die(KZ_USAGE, "--mode: '%s' is unknown; see --help", optarg);
 			job.mode = (enum mode)i;
 			break;

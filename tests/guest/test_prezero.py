@@ -201,23 +201,25 @@ def test_it_refuses_where_it_would_do_harm(append: str, reason: str) -> None:
 def test_pools_of_huge_pages_when_asked() -> None:
     """What a program has left dirty in the pool becomes zero there, but only if that is asked for."""
     pool = "alloc_once --size 128 --pages hugetlb --verify --mode touch_all"
+    told = "sed -n 's/^pgzeroed_set_prezeroed //p' /proc/vmstat"
     result = run(
         f"echo 64 > /proc/sys/vm/nr_hugepages; {pool}; {NOW}; {SETTLE}; {pool}; "
-        f"echo before=$(cat {ZP}/bytes_zeroed); echo 1 > {ZP}/hugetlb; {SETTLE}; "
-        f"echo after=$(cat {ZP}/bytes_zeroed); {pool}; "
+        f"echo before=$(cat {ZP}/bytes_zeroed); echo set_before=$({told}); echo 1 > {ZP}/hugetlb; {SETTLE}; "
+        f"echo after=$(cat {ZP}/bytes_zeroed); echo set_after=$({told}); {pool}; "
         # What was dirtied again is seen without anybody asking.
         f"{SETTLE}; {pool}; {COUNTERS}",
         devices=[],
         checked=True,
     )
     fine(result)
-    _, off, on, again = (told["vmstat"] for told in objects(result))
+    _, off, on, again = (job["vmstat"] for job in objects(result))
     pages = 128 << 8
     assert off["pgzeroed_cleared"] >= pages
     assert values(result)["after"] - values(result)["before"] >= pages * 4096
-    for told in (on, again):
-        expect_at_least(told["pgzeroed_skip_prezeroed"], 0.99 * pages)
-        expect_at_most(told["pgzeroed_cleared"], 0.01 * pages)
+    assert values(result)["set_after"] - values(result)["set_before"] >= pages
+    for job in (on, again):
+        expect_at_least(job["pgzeroed_skip_prezeroed"], 0.99 * pages)
+        expect_at_most(job["pgzeroed_cleared"], 0.01 * pages)
     assert counters(result)["pgzeroed_bad"] == 0
 
 
@@ -251,7 +253,10 @@ def test_the_rate_and_the_cpus_are_limited() -> None:
         f"a=$(cat {ZP}/bytes_zeroed); sleep 4; b=$(cat {ZP}/bytes_zeroed); echo rate=$(((b - a) / 4)); "
         "grep -h policy /proc/$pid/sched; "
         f"echo > {ZP}/cpus; pid=$(grep -l kzeropaged0 /proc/*/comm | sed 's/[^0-9]//g'); sleep 0.2; "
-        "grep Cpus_allowed_list /proc/$pid/status",
+        "grep Cpus_allowed_list /proc/$pid/status; "
+        # The end of a batch, which each block is now, does not get round it.
+        f"echo {2 * mib} > {ZP}/batch_size; echo 0 > {ZP}/delay_millisecs; sleep 1; "
+        f"a=$(cat {ZP}/bytes_zeroed); sleep 4; b=$(cat {ZP}/bytes_zeroed); echo in_batches=$(((b - a) / 4))",
         devices=[],
         checked=True,
         cpus=2,
@@ -261,6 +266,8 @@ def test_the_rate_and_the_cpus_are_limited() -> None:
     assert lists == ["1", "0-1"]
     expect_at_least(values(result)["rate"], 4 * mib)
     expect_at_most(values(result)["rate"], 18 * mib)
+    expect_at_least(values(result)["in_batches"], 4 * mib)
+    expect_at_most(values(result)["in_batches"], 18 * mib)
 
 
 def test_each_node_has_its_thread() -> None:

@@ -149,6 +149,7 @@ long hugetlb_zero_free(struct hstate *h, int nid, bool (*stop)(void *data),
 		return -EINTR;
 
 	hugetlb_zeroed_mark(folio, BIT(PAGE_ZEROED_PREZEROED));
+	count_vm_events(PGZEROED_SET_PREZEROED, nr_pages);
 	/* To be taken first. */
 	list_move(&folio->lru, &h->hugepage_freelists[nid]);
 	return nr_pages;

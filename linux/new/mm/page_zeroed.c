@@ -32,6 +32,11 @@
 #include <trace/events/page_zeroed.h>
 
 DEFINE_STATIC_KEY_FALSE(page_zeroed_active);
+/*
+ * Whether all code has been patched for that. Until then some of it may not
+ * look at what a block is marked with, so none may be.
+ */
+static bool page_zeroed_ready;
 DEFINE_STATIC_KEY_MAYBE(CONFIG_PAGE_ZEROED_DEBUG, page_zeroed_verify_enabled);
 
 /* BIT(enum page_zeroed_source) of those who lied. Bits are only ever set. */
@@ -86,6 +91,8 @@ int page_zeroed_enable(void)
 	}
 
 	static_branch_enable(&page_zeroed_active);
+	/* Pairs with the acquire in page_zeroed_claim(). */
+	smp_store_release(&page_zeroed_ready, true);
 	return 0;
 }
 
@@ -140,7 +147,8 @@ void page_zeroed_claim(struct page *page, unsigned int order,
 
 	VM_WARN_ON_ONCE_PAGE(PageBuddy(page), page);
 
-	if (!page_zeroed_tracked())
+	/* Those who free what they have not used do not ask to enable it. */
+	if (!smp_load_acquire(&page_zeroed_ready))
 		return;
 
 	known = page_zeroed_take(page);

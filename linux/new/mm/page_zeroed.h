@@ -81,8 +81,8 @@ void page_zeroed_report(struct page *page, unsigned int order,
 #endif
 
 /*
- * Does any block carry PG_zeroed? Turned on before the first is marked, and
- * never off again.
+ * May any block carry PG_zeroed? Turned on, everywhere, before the first is
+ * marked, and never off again.
  */
 static __always_inline bool page_zeroed_tracked(void)
 {

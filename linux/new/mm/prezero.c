@@ -408,14 +408,15 @@ static void prezero_run_begin(struct prezero_run *run)
 }
 
 /*
- * Account for @nr_pages. Returns whether it is time for a pause; if it is only
- * because of the rate, then that has been made.
+ * Account for @nr_pages, and make the pause that the rate asks for. Returns
+ * whether it is time for another, between batches.
  */
 static bool prezero_run_account(struct prezero_run *run, unsigned long nr_pages)
 {
 	const u64 cpu = task_sched_runtime(current);
 	const u64 now = ktime_get_ns();
 	unsigned int debt;
+	bool over;
 
 	run->done += nr_pages;
 	run->wall += now - run->wall_last;
@@ -424,11 +425,11 @@ static bool prezero_run_account(struct prezero_run *run, unsigned long nr_pages)
 	run->cpu_last = cpu;
 	atomic64_set(&run->pn->cpu_ns, run->cpu_before + cpu);
 
-	/* Somebody else wants this CPU, or the hypervisor does. */
-	if (run->done >= READ_ONCE(prezero_batch_size) >> PAGE_SHIFT ||
-	    run->wall > 2 * run->cpu + 2 * NSEC_PER_MSEC)
-		return true;
+	/* The latter: somebody else wants this CPU, or the hypervisor does. */
+	over = run->done >= READ_ONCE(prezero_batch_size) >> PAGE_SHIFT ||
+	       run->wall > 2 * run->cpu + 2 * NSEC_PER_MSEC;
 
+	/* Also at the end of a batch: the next one does not know of it. */
 	debt = prezero_debt_ms(run->done, READ_ONCE(prezero_max_rate),
 			       now - run->began);
 	if (debt) {
@@ -436,7 +437,7 @@ static bool prezero_run_account(struct prezero_run *run, unsigned long nr_pages)
 		prezero_run_go_on(run);
 	}
 
-	return false;
+	return over;
 }
 
 #ifdef CONFIG_HUGETLB_PAGE

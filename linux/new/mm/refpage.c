@@ -262,7 +262,10 @@ static bool refpage_can_userfault(struct vm_area_struct *vma, vm_flags_t vm_flag
 	return !(vm_flags & (VM_UFFD_MISSING | VM_UFFD_MINOR | VM_UFFD_RWP));
 }
 
-/* For UFFDIO_ZEROPAGE where the zero page cannot be used. */
+/*
+ * UFFDIO_COPY and the like get no further than this: they take the file, which
+ * has no size, to end before every address. Some of them allocate first.
+ */
 static struct folio *refpage_uffd_alloc_folio(struct vm_area_struct *vma,
 					      unsigned long addr)
 {

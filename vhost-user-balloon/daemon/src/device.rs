@@ -392,16 +392,23 @@ impl Device {
     pub fn run_ring(&mut self, index: usize) -> bool {
         let Some(kind) = self.queues.kind(index) else { return false };
         let mut used = false;
-        let mut more = true;
+        let more = self.take_turn(index, kind, &mut used);
+        // Also where the ring broke: what was answered before that was.
+        if used && let Some(ring) = self.rings.get_mut(index) {
+            ring.call();
+        }
+        more
+    }
+
+    /// Answer what is in a ring, for as long as a turn is. Says whether there may be more, and in `used`
+    /// whether the driver is to be called.
+    fn take_turn(&mut self, index: usize, kind: QueueKind, used: &mut bool) -> bool {
         let began = Instant::now();
         for _ in 0..crate::ring::MAX_QUEUE_SIZE {
             let Some(ring) = self.rings.get_mut(index) else { return false };
             let chain = match ring.pop(self.memory.map()) {
                 Ok(Some(chain)) => chain,
-                Ok(None) => {
-                    more = false;
-                    break;
-                }
+                Ok(None) => return false,
                 Err(error) => {
                     self.broken(index, &error);
                     return false;
@@ -420,16 +427,13 @@ impl Device {
                     self.broken(index, &error);
                     return false;
                 }
-                used = true;
+                *used = true;
             }
             if began.elapsed() >= TURN {
                 break;
             }
         }
-        if used && let Some(ring) = self.rings.get_mut(index) {
-            ring.call();
-        }
-        more
+        true
     }
 
     fn broken(&mut self, index: usize, error: &RingError) {

@@ -227,13 +227,15 @@ impl Ring {
         Ok(())
     }
 
-    /// What the driver is called by.
+    /// What the driver is called by. It is called at once: a device that was here before may have ended
+    /// between the last answer and the call, which nobody else would make.
     ///
     /// # Errors
     ///
     /// It cannot be used without waiting for it.
     pub fn set_call(&mut self, ring: usize, file: Option<File>) -> Result<(), RingError> {
         self.call = file.map(|file| usable(file, ring, "calls")).transpose()?;
+        self.call();
         Ok(())
     }
 

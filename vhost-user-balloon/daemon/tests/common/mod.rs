@@ -207,6 +207,8 @@ impl Vm {
         self.frontend.set_vring_addr(index, &config).unwrap();
         self.frontend.set_vring_kick(index, &ring.kick).unwrap();
         self.frontend.set_vring_call(index, &ring.call).unwrap();
+        // In case that one before us has answered and not called. Later calls are those of answers.
+        assert!(eventually(|| ring.call.read().is_ok()), "called at once");
         self.frontend.set_vring_enable(index, true).unwrap();
     }
 

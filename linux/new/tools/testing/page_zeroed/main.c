@@ -30,6 +30,7 @@ unsigned long vm_events[NR_VM_EVENT_ITEMS];
 unsigned int guard_minorder;
 bool trylock_fails;
 DEFINE_STATIC_KEY_FALSE(page_zeroed_active) = { true };
+static bool page_zeroed_ready = true;
 DEFINE_STATIC_KEY_FALSE(page_zeroed_verify_enabled) = { false };
 DEFINE_STATIC_KEY_FALSE(page_reporting_enabled) = { true };
 
