@@ -138,9 +138,9 @@ mutant "report: told after it was put back" functions.h \
 mutant "reported: parts of a block that was not" functions.h \
 	'/^static.* expand(/,/^}/s/page_reporting_inherit(&page\[size\], reported)/page_reporting_inherit(\&page[size], true)/'
 mutant "compaction: all that it gives back is zero" functions.h \
-	'/^void putback_untouched_block/,/^}/s/split_large_buddy(/page_zeroed_mark(page, 1);\n\t&/; /release_free_list(/,/^}/s/if (page_zeroed_sources(page))/if (1)/'
+	'/^void putback_untouched_block/,/^}/s/split_large_buddy(/page_zeroed_mark(page, 1);\n\t&/; /release_free_list(/,/^}/s/if (page_zeroed_sources(page) && .*)/if (1)/'
 mutant "compaction: what it gives back is not zero" functions.h \
-	'/release_free_list(/,/^}/s/if (page_zeroed_sources(page))/if (0)/'
+	'/release_free_list(/,/^}/s/if (page_zeroed_sources(page) && .*)/if (0)/'
 mutant "resume: some is not forgotten" functions.h \
 	'/^void page_zeroed_forget_all/,/^}/s/order = 0; order/order = 1; order/'
 
