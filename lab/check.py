@@ -3,14 +3,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
+import json
 import re
 import subprocess
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from lab import fetch, paths, progress, series, steps, tree
+from lab import build, fetch, lock, paths, progress, series, steps, tree
 from lab.errors import LabError
 
 # Headers that come from the kernel series next door, not from a released kernel.
@@ -96,23 +99,47 @@ def applies(what: series.Series, pristine: Path) -> list[Problem]:
 
 
 def checkpatch(what: series.Series, pristine: Path) -> list[Problem]:
-    """The source's own scripts/checkpatch.pl has nothing to say."""
+    """The source's own scripts/checkpatch.pl has nothing to say.
+
+    What it had nothing to say of is not shown to it again until it changes.
+    """
     script = pristine / "scripts" / "checkpatch.pl"
-    common = ["perl", str(script), "--no-summary", "--terse", "--color=never"]
+    options = ["--no-summary", "--terse", "--color=never"]
     if what.name == "linux":
-        common += ["--show-types"]
-    found = []
-    for patch in what.patches():
-        found += _complaints([*common, str(patch)], pristine, patch.name)
-    for name in what.new_files():
-        # A relative name, as if it stood in the tree: some rules go by the path.
-        with tempfile.TemporaryDirectory(prefix=".checkpatch-", dir=paths.sub("work")) as folder:
-            place = Path(folder) / name
-            place.parent.mkdir(parents=True)
-            place.write_bytes((what.new_root / name).read_bytes())
-            ignore = [f"--ignore={KERNEL_ONLY}"] if name.startswith("tools/") else []
-            argv = [*common, *ignore, f"--root={pristine}", "-f", name]
-            found += _complaints(argv, Path(folder), name)
+        options += ["--show-types"]
+    used = set()
+
+    def one(file: Path, new: str) -> list[Problem]:
+        content = file.read_bytes()
+        mine = [*options, f"--ignore={KERNEL_ONLY}"] if new.startswith("tools/") else options
+        key = hashlib.sha256(
+            json.dumps([pristine.name, new or file.name, mine]).encode() + content
+        ).hexdigest()
+        stamp = paths.sub("passed") / f"checkpatch-{what.name}-{key[:24]}"
+        used.add(stamp.name)
+        if stamp.is_file():
+            return []
+        if new:
+            # A relative name, as if it stood in the tree: some rules go by the path.
+            with tempfile.TemporaryDirectory(prefix=".checkpatch-", dir=paths.sub("work")) as folder:
+                place = Path(folder) / new
+                place.parent.mkdir(parents=True)
+                place.write_bytes(content)
+                argv = ["perl", str(script), *mine, f"--root={pristine}", "-f", new]
+                found = _complaints(argv, Path(folder), new)
+        else:
+            found = _complaints(["perl", str(script), *mine, str(file)], pristine, file.name)
+        if not found:
+            lock.write_atomically(stamp, "")
+        return found
+
+    files = [(patch, "") for patch in what.patches()]
+    files += [(what.new_root / name, name) for name in what.new_files()]
+    with ThreadPoolExecutor(build.jobs()) as pool:
+        found = [problem for problems in pool.map(lambda item: one(*item), files) for problem in problems]
+    for stamp in paths.sub("passed").glob(f"checkpatch-{what.name}-*"):
+        if stamp.name not in used:
+            stamp.unlink(missing_ok=True)
     return found
 
 
