@@ -37,6 +37,7 @@
 #define unlikely(x)			(x)
 #define READ_ONCE(x)			(x)
 #define WRITE_ONCE(x, v)		((x) = (v))
+/* One CPU: nothing to pair with. */
 #define smp_load_acquire(p)		(*(p))
 #define BIT(n)				(1UL << (n))
 #define IS_ENABLED(x)			0
