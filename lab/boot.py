@@ -49,6 +49,10 @@ def _die_with_parent() -> None:
     _libc.prctl(1, signal.SIGKILL, 0, 0, 0)
 
 
+class EmulatorFault(TestFailure):
+    """An emulated guest's kernel ended by what its emulator did wrong."""
+
+
 class _NeverCameUp(TestFailure):
     """An emulated guest ran out of time before it reached user space."""
 
@@ -451,6 +455,8 @@ class Guest:
             bytes(self._out),
         )
         if found and not self.spec.allow_warnings:
+            if fault := self.emulator_fault(text):
+                raise fault
             shown = "\n".join(found[:12]) + (f"\n… and {len(found) - 12} more" if len(found) > 12 else "")
             raise TestFailure(
                 f"the guest's kernel reported a fault (its command ended with {result.exit_code})",
@@ -459,7 +465,19 @@ class Guest:
             )
         return result
 
+    def emulator_fault(self, text: str) -> EmulatorFault | None:
+        """What a console log tells of the emulator, if that is to blame."""
+        if self.accel != "tcg" or not console.stale_breakpoint(text):
+            return None
+        return EmulatorFault(
+            "an emulated CPU ran code that was no longer there",
+            f"its kernel met a breakpoint that had been taken out (console: {self.console})",
+            "run it again: QEMU's emulation of several CPUs does that now and then",
+        )
+
     def _fail(self, text: str, found: list[str]) -> None:
+        if fault := self.emulator_fault(text):
+            raise fault
         seen = console.last_lines("\n".join(found[-12:]) if found else text)
         where = f"{seen}\n(console: {self.console})"
         if self._late:
@@ -512,10 +530,11 @@ class Guest:
 
 def _fault(guest: Guest) -> TestFailure | None:
     """What a guest's console tells that must fail a test."""
-    found = console.violations(guest.console.read_text(errors="replace"))
+    text = guest.console.read_text(errors="replace")
+    found = console.violations(text)
     if not found or guest.spec.allow_warnings:
         return None
-    return TestFailure(
+    return guest.emulator_fault(text) or TestFailure(
         "the guest's kernel reported a fault",
         "\n".join(found[:12]) + f"\n(console: {guest.console})",
         "read the console log",

@@ -54,12 +54,27 @@ TAINTS = {5: "bad page", 7: "oops or BUG", 9: "warning", 14: "soft lockup"}
 
 _FAULT = re.compile("|".join(f"(?:{p})" for p in PATTERNS))
 _HARMLESS = re.compile("|".join(f"(?:{p})" for p in HARMLESS))
+# The byte at the instruction pointer is in brackets.
+_CODE = re.compile(r"\bCode: [0-9a-f ]*<([0-9a-f]{2})>")
 _STAMP = re.compile(r"^(?:<\d+>)?\[\s*\d+\.\d+\](?:\[[^]]*\])? ?")
 
 
 def violations(text: str) -> list[str]:
     """The lines of a console log that report a fault, in order."""
     return [line.rstrip() for line in text.splitlines() if _FAULT.search(line) and not _HARMLESS.search(line)]
+
+
+def stale_breakpoint(text: str) -> bool:
+    """Whether the first fault is a breakpoint where, by the same report, there is none.
+
+    Linux patches code by way of breakpoints, and waits until all CPUs have seen them go. An emulated CPU
+    may still run what it has translated before: QEMU's fault, seldom, and with several CPUs only.
+    """
+    faults = violations(text)
+    if not faults or "Oops: int3:" not in faults[0]:
+        return False
+    code = _CODE.search(text, text.index(faults[0]))
+    return code is not None and code[1] != "cc"
 
 
 def taint_reasons(taint: int) -> list[str]:

@@ -55,6 +55,25 @@ def test_ordinary_lines_are_not(line: str) -> None:
     assert console.violations(f"[    0.000000] {line}\n") == []
 
 
+STALE = """\
+[    2.639010] clocksource: Switched to clocksource tsc
+[    2.642503] Oops: int3: 0000 [#1] SMP
+[    2.643586] RIP: 0010:ktime_get_update_offsets_now+0x40/0x160
+[    2.652130] Code: 89 fc 53 00 <1f> 44 00 00 48 89
+[    2.694797] Kernel panic - not syncing: Fatal exception in interrupt
+"""
+
+
+def test_a_breakpoint_that_is_not_there_is_the_emulators_fault() -> None:
+    assert console.stale_breakpoint(STALE)
+    assert not console.stale_breakpoint(STALE.replace("<1f>", "<cc>"))
+    assert not console.stale_breakpoint(STALE.replace("int3: ", ""))
+    # What came before may be the cause.
+    assert not console.stale_breakpoint("WARNING: mm/page_zeroed.c:1\n" + STALE)
+    assert not console.stale_breakpoint(STALE[: STALE.index("Code:")])
+    assert not console.stale_breakpoint("fine\n")
+
+
 @given(st.lists(st.sampled_from(FAULTS + ORDINARY)))
 def test_order_and_number_are_kept(lines: list[str]) -> None:
     assert console.violations("\n".join(lines)) == [line for line in lines if line in FAULTS]

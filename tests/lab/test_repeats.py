@@ -27,6 +27,13 @@ def test_no_luck():
     times("none")
     raise OutOfLuck("10 is less than 20")
 
+class EmulatorFault(Exception):
+    pass
+
+def test_emulator_the_second_time():
+    if times("emulator") < 2:
+        raise EmulatorFault("an emulated CPU ran code that was no longer there")
+
 def test_wrong():
     times("wrong")
     assert 0, "OutOfLuck: in the text of another failure counts for nothing"
@@ -59,9 +66,12 @@ def test_only_luck_is_tried_again(tmp_path: Path) -> None:
         text=True,
         check=False,
     )
-    assert "3 failed, 1 passed, 3 rerun" in done.stdout, done.stdout
-    assert {name: (tmp_path / name).stat().st_size for name in ("luck", "none", "wrong", "worse")} == {
+    assert "3 failed, 2 passed, 4 rerun" in done.stdout, done.stdout
+    assert {
+        name: (tmp_path / name).stat().st_size for name in ("luck", "none", "emulator", "wrong", "worse")
+    } == {
         "luck": 2,
+        "emulator": 2,
         "none": 3,
         "wrong": 1,
         "worse": 1,
