@@ -392,26 +392,20 @@ impl Device {
     pub fn run_ring(&mut self, index: usize) -> bool {
         let Some(kind) = self.queues.kind(index) else { return false };
         let mut used = false;
-        let more = self.take_turn(index, kind, &mut used);
-        // Also where the ring broke: what was answered before that was.
-        if used && let Some(ring) = self.rings.get_mut(index) {
-            ring.call();
-        }
-        more
-    }
-
-    /// Answer what is in a ring, for as long as a turn is. Says whether there may be more, and in `used`
-    /// whether the driver is to be called.
-    fn take_turn(&mut self, index: usize, kind: QueueKind, used: &mut bool) -> bool {
+        let mut more = true;
         let began = Instant::now();
         for _ in 0..crate::ring::MAX_QUEUE_SIZE {
             let Some(ring) = self.rings.get_mut(index) else { return false };
             let chain = match ring.pop(self.memory.map()) {
                 Ok(Some(chain)) => chain,
-                Ok(None) => return false,
+                Ok(None) => {
+                    more = false;
+                    break;
+                }
                 Err(error) => {
                     self.broken(index, &error);
-                    return false;
+                    more = false;
+                    break;
                 }
             };
             self.watch(index);
@@ -425,15 +419,20 @@ impl Device {
                 let Some(ring) = self.rings.get_mut(index) else { return false };
                 if let Err(error) = ring.push(self.memory.map(), head, length) {
                     self.broken(index, &error);
-                    return false;
+                    more = false;
+                    break;
                 }
-                *used = true;
+                used = true;
             }
             if began.elapsed() >= TURN {
                 break;
             }
         }
-        true
+        // Also where the ring broke: what was answered before that was.
+        if used && let Some(ring) = self.rings.get_mut(index) {
+            ring.call();
+        }
+        more
     }
 
     fn broken(&mut self, index: usize, error: &RingError) {
