@@ -467,12 +467,12 @@ class Guest:
 
     def emulator_fault(self, text: str) -> EmulatorFault | None:
         """What a console log tells of the emulator, if that is to blame."""
-        if self.accel != "tcg" or not console.stale_breakpoint(text):
+        if self.accel != "tcg" or self.spec.cpus < 2 or not console.stale_breakpoint(text):
             return None
         return EmulatorFault(
             "an emulated CPU ran code that was no longer there",
             f"its kernel met a breakpoint that had been taken out (console: {self.console})",
-            "run it again: QEMU's emulation of several CPUs does that now and then",
+            "run it again; if it comes back, it is not the emulator",
         )
 
     def _fail(self, text: str, found: list[str]) -> None:

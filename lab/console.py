@@ -67,8 +67,8 @@ def violations(text: str) -> list[str]:
 def stale_breakpoint(text: str) -> bool:
     """Whether the first fault is a breakpoint where, by the same report, there is none.
 
-    Linux patches code by way of breakpoints, and waits until all CPUs have seen them go. An emulated CPU
-    may still run what it has translated before: QEMU's fault, seldom, and with several CPUs only.
+    Linux patches code by way of breakpoints, and waits until all CPUs have seen them go, so none should be
+    met later. We take it that an emulated CPU has run what it translated before. Seen once, with two CPUs.
     """
     faults = violations(text)
     if not faults or "Oops: int3:" not in faults[0]:
