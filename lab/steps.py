@@ -163,7 +163,8 @@ def build_each(what: series.Series, whole: bool, first: int = 0) -> Iterator[Fou
     interrupted goes on where it was. $KNOWNZERO_AGAIN builds everything.
     """
     build.need_tools(what.name)
-    build.need_tools("steps")
+    if what.name == "linux":
+        build.need_tools("steps")
     source = fetch.obtain(what.name)
     pristine = fetch.pristine(source)
     tree = paths.sub("work") / f"each-{source.key[:12]}"
