@@ -55,7 +55,9 @@ def test_huge_pages_that_cannot_be_paid_for_are_not_zeroed() -> None:
         checked=True,
     )
     fine(result)
-    before, after, charges = (int(line.split()[1]) for line in text(result).splitlines() if line[0] in "tT")
+    before, after, charges = (
+        int(line.split()[1]) for line in text(result).splitlines() if line.startswith("t")
+    )
     # One or two may still fit in.
     assert charges >= 90
     expect_at_most(after - before, 10 * 512)
