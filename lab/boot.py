@@ -457,10 +457,9 @@ class Guest:
         if found and not self.spec.allow_warnings:
             if fault := self.emulator_fault(text):
                 raise fault
-            shown = "\n".join(found[:12]) + (f"\n… and {len(found) - 12} more" if len(found) > 12 else "")
             raise TestFailure(
                 f"the guest's kernel reported a fault (its command ended with {result.exit_code})",
-                f"{shown}\n(console: {self.console})",
+                f"{_shown(text, found)}\n(console: {self.console})",
                 "read the console log; --allow-warnings lets such a run pass",
             )
         return result
@@ -478,8 +477,7 @@ class Guest:
     def _fail(self, text: str, found: list[str]) -> None:
         if fault := self.emulator_fault(text):
             raise fault
-        seen = console.last_lines("\n".join(found[-12:]) if found else text)
-        where = f"{seen}\n(console: {self.console})"
+        where = f"{_shown(text, found) or console.last_lines(text)}\n(console: {self.console})"
         if self._late:
             hung = self.accel == "tcg" and not self._ready.is_set()
             raise (_NeverCameUp if hung else TestFailure)(
@@ -528,6 +526,14 @@ class Guest:
         (self.folder / "initrd.cpio").unlink(missing_ok=True)
 
 
+def _shown(text: str, found: list[str]) -> str:
+    """The faults of a console, the first of them with what the kernel said about it."""
+    first = console.first_report(text)
+    more = [line for line in found if line not in first]
+    left = [f"… and {len(more) - 12} more"] if len(more) > 12 else []
+    return "\n".join([first] * bool(first) + more[:12] + left)
+
+
 def _fault(guest: Guest) -> TestFailure | None:
     """What a guest's console tells that must fail a test."""
     text = guest.console.read_text(errors="replace")
@@ -536,7 +542,7 @@ def _fault(guest: Guest) -> TestFailure | None:
         return None
     return guest.emulator_fault(text) or TestFailure(
         "the guest's kernel reported a fault",
-        "\n".join(found[:12]) + f"\n(console: {guest.console})",
+        f"{_shown(text, found)}\n(console: {guest.console})",
         "read the console log",
     )
 

@@ -56,12 +56,31 @@ _FAULT = re.compile("|".join(f"(?:{p})" for p in PATTERNS))
 _HARMLESS = re.compile("|".join(f"(?:{p})" for p in HARMLESS))
 # The byte at the instruction pointer is in brackets.
 _CODE = re.compile(r"\bCode: [0-9a-f ]*<([0-9a-f]{2})>")
+# What a report leads with that tells where: the instruction, the bytes around it, the calls that led there.
+_TRACE_LINES = 30
+_TRACE_END = re.compile(r"---\[ end (?:trace|Kernel panic)")
 _STAMP = re.compile(r"^(?:<\d+>)?\[\s*\d+\.\d+\](?:\[[^]]*\])? ?")
 
 
 def violations(text: str) -> list[str]:
     """The lines of a console log that report a fault, in order."""
     return [line.rstrip() for line in text.splitlines() if _FAULT.search(line) and not _HARMLESS.search(line)]
+
+
+def first_report(text: str) -> str:
+    """The first fault of a console log with what the kernel said after it: registers and calls.
+
+    At most 30 lines, so that the log of a test shows where it went wrong after the console is gone.
+    """
+    lines = [line.rstrip() for line in text.splitlines() if line.strip()]
+    start = next(
+        (n for n, line in enumerate(lines) if _FAULT.search(line) and not _HARMLESS.search(line)), None
+    )
+    if start is None:
+        return ""
+    shown = lines[start : start + _TRACE_LINES]
+    end = next((n for n, line in enumerate(shown) if _TRACE_END.search(line)), len(shown) - 1)
+    return "\n".join(shown[: end + 1])
 
 
 def stale_breakpoint(text: str) -> bool:

@@ -74,6 +74,14 @@ def test_a_breakpoint_that_is_not_there_is_the_emulators_fault() -> None:
     assert not console.stale_breakpoint("fine\n")
 
 
+def test_the_first_report_is_shown_whole() -> None:
+    assert console.first_report(STALE).splitlines() == STALE.splitlines()[1:]
+    assert console.first_report("fine\n") == ""
+    end = "[    2.7] ---[ end trace 0000000000000000 ]---"
+    assert console.first_report(f"{STALE}{end}\nmore\n").endswith(end)
+    assert len(console.first_report(STALE + "noise\n" * 100).splitlines()) == 30
+
+
 @given(st.lists(st.sampled_from(FAULTS + ORDINARY)))
 def test_order_and_number_are_kept(lines: list[str]) -> None:
     assert console.violations("\n".join(lines)) == [line for line in lines if line in FAULTS]
