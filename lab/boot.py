@@ -27,14 +27,16 @@ from typing import Any, NoReturn
 from lab import accel, build, console, daemon, initramfs, paths, progress, run, stock
 from lab.errors import LabError, TestFailure, UsageError
 
+# A kernel that went wrong ends its guest at once, and nobody waits for what its tasks will never say.
+ENDS = "panic=-1 oops=panic"
 # A kernel under KVM skips the check of its timer by itself; an emulated one on a busy machine may miss
 # the ticks that the check counts, and panic.
-APPEND = "console=ttyS0 panic=-1 mitigations=off no_timer_check"
+APPEND = f"console=ttyS0 {ENDS} mitigations=off no_timer_check"
 # An emulated counter jumps when its thread waits: it is neither timed nor watched. Delays as at 3 GHz and 250 Hz.
 # A nice task (khugepaged) preempted in an RCU section waits for all others, many times as long as on hardware.
 APPEND_TCG = "tsc=reliable lpj=12000000 rcupdate.rcu_cpu_stall_timeout=100"
-APPEND_ARM64 = "console=ttyAMA0 panic=-1 mitigations=off"
-APPEND_UM = "con=null con0=null,fd:1 console=tty0 earlyprintk panic=-1"
+APPEND_ARM64 = f"console=ttyAMA0 {ENDS} mitigations=off"
+APPEND_UM = f"con=null con0=null,fd:1 console=tty0 earlyprintk {ENDS}"
 KEEP_RUNS = 200
 VHOST_USER = "vhost-user"
 VIRTIO_ID_BALLOON = 5
@@ -54,7 +56,11 @@ class EmulatorFault(TestFailure):
 
 
 class _NeverCameUp(TestFailure):
-    """An emulated guest ran out of time before it reached user space."""
+    """An emulated guest hung or died before it reached user space."""
+
+
+# What such guests said that were then started again: a run of tests tells it at its end.
+started_again: list[str] = []
 
 
 @dataclass
@@ -383,7 +389,7 @@ class Guest:
     # What callers use.
 
     def comes_up(self) -> bool:
-        """Wait for user space; False when an emulated guest has not reached it, and still runs.
+        """Wait for user space; False when an emulated guest hung or died before it.
 
         One that is told not to start by itself (-S) is not waited for.
         """
@@ -391,7 +397,8 @@ class Guest:
             return True
         while not self._ready.wait(0.1):
             if not self._reader.is_alive():
-                return True  # what is wrong with it is told to who uses it
+                # A QEMU that did not start at all will not the second time.
+                return self._ready.is_set() or not self.console.stat().st_size
             if time.monotonic() > self._began + COMES_UP:
                 return False
         return True
@@ -477,10 +484,10 @@ class Guest:
     def _fail(self, text: str, found: list[str]) -> None:
         if fault := self.emulator_fault(text):
             raise fault
+        failure = _NeverCameUp if self.accel == "tcg" and not self._ready.is_set() else TestFailure
         where = f"{_shown(text, found) or console.last_lines(text)}\n(console: {self.console})"
         if self._late:
-            hung = self.accel == "tcg" and not self._ready.is_set()
-            raise (_NeverCameUp if hung else TestFailure)(
+            raise failure(
                 f"the guest did not finish within {self.spec.timeout:g} s",
                 f"it {'was running its command' if self._ready.is_set() else 'had not reached user space'}; its console last said:\n{where}",
                 "look at the console log, or give it longer with --timeout",
@@ -493,7 +500,7 @@ class Guest:
                 + f"\n(exit code {self.process.returncode}, log: {self.folder / 'vmm.log'})",
                 "check the devices and options given; `kz doctor` shows the state of the machine",
             )
-        raise TestFailure(
+        raise failure(
             f"the guest died before its command reported (QEMU's exit code {self.process.returncode})",
             where + (f"\n{console.last_lines(log)}" if log else ""),
             "look at the console log",
@@ -551,12 +558,15 @@ def _fault(guest: Guest) -> TestFailure | None:
 def running(spec: BootSpec) -> Iterator[Guest]:
     """A running guest to talk to; it is ended with the block.
 
-    A guest that was not waited for is judged by its console all the same. One that hangs before user
-    space is started again as ``boot`` does it.
+    A guest that was not waited for is judged by its console all the same. One that hangs or dies before
+    user space is started again as ``boot`` does it.
     """
     guest = Guest(spec)
     if not guest.comes_up():
-        progress.note(f"the guest did not reach user space: starting it again (console: {guest.console})")
+        text = guest.console.read_text(errors="replace")
+        _note_again(
+            f"{_shown(text, console.violations(text)) or console.last_lines(text)}\n(console: {guest.console})"
+        )
         guest.close()
         guest = Guest(spec)
     try:
@@ -576,14 +586,19 @@ def running(spec: BootSpec) -> Iterator[Guest]:
 def boot(spec: BootSpec) -> BootResult:
     """Boot, run the command to its end, and return what it said; see ``Guest.wait`` for errors.
 
-    Under emulation one boot in some hundreds hangs in the first seconds, before user space: such a
-    guest is started again, once, and that is said.
+    Under emulation one boot in some hundreds hangs in the first seconds, before user space, and one in
+    some thousands dies there: such a guest is started again, once, and that is said.
     """
     try:
         return _boot_once(spec)
-    except _NeverCameUp as hung:
-        progress.note(f"{hung.what}, nor reach user space: starting it again ({hung.why.splitlines()[-1]})")
+    except _NeverCameUp as early:
+        _note_again(f"{early.what}: {early.why}")
     return _boot_once(spec)
+
+
+def _note_again(why: str) -> None:
+    started_again.append(why)
+    progress.note(f"the guest did not reach user space, and is started again: {why}")
 
 
 def _boot_once(spec: BootSpec) -> BootResult:

@@ -19,6 +19,7 @@ from lab.errors import MACHINE, LabError
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+STARTED_AGAIN = guests.started_again  # of real guests: tests that play them use a list of their own
 _states: dict[str, int] = {"failed": 0, "machine": 0}
 
 
@@ -60,6 +61,9 @@ def pytest_runtest_makereport(
         report.longrepr = f"{error}\n(in {item.nodeid})"
         if error.code == MACHINE:
             report.user_properties.append(("machine", "broken"))
+    if STARTED_AGAIN:
+        report.user_properties.append(("started_again", f"{item.nodeid}: " + "\n".join(STARTED_AGAIN)))
+        STARTED_AGAIN.clear()
     return report
 
 
@@ -71,7 +75,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """How much the leak hunts have read: see ``hunted`` in tests/guest/guests.py."""
+    """How much the leak hunts have read (``hunted`` in tests/guest/guests.py), which guests were started twice."""
     found = {"pages_hunted": 0, "skips_checked": 0}
     hunts = 0
     # Teardown is not among these: each test counts once.
@@ -80,6 +84,11 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         hunts += "skips_checked" in told
         for name in found:
             found[name] += told.get(name, 0)
+    for reports in list(terminalreporter.stats.values()):
+        for report in reports:
+            for name, text in getattr(report, "user_properties", ()):
+                if name == "started_again":
+                    terminalreporter.write_line(f"started again, {text}")
     if hunts:
         terminalreporter.write_line(
             f"{hunts} leak hunts: {found['pages_hunted'] / 1e6:.2f} million pages read by the hunter, "

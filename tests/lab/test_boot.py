@@ -29,10 +29,17 @@ def tell(name, data):
     os.write(fd[name], data if isinstance(data, bytes) else data.encode())
 def report(code=0, taint=0):
     tell("ctl", f"taint {taint}\\nexit {code}\\n")
-hang = os.path.join(os.path.dirname(__file__), "hang")
-if os.path.exists(hang):
-    os.remove(hang)
+def once(name):
+    try:
+        os.remove(os.path.join(os.path.dirname(__file__), name))
+    except FileNotFoundError:
+        return False
+    return True
+if once("hang"):
     time.sleep(100)
+if once("die"):
+    print("[    0.024000] Oops: Oops: 0000 [#1] SMP", file=console)
+    sys.exit(0)
 tell("ctl", "ready 0\\n")
 """
 
@@ -41,6 +48,7 @@ tell("ctl", "ready 0\\n")
 def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., boot.BootSpec]:
     """Makes a BootSpec whose QEMU runs the given Python lines."""
     monkeypatch.setattr(paths, "REPO", tmp_path / "repo")
+    monkeypatch.setattr(boot, "started_again", [])
     (tmp_path / "repo").mkdir()
     monkeypatch.setattr(initramfs, "write", lambda target, *_: target.write_bytes(b""))
     (tmp_path / "kernel").write_bytes(b"")
@@ -133,20 +141,42 @@ def test_a_taint_is_a_fault_even_if_the_console_lost_it(fake: Fake) -> None:
         boot.boot(fake("report(0, taint=1 << 9)"))
 
 
-def test_an_emulated_guest_that_never_came_up_is_started_again(fake: Fake, tmp_path: Path) -> None:
-    (tmp_path / "hang").touch()
+@pytest.mark.parametrize("how", ["hang", "die"])
+def test_an_emulated_guest_that_never_came_up_is_started_again(fake: Fake, tmp_path: Path, how: str) -> None:
+    (tmp_path / how).touch()
     assert boot.boot(fake("report(7)", timeout=4.0)).exit_code == 7
-    assert not (tmp_path / "hang").exists()
+    assert not (tmp_path / how).exists()
+    (why,) = boot.started_again
+    assert "console.log" in why
+    assert how == "hang" or "Oops: 0000" in why
 
 
+@pytest.mark.parametrize("how", ["hang", "die"])
 def test_a_running_guest_that_never_came_up_is_started_again(
-    fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    (tmp_path / "hang").touch()
+    (tmp_path / how).touch()
     monkeypatch.setattr(boot, "COMES_UP", 2.0)
     with boot.running(fake("report(7)")) as guest:
         assert guest.wait().exit_code == 7
-    assert not (tmp_path / "hang").exists()
+    assert not (tmp_path / how).exists()
+    assert len(boot.started_again) == 1
+
+
+def test_a_guest_that_dies_later_is_not(fake: Fake) -> None:
+    with pytest.raises(TestFailure, match="died before"):
+        boot.boot(fake('print("Kernel panic - not syncing: oh", file=console); tell("ctl", "exit")'))
+    assert not boot.started_again
+
+
+def test_a_guest_that_always_dies_early_fails(fake: Fake) -> None:
+    spec = fake("")
+    program = Path(str(spec.qemu))
+    program.write_text(program.read_text().replace('if once("die"):', "if True:"))
+    with pytest.raises(TestFailure, match="died before") as caught:
+        boot.boot(spec)
+    assert "Oops: 0000" in caught.value.why
+    assert len(boot.started_again) == 1
 
 
 def test_a_guest_that_is_not_to_start_is_not_waited_for(fake: Fake) -> None:
