@@ -41,15 +41,21 @@ def test_a_failed_charge_gives_the_zeros_back() -> None:
     expect_at_least(found["pgzeroed_set_freed"], 512)
 
 
+SMALL = "/sys/fs/cgroup/small"
+# A cgroup that has no room for a huge page, and one byte written in each 2 MiB of 200 MiB by a task in it.
+NEARLY_FULL = (
+    f"echo +memory > /sys/fs/cgroup/cgroup.subtree_control; mkdir {SMALL}; echo 28M > {SMALL}/memory.max; "
+    f"echo madvise > {THP}/defrag; "
+    f"sh -c 'echo 0 > {SMALL}/cgroup.procs; dd if=/dev/zero of=/held bs=1M count=24 2>/dev/null'"
+)
+SPARSE = f"sh -c 'echo 0 > {SMALL}/cgroup.procs; exec alloc_once --size 200 --mode sparse"
+
+
 def test_huge_pages_that_cannot_be_paid_for_are_not_zeroed() -> None:
     """At the limit of a cgroup, with nobody who tells what is zero: no 2 MiB are taken for each 4 KiB."""
-    group = "/sys/fs/cgroup/small"
     taken = "awk '/^pgalloc_/ { n += $2 } END { print \"taken \" n }' /proc/vmstat"
     result = run(
-        f"echo +memory > /sys/fs/cgroup/cgroup.subtree_control; mkdir {group}; echo 28M > {group}/memory.max; "
-        f"echo always > {THP}/enabled; echo madvise > {THP}/defrag; "
-        f"sh -c 'echo 0 > {group}/cgroup.procs; dd if=/dev/zero of=/held bs=1M count=24 2>/dev/null'; {taken}; "
-        f"sh -c 'echo 0 > {group}/cgroup.procs; exec alloc_once --size 200 --mode sparse'; {taken}; "
+        f"echo always > {THP}/enabled; {NEARLY_FULL}; {taken}; {SPARSE}'; {taken}; "
         "grep thp_fault_fallback_charge /proc/vmstat",
         devices=[],
         checked=True,
@@ -61,6 +67,23 @@ def test_huge_pages_that_cannot_be_paid_for_are_not_zeroed() -> None:
     # One or two may still fit in.
     assert charges >= 90
     expect_at_most(after - before, 10 * 512)
+
+
+def test_shared_huge_pages_that_cannot_be_paid_for_are_not_zeroed() -> None:
+    """The same for shared memory, whose huge pages are allocated all the same, but not as zeros."""
+    # What was zeroed in vain comes back as such.
+    zeroed = "grep -E 'pgzeroed_(cleared|set_freed)' /proc/vmstat"
+    result = run(
+        f"echo always > {THP}/shmem_enabled; {NEARLY_FULL}; {DIRTY}; {zeroed}; {SPARSE} --pages shmem'; {zeroed}; "
+        "grep thp_file_fallback_charge /proc/vmstat",
+        checked=True,
+    )
+    fine(result)
+    *zeroed_pages, charges = (
+        int(line.split()[1]) for line in text(result).splitlines() if line.startswith(("pgz", "thp"))
+    )
+    assert charges >= 90
+    expect_at_most(sum(zeroed_pages[2:]) - sum(zeroed_pages[:2]), 10 * 512)
 
 
 @pytest.mark.parametrize("way", ["corrupt", "soft"])
