@@ -62,6 +62,7 @@ def package_daemon(folder: Path, profile: str = "release") -> Path:
     items += _licences(
         crate["name"], [paths.REPO / "LICENSES" / f"{name}.txt" for name in ("Apache-2.0", "BSD-3-Clause")]
     )
+    scripts = sorted((place / about["maintainer-scripts"]).iterdir())
     return deb.write(
         deb.Deb(
             name=crate["name"],
@@ -71,6 +72,7 @@ def package_daemon(folder: Path, profile: str = "release") -> Path:
             items=items,
             section=about["section"],
             depends=deb.shared_libraries([binary]),
+            scripts={file.name: file.read_text(encoding="utf-8") for file in scripts},
         ),
         folder,
     )

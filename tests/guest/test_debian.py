@@ -226,3 +226,36 @@ def test_the_daemons_units_work_under_systemd(installed: Installed) -> None:
     own = [json.loads(line) for line in said if line.startswith("{")]
     assert [line["message"] for line in own].count("ready") == 2, own
     assert [line for line in own if line["level"] not in ("INFO", "DEBUG")] == []
+
+
+@pytest.mark.parametrize("installed", [package.SERVER, CLOUD], indirect=True)
+def test_they_go_without_a_trace(installed: Installed) -> None:
+    """Also while the daemon waits for a front end, and with the initramfs that was made for the kernel."""
+    names = " ".join(installed.names)
+    socket = "vhost-user-balloon@guest.socket"
+    result = installed.run(
+        f"""
+        systemctl is-system-running --wait >/dev/null
+        systemctl start {socket}
+        release=$(uname -r)
+        dpkg -L {names} | sort -u >/run/theirs
+        echo "/boot/initrd.img-$release" >>/run/theirs
+        # What stays in folders that others share is nobody's trace.
+        while read -r file; do [ -d "$file" ] && [ ! -L "$file" ] || echo "$file"; done </run/theirs >/run/files
+        while read -r file; do [ -e "$file" ] || [ -L "$file" ] || echo "missing $file"; done </run/files
+        echo "files $(wc -l </run/files)"
+        DEBIAN_FRONTEND=noninteractive apt-get --yes --purge --option Dpkg::Use-Pty=0 remove {names} >&2
+        while read -r file; do [ ! -e "$file" ] && [ ! -L "$file" ] || echo "left $file"; done </run/files
+        [ ! -e /lib/modules/$release ] || find /lib/modules/$release | sed 's/^/left /'
+        dpkg-query --show --showformat '${{Package}}\\n' {names} 2>/dev/null | sed 's/^/known /'
+        echo "socket $(systemctl is-active {socket} || true)"
+        systemctl daemon-reload
+        systemctl --failed --plain --no-legend --no-pager | sed 's/^/failed /'
+        """
+    )
+    assert lines(result, "missing") == []
+    assert int(lines(result, "files")[0]) > 3 * len(installed.names)
+    assert lines(result, "left") == []
+    assert lines(result, "known") == []
+    assert lines(result, "socket") == ["inactive"]
+    assert lines(result, "failed") == []

@@ -84,6 +84,10 @@ def test_the_daemon_runs_from_its_package(tmp_path: Path) -> None:
     assert "balloon" in output([root / "usr/bin/vhost-user-balloon", "--print-capabilities"], "no", "mend it")
     assert (root / "usr/share/man/man1/vhost-user-balloon.1").is_file()
     assert (root / "usr/lib/systemd/system/vhost-user-balloon@.service").is_file()
+    for script in ("postinst", "postrm", "prerm"):
+        text = output(["dpkg-deb", "--info", made, script], "no script", "mend it")
+        subprocess.run(["sh", "-n"], input=text.encode(), check=True)
+        assert "systemctl" in text
 
 
 @pytest.mark.boots
