@@ -586,8 +586,10 @@ def running(spec: BootSpec) -> Iterator[Guest]:
 def boot(spec: BootSpec) -> BootResult:
     """Boot, run the command to its end, and return what it said; see ``Guest.wait`` for errors.
 
-    Under emulation one boot in some hundreds hangs in the first seconds, before user space, and one in
-    some thousands dies there: such a guest is started again, once, and that is said.
+    Under emulation one boot in some hundreds hangs in the first seconds, before user space: such a guest
+    is started again, once, and that is said. So is one in some thousands that dies there: Linux 7.3's
+    mp_irqdomain_alloc() gives the timer's interrupt, which is on, another chip before the data of that
+    chip. Emulated, and the slower the more often, the interrupt may come in between.
     """
     try:
         return _boot_once(spec)
