@@ -238,7 +238,7 @@ def test_they_go_without_a_trace(installed: Installed) -> None:
         systemctl is-system-running --wait >/dev/null
         systemctl start {socket}
         release=$(uname -r)
-        dpkg -L {names} | sort -u >/run/theirs
+        dpkg -L {names} | grep . | sort -u >/run/theirs
         echo "/boot/initrd.img-$release" >>/run/theirs
         # What stays in folders that others share is nobody's trace.
         while read -r file; do [ -d "$file" ] && [ ! -L "$file" ] || echo "$file"; done </run/theirs >/run/files
