@@ -1560,7 +1560,8 @@ static void print_json_text(const char *text)
 	putchar('"');
 }
 
-static uint64_t report(unsigned long seconds, unsigned long killed, const struct kz_vmstat *before)
+static uint64_t report(unsigned long seconds, uint64_t began, unsigned long killed,
+		       const struct kz_vmstat *before)
 {
 	static struct kz_vmstat after;
 	const char *separator = "";
@@ -1568,8 +1569,9 @@ static uint64_t report(unsigned long seconds, unsigned long killed, const struct
 	int k;
 
 	kz_vmstat_read(&after);
-	printf("{\"seconds\": %lu, \"seed\": %lu, \"workers\": %d, \"checked_pages\": {", seconds,
-	       seed, nr_workers);
+	printf("{\"seconds\": %lu, \"elapsed_ms\": %" PRIu64
+	       ", \"seed\": %lu, \"workers\": %d, \"checked_pages\": {",
+	       seconds, (kz_now_ns() - began) / 1000000, seed, nr_workers);
 	for (k = 0; k < nr_kinds; k++) {
 		if (!shared->kind[k].runs)
 			continue;
@@ -1638,7 +1640,7 @@ int main(int argc, char **argv)
 	pid_t pids[MAX_WORKERS] = { 0 };
 	bool setup = false, failed = false;
 	int opt, i, only = -1, running;
-	uint64_t deadline;
+	uint64_t began, deadline;
 
 	kz_program = "leak_hunter";
 	seed = 1;
@@ -1711,7 +1713,8 @@ int main(int argc, char **argv)
 		set_up();
 
 	kz_vmstat_read(&before);
-	deadline = kz_now_ns() + seconds * 1000000000ULL;
+	began = kz_now_ns();
+	deadline = began + seconds * 1000000000ULL;
 	for (i = 0; i < nr_workers; i++)
 		pids[i] = start_worker(i, deadline, only);
 	running = nr_workers;
@@ -1752,7 +1755,7 @@ int main(int argc, char **argv)
 		if (failed)
 			deadline = 0;
 	}
-	if (!report(seconds, killed, &before) && !failed)
+	if (!report(seconds, began, killed, &before) && !failed)
 		kz_die(KZ_BROKEN, "nothing was checked");
 	if (setup && tmpfs_dir)
 		umount(tmpfs_dir);

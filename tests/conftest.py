@@ -14,6 +14,7 @@ import pytest
 from lab import boot as guests
 from lab import build
 from lab.errors import MACHINE, LabError
+from lab.progress import duration
 
 # In the background of a shell it is ignored, and would be by what the tests start to interrupt it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -76,7 +77,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """How much the leak hunts have read (``hunted`` in tests/guest/guests.py), which guests were started twice."""
-    found = {"pages_hunted": 0, "skips_checked": 0}
+    found = {"hunted_ms": 0, "pages_hunted": 0, "skips_checked": 0}
     hunts = 0
     # Teardown is not among these: each test counts once.
     for report in terminalreporter.getreports("passed"):
@@ -91,7 +92,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
                     terminalreporter.write_line(f"started again, {text}")
     if hunts:
         terminalreporter.write_line(
-            f"{hunts} leak hunts: {found['pages_hunted'] / 1e6:.2f} million pages read by the hunter, "
+            f"{hunts} leak hunts, {duration(found['hunted_ms'] / 1000)}: {found['pages_hunted'] / 1e6:.2f} million pages read by the hunter, "
             f"{found['skips_checked'] / 1e6:.2f} million that were not zeroed and checked"
         )
 

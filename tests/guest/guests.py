@@ -154,6 +154,7 @@ def hunted(result: BootResult, record: Record) -> dict[str, Any]:
     assert found["pgzeroed_bad"] == 0
     pages = sum(hunt["total_pages"] for hunt in hunts)
     skips = sum(count for name, count in found.items() if name.startswith("pgzeroed_skip_"))
+    record("hunted_ms", sum(hunt["elapsed_ms"] for hunt in hunts))
     record("pages_hunted", pages)
     record("skips_checked", skips)
     print(f"the hunter read {pages} pages; {skips} pages were not zeroed, and checked")

@@ -36,7 +36,7 @@ ZP = "/sys/kernel/mm/zero_page"
 FILL = f"fillfree --share 80 >/dev/null; {DROP}"
 NOW = f"echo 0 > {ZP}/delay_millisecs; echo 1 > {ZP}/enabled"
 COUNTERS = "grep pgzeroed_ /proc/vmstat"
-SECONDS = int(os.environ.get("KNOWNZERO_STRESS_SECONDS", "30"))
+SECONDS = int(os.environ.get("KNOWNZERO_STRESS_SECONDS", "45"))
 SEED = int(os.environ.get("KNOWNZERO_STRESS_SEED", "1"))
 
 

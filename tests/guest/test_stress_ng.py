@@ -14,8 +14,8 @@ from tests.guest.guests import BALLOON, DELAY, Record, counters, expect_at_least
 
 pytestmark = [pytest.mark.boots, pytest.mark.slow]
 
-SHORT = 15
-SECONDS = int(os.environ.get("KNOWNZERO_STRESS_SECONDS", "30"))
+SHORT = 40
+SECONDS = int(os.environ.get("KNOWNZERO_STRESS_SECONDS", "45"))
 SEED = int(os.environ.get("KNOWNZERO_STRESS_SEED", "1"))
 
 ZP = "/sys/kernel/mm/zero_page"
