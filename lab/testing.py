@@ -69,7 +69,7 @@ def run_tests(select: str, junit: Path | None, quick: bool, extra: list[str]) ->
         prepare()
     # One more than there are CPUs: guests sleep and wait as well.
     jobs = min(build.jobs() + 1, 5)
-    argv += [*chosen, "-n", str(jobs), "--dist", "worksteal", "-rsxX"]
+    argv += [*chosen, "-n", str(jobs), "--dist", "worksteal", "-rsxXR"]
     if junit:
         junit.parent.mkdir(parents=True, exist_ok=True)
         argv.append(f"--junit-xml={junit.absolute()}")

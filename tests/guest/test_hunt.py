@@ -28,7 +28,7 @@ from tests.guest.guests import (
 pytestmark = [pytest.mark.boots, pytest.mark.slow]
 
 # With what test_prezero.py and test_stress_ng.py hunt, more than five minutes in all.
-SECONDS = int(os.environ.get("KNOWNZERO_STRESS_SECONDS", "45"))
+SECONDS = int(os.environ.get("KNOWNZERO_STRESS_SECONDS", "55"))
 SEED = int(os.environ.get("KNOWNZERO_STRESS_SEED", "1"))
 
 DISTURBANCES = {

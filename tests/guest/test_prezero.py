@@ -36,7 +36,7 @@ ZP = "/sys/kernel/mm/zero_page"
 FILL = f"fillfree --share 80 >/dev/null; {DROP}"
 NOW = f"echo 0 > {ZP}/delay_millisecs; echo 1 > {ZP}/enabled"
 COUNTERS = "grep pgzeroed_ /proc/vmstat"
-SECONDS = int(os.environ.get("KNOWNZERO_STRESS_SECONDS", "45"))
+SECONDS = int(os.environ.get("KNOWNZERO_STRESS_SECONDS", "55"))
 SEED = int(os.environ.get("KNOWNZERO_STRESS_SEED", "1"))
 
 
@@ -418,7 +418,8 @@ def test_it_is_frozen_and_resumes(tmp_path: Path, cpus: int) -> None:
     # What was free and zero then is not known to be so now, so that it begins anew by itself.
     again = next(line.split() for line in lines if line.startswith("again "))
     expect_at_least(int(again[1]), 0.8 * int(again[3]))
-    expect_at_least(jobs[-1]["vmstat"]["pgzeroed_skip_prezeroed"], 0.9 * (256 << 8))
+    # Huge pages are made of what the hunter has left in pieces.
+    expect_at_least(jobs[-1]["vmstat"]["pgzeroed_skip_prezeroed"], 0.75 * (256 << 8))
 
 
 # Where the host's end of the virtio ports is after it came back is another matter: the serial console.

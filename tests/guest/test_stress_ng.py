@@ -15,7 +15,7 @@ from tests.guest.guests import BALLOON, DELAY, Record, counters, expect_at_least
 pytestmark = [pytest.mark.boots, pytest.mark.slow]
 
 SHORT = 40
-SECONDS = int(os.environ.get("KNOWNZERO_STRESS_SECONDS", "45"))
+SECONDS = int(os.environ.get("KNOWNZERO_STRESS_SECONDS", "55"))
 SEED = int(os.environ.get("KNOWNZERO_STRESS_SEED", "1"))
 
 ZP = "/sys/kernel/mm/zero_page"
