@@ -56,7 +56,7 @@ class EmulatorFault(TestFailure):
 
 
 class _NeverCameUp(TestFailure):
-    """An emulated guest hung or died before it reached user space."""
+    """An emulated guest hung before it reached user space, or died there of what ``console.timer_race`` tells."""
 
 
 # What such guests said that were then started again: a run of tests tells it at its end.
@@ -386,10 +386,13 @@ class Guest:
             self._exit = int(match[2])
             self._reported = time.monotonic()
 
+    def _console_text(self) -> str:
+        return self.console.read_text(errors="replace")
+
     # What callers use.
 
     def comes_up(self) -> bool:
-        """Wait for user space; False when an emulated guest hung or died before it.
+        """Wait for user space; False when an emulated guest never came up for no fault of ours.
 
         One that is told not to start by itself (-S) is not waited for.
         """
@@ -397,10 +400,9 @@ class Guest:
             return True
         while not self._ready.wait(0.1):
             if not self._reader.is_alive():
-                # A QEMU that did not start at all will not the second time.
-                return self._ready.is_set() or not self.console.stat().st_size
+                return self._ready.is_set() or not console.timer_race(self._console_text())
             if time.monotonic() > self._began + COMES_UP:
-                return False
+                return not console.is_hang(self._console_text())
         return True
 
     @property
@@ -447,7 +449,7 @@ class Guest:
         """
         while self._reader.is_alive():
             self._reader.join(0.2)  # in slices: Ctrl-C is seen
-        text = self.console.read_text(errors="replace")
+        text = self._console_text()
         found = console.violations(text) + console.taint_reasons(self._taint)
         if self._exit is None:
             self._fail(text, found)
@@ -484,8 +486,10 @@ class Guest:
     def _fail(self, text: str, found: list[str]) -> None:
         if fault := self.emulator_fault(text):
             raise fault
-        failure = _NeverCameUp if self.accel == "tcg" and not self._ready.is_set() else TestFailure
-        where = f"{_shown(text, found) or console.last_lines(text)}\n(console: {self.console})"
+        forgiven = console.timer_race(text) or (self._late and console.is_hang(text))
+        early = self.accel == "tcg" and not self._ready.is_set()
+        failure = _NeverCameUp if early and forgiven else TestFailure
+        where = f"{_shown(text, found)}\n(console: {self.console})"
         if self._late:
             raise failure(
                 f"the guest did not finish within {self.spec.timeout:g} s",
@@ -534,16 +538,18 @@ class Guest:
 
 
 def _shown(text: str, found: list[str]) -> str:
-    """The faults of a console, the first of them with what the kernel said about it."""
+    """The faults of a console, the first of them with what the kernel said about it; its end if there are none."""
+    if not found:
+        return console.last_lines(text)
     first = console.first_report(text)
     more = [line for line in found if line not in first]
     left = [f"… and {len(more) - 12} more"] if len(more) > 12 else []
-    return "\n".join([first] * bool(first) + more[:12] + left)
+    return "\n".join(part for part in (first, *more[:12], *left) if part)
 
 
 def _fault(guest: Guest) -> TestFailure | None:
     """What a guest's console tells that must fail a test."""
-    text = guest.console.read_text(errors="replace")
+    text = guest._console_text()
     found = console.violations(text)
     if not found or guest.spec.allow_warnings:
         return None
@@ -558,15 +564,13 @@ def _fault(guest: Guest) -> TestFailure | None:
 def running(spec: BootSpec) -> Iterator[Guest]:
     """A running guest to talk to; it is ended with the block.
 
-    A guest that was not waited for is judged by its console all the same. One that hangs or dies before
-    user space is started again as ``boot`` does it.
+    A guest that was not waited for is judged by its console all the same. One that never came up is
+    started again as ``boot`` does it.
     """
     guest = Guest(spec)
     if not guest.comes_up():
-        text = guest.console.read_text(errors="replace")
-        _note_again(
-            f"{_shown(text, console.violations(text)) or console.last_lines(text)}\n(console: {guest.console})"
-        )
+        text = guest._console_text()
+        _note_again(f"{_shown(text, console.violations(text))}\n(console: {guest.console})")
         guest.close()
         guest = Guest(spec)
     try:
@@ -587,9 +591,8 @@ def boot(spec: BootSpec) -> BootResult:
     """Boot, run the command to its end, and return what it said; see ``Guest.wait`` for errors.
 
     Under emulation one boot in some hundreds hangs in the first seconds, before user space: such a guest
-    is started again, once, and that is said. So is one in some thousands that dies there: Linux 7.3's
-    mp_irqdomain_alloc() gives the timer's interrupt, which is on, another chip before the data of that
-    chip. Emulated, and the slower the more often, the interrupt may come in between.
+    is started again, once, and that is said. So is one that dies there of ``console.timer_race``, which was
+    seen once. Whatever else a kernel finds fault with is never forgiven.
     """
     try:
         return _boot_once(spec)

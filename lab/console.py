@@ -56,7 +56,6 @@ _FAULT = re.compile("|".join(f"(?:{p})" for p in PATTERNS))
 _HARMLESS = re.compile("|".join(f"(?:{p})" for p in HARMLESS))
 # The byte at the instruction pointer is in brackets.
 _CODE = re.compile(r"\bCode: [0-9a-f ]*<([0-9a-f]{2})>")
-# What a report leads with that tells where: the instruction, the bytes around it, the calls that led there.
 _TRACE_LINES = 30
 _TRACE_END = re.compile(r"---\[ end (?:trace|Kernel panic)")
 _STAMP = re.compile(r"^(?:<\d+>)?\[\s*\d+\.\d+\](?:\[[^]]*\])? ?")
@@ -81,6 +80,30 @@ def first_report(text: str) -> str:
     shown = lines[start : start + _TRACE_LINES]
     end = next((n for n, line in enumerate(shown) if _TRACE_END.search(line)), len(shown) - 1)
     return "\n".join(shown[: end + 1])
+
+
+# What a kernel that makes no progress says of itself.
+_NO_PROGRESS = re.compile(r"stall|soft lockup|hard LOCKUP|blocked for|workqueue lockup")
+
+
+def is_hang(text: str) -> bool:
+    """Whether a console log tells of no fault but that nothing went on."""
+    return all(_NO_PROGRESS.search(line) for line in violations(text))
+
+
+def timer_race(text: str) -> bool:
+    """Whether the first fault is one that Linux 7.3 itself makes possible while it boots.
+
+    mp_irqdomain_alloc() gives the timer's interrupt, which is on, another chip before the data of that chip.
+    An interrupt in between finds none; emulated, and the slower the likelier, there is time for one.
+    """
+    faults = violations(text)
+    return (
+        bool(faults)
+        and "BUG: kernel NULL pointer dereference" in faults[0]
+        and "RIP: 0010:mask_ioapic_irq+" in first_report(text)
+        and "RIP: 0010:mp_irqdomain_alloc+" in text
+    )
 
 
 def stale_breakpoint(text: str) -> bool:

@@ -25,6 +25,9 @@ CHECKED = (
 )
 CHECK = "page_zeroed.verify=1"
 BALLOON = "virtio-balloon-pci,free-page-reporting=on"
+# How long each leak hunt takes: more than five minutes in all.
+STRESS_SECONDS = int(os.environ.get("KNOWNZERO_STRESS_SECONDS", "55"))
+STRESS_SEED = int(os.environ.get("KNOWNZERO_STRESS_SEED", "1"))
 # The same device as a process of its own.
 VHOST_USER = "vhost-user,stats-interval=0"
 BOTH_DEVICES = [pytest.param(BALLOON, id="in QEMU"), pytest.param(VHOST_USER, id="vhost-user")]

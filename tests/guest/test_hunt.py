@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import random
 import time
 from typing import Any
@@ -16,6 +15,8 @@ from tests.guest.guests import (
     DELAY,
     KERNEL,
     STALE_MEMMAP,
+    STRESS_SECONDS,
+    STRESS_SEED,
     Record,
     counters,
     expect_at_least,
@@ -27,9 +28,6 @@ from tests.guest.guests import (
 
 pytestmark = [pytest.mark.boots, pytest.mark.slow]
 
-# With what test_prezero.py and test_stress_ng.py hunt, more than five minutes in all.
-SECONDS = int(os.environ.get("KNOWNZERO_STRESS_SECONDS", "55"))
-SEED = int(os.environ.get("KNOWNZERO_STRESS_SEED", "1"))
 
 DISTURBANCES = {
     "compaction, CPU hotplug": ("compact", "hotplug", "flush"),
@@ -48,18 +46,18 @@ MUST_RUN = {"anon_4k", "thp", "mthp_64k", "brk", "stack", "fork_cow", "dontneed"
     "what",
     [pytest.param(what, marks=[] if what in OFTEN else pytest.mark.nightly) for what in DISTURBANCES],
 )
-@pytest.mark.timeout(700 + 6 * SECONDS)
+@pytest.mark.timeout(700 + 6 * STRESS_SECONDS)
 def test_no_byte_leaks(what: str, record_property: Record) -> None:
     drivers = " ".join(DISTURBANCES[what])
     result = run(
         f"echo 200 > {DELAY}; "
-        f"stress --seconds {SECONDS} --seed {SEED} {drivers} > /tmp/stress & "
-        f"leak_hunter --setup --whole-round --seconds {SECONDS} --seed {SEED} --workers 2; "
+        f"stress --seconds {STRESS_SECONDS} --seed {STRESS_SEED} {drivers} > /tmp/stress & "
+        f"leak_hunter --setup --whole-round --seconds {STRESS_SECONDS} --seed {STRESS_SEED} --workers 2; "
         "wait $!; cat /tmp/stress; grep pgzeroed_ /proc/vmstat",
         cpus=2,
         memory="1G",
         append=STALE_MEMMAP if "memoryblock" in drivers else "",
-        timeout=480.0 + 4 * SECONDS,
+        timeout=480.0 + 4 * STRESS_SECONDS,
     )
     fine(result)
     hunter = hunted(result, record_property)
@@ -76,13 +74,13 @@ def test_no_byte_leaks(what: str, record_property: Record) -> None:
 RELUCTANT = "vhost-user,stats-interval=0,device-init-on-inflate=on,inhibit-one-in=3"
 
 
-@pytest.mark.timeout(700 + 6 * SECONDS)
+@pytest.mark.timeout(700 + 6 * STRESS_SECONDS)
 def test_a_device_that_says_no_at_random(record_property: Record) -> None:
     """Reports beside a balloon that takes and gives back; what the answer is no for, is dirty."""
     script = (
         f"echo 50 > {DELAY}; "
-        f"stress --seconds {SECONDS} --seed {SEED} compact flush > /tmp/stress & "
-        f"leak_hunter --setup --whole-round --seconds {SECONDS} --seed {SEED} --workers 2; "
+        f"stress --seconds {STRESS_SECONDS} --seed {STRESS_SEED} compact flush > /tmp/stress & "
+        f"leak_hunter --setup --whole-round --seconds {STRESS_SECONDS} --seed {STRESS_SEED} --workers 2; "
         "wait $!; cat /tmp/stress; grep pgzeroed_ /proc/vmstat"
     )
     spec = BootSpec(
@@ -90,10 +88,10 @@ def test_a_device_that_says_no_at_random(record_property: Record) -> None:
         devices=[RELUCTANT],
         cpus=2,
         memory="1G",
-        timeout=480.0 + 4 * SECONDS,
+        timeout=480.0 + 4 * STRESS_SECONDS,
         command=["sh", "-ec", script],
     )
-    sizes = random.Random(SEED)
+    sizes = random.Random(STRESS_SEED)
     status: dict[str, Any] = {}
     with running(spec) as guest:
         assert guest.daemon is not None

@@ -3,20 +3,29 @@
 
 from __future__ import annotations
 
-import os
 import re
 
 import pytest
 
 from lab import debs
 from lab.boot import BootResult
-from tests.guest.guests import BALLOON, DELAY, Record, counters, expect_at_least, fine, hunted, run, text
+from tests.guest.guests import (
+    BALLOON,
+    DELAY,
+    STRESS_SECONDS,
+    STRESS_SEED,
+    Record,
+    counters,
+    expect_at_least,
+    fine,
+    hunted,
+    run,
+    text,
+)
 
 pytestmark = [pytest.mark.boots, pytest.mark.slow]
 
 SHORT = 40
-SECONDS = int(os.environ.get("KNOWNZERO_STRESS_SECONDS", "55"))
-SEED = int(os.environ.get("KNOWNZERO_STRESS_SEED", "1"))
 
 ZP = "/sys/kernel/mm/zero_page"
 GROUP = "/sys/fs/cgroup/stress"
@@ -61,11 +70,11 @@ def script(stressors: tuple[str, ...], seconds: int) -> str:
         f"echo 50 > {DELAY}; echo 20 > {ZP}/delay_millisecs; echo 0 > {ZP}/mini_order; "
         f"echo 1 > {ZP}/hugetlb; echo 1 > {ZP}/enabled; "
         "echo 1 > /proc/sys/vm/unprivileged_userfaultfd; "
-        f"echo 'exec stress-ng --timeout {seconds} --seed {SEED} --verify --metrics-brief --yaml /tmp/work "
+        f"echo 'exec stress-ng --timeout {seconds} --seed {STRESS_SEED} --verify --metrics-brief --yaml /tmp/work "
         f"{options}' > /tmp/stress; "
         # Not as root, who would poison pages by madvise(), and die of that.
         f"(sh -c 'echo $PPID > {GROUP}/cgroup.procs'; exec su -s /bin/sh nobody /tmp/stress) & "
-        f"leak_hunter --setup --seconds {seconds} --seed {SEED} --workers 2 --dirty 96; "
+        f"leak_hunter --setup --seconds {seconds} --seed {STRESS_SEED} --workers 2 --dirty 96; "
         f"wait $! || echo stress-ng=$?; cat /tmp/work; echo zeroed=$(cat {ZP}/bytes_zeroed); "
         "grep pgzeroed_ /proc/vmstat"
     )
@@ -86,14 +95,14 @@ def judge_stressors(result: BootResult, stressors: tuple[str, ...], share: float
     [
         ("quick ones", SHORT, ""),
         *(
-            pytest.param(what, SECONDS, "", marks=pytest.mark.nightly)
+            pytest.param(what, STRESS_SECONDS, "", marks=pytest.mark.nightly)
             for what in STRESSORS
             if "quick" not in what
         ),
-        pytest.param("all sorts", SECONDS, BALLOON, marks=pytest.mark.nightly),
+        pytest.param("all sorts", STRESS_SECONDS, BALLOON, marks=pytest.mark.nightly),
     ],
 )
-@pytest.mark.timeout(700 + 6 * SECONDS)
+@pytest.mark.timeout(700 + 6 * STRESS_SECONDS)
 def test_no_byte_leaks(what: str, seconds: int, device: str, record_property: Record) -> None:
     result = run(
         script(STRESSORS[what], seconds),

@@ -74,6 +74,38 @@ def test_a_breakpoint_that_is_not_there_is_the_emulators_fault() -> None:
     assert not console.stale_breakpoint("fine\n")
 
 
+# As it came from a guest that was held between the two stores.
+RACE = """\
+[    0.036000] BUG: kernel NULL pointer dereference, address: 0000000000000000
+[    0.036000] #PF: supervisor read access in kernel mode
+[    0.036000] Oops: Oops: 0000 [#1] SMP
+[    0.036000] RIP: 0010:mask_ioapic_irq+0x15/0xb0
+[    0.036000] Call Trace:
+[    0.036000]  <IRQ>
+[    0.036000]  handle_level_irq+0xf3/0x130
+[    0.036000]  asm_common_interrupt+0x27/0x40
+[    0.036000] RIP: 0010:mp_irqdomain_alloc+0xcd/0x290
+[    0.036000] ---[ end trace 0000000000000000 ]---
+[    0.036000] Kernel panic - not syncing: Fatal exception in interrupt
+"""
+
+
+def test_a_race_of_linux_itself_is_known() -> None:
+    assert console.timer_race(RACE)
+    assert not console.timer_race(RACE.replace("mask_ioapic_irq", "page_zeroed_claim"))
+    assert not console.timer_race(RACE.replace("mp_irqdomain_alloc", "page_zeroed_claim"))
+    assert not console.timer_race("page_zeroed: BUG: page 0x1 is not zero\n" + RACE)
+    assert not console.timer_race("fine\n")
+
+
+def test_a_hang_is_no_other_fault() -> None:
+    assert console.is_hang("fine\n")
+    assert console.is_hang("watchdog: BUG: soft lockup - CPU#0 stuck for 26s!\n")
+    assert not console.is_hang(
+        "rcu: INFO: rcu_preempt self-detected stall on CPU\npage_zeroed: BUG: not zero\n"
+    )
+
+
 def test_the_first_report_is_shown_whole() -> None:
     assert console.first_report(STALE).splitlines() == STALE.splitlines()[1:]
     assert console.first_report("fine\n") == ""
