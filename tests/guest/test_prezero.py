@@ -373,9 +373,8 @@ echo "again $(($(cat {ZP}/bytes_zeroed) - before)) free $(awk '/^MemFree/ {{ pri
 alloc_once --size 128 --pages thp --verify --mode touch_all
 alloc_once --size 128 --pages nothp --verify --mode touch_all
 leak_hunter --seconds 3
-{FILL}
-# What the hunter has left in pieces would become huge pages, of dirty ones, only when they are wanted.
-echo 1 > /proc/sys/vm/compact_memory; {SETTLE}
+{FILL}; {SETTLE}
+echo "known $(cat {ZP}/node0/free_zeroed_bytes) free $(awk '/^MemFree/ {{ print $2 * 1024 }}' /proc/meminfo)"
 alloc_once --size 256 --pages thp --verify --mode touch_all
 {COUNTERS}
 echo resume-test-done
@@ -419,7 +418,11 @@ def test_it_is_frozen_and_resumes(tmp_path: Path, cpus: int) -> None:
     # What was free and zero then is not known to be so now, so that it begins anew by itself.
     again = next(line.split() for line in lines if line.startswith("again "))
     expect_at_least(int(again[1]), 0.8 * int(again[3]))
-    expect_at_least(jobs[-1]["vmstat"]["pgzeroed_skip_prezeroed"], 0.9 * (256 << 8))
+    known = next(line.split() for line in lines if line.startswith("known "))
+    # Not the area for contiguous allocations, 16 MB, and little else.
+    expect_at_least(int(known[1]), 0.95 * int(known[3]))
+    # Which of the free memory a job gets is another matter, after what the hunter did to it.
+    expect_at_least(jobs[-1]["vmstat"]["pgzeroed_skip_prezeroed"], 0.75 * (256 << 8))
 
 
 # Where the host's end of the virtio ports is after it came back is another matter: the serial console.
