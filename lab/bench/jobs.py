@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lab.bench import BenchOptions
-from lab.bench.session import MIB, PAGE, HostCost, Pair, Side, settle_resident, warm_host
+from lab.bench.session import MIB, PAGE, HostCost, Pair, Side, warm_host
 from lab.errors import TestFailure
 from lab.progress import step
 from lab.results import Metric, Target
@@ -89,7 +89,7 @@ def settle_both(pair: Pair) -> None:
     for side in pair.sides(0):
         side.free_and_report()
     for side in pair.sides(0):
-        settle_resident(side.guest.pid, timeout=60, what=f"the {side.name} guest")
+        side.reported(timeout=60)
 
 
 def unprepared(side: Side) -> AbstractContextManager[None]:

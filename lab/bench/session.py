@@ -42,8 +42,11 @@ DROP = (
 )
 # Above ordinary programs, so that what else the machine does disturbs less; both sides alike.
 PRIORITY = -10
-# Short enough to settle quickly, long enough not to run while the job is still freeing memory.
+# Long enough not to run while the job is still freeing memory.
 DELAY_MS = 100
+# While nothing but reporting goes on. A kernel without flush reports in rounds, with the delay between them.
+SETTLE_MS = 10
+STILL_S = 0.1
 
 POPULATE_WRITE = 23  # MADV_POPULATE_WRITE
 
@@ -169,10 +172,19 @@ class Side:
         self.kernel = self.sh("uname -r")[-1]
 
     def free_and_report(self) -> None:
-        """Drop caches, free what the CPU keeps back, and report now where the kernel can be told to."""
-        self.sh(DROP)
+        """Drop caches, free what the CPU keeps back, and report now where the kernel can be told to.
+
+        Reports follow each other quickly until ``reported``.
+        """
+        self.sh(f"delay=$(cat {DELAY}); echo {SETTLE_MS} > {DELAY}; {DROP}")
         if self.has_flush:
             self.sh(f"echo 0 > {FLUSH}")
+
+    def reported(self, timeout: float) -> int:
+        """Wait until the VMM stops shrinking; its resident bytes. The delay of reports is what it was."""
+        size = settle_resident(self.guest.pid, timeout=timeout, what=f"the {self.name} guest")
+        self.sh(f"echo $delay > {DELAY}")
+        return size
 
     def settle(self, timeout: float = 60.0) -> int:
         """Have all free memory reported, and wait until the VMM stops shrinking.
@@ -181,7 +193,7 @@ class Side:
         VMM's resident bytes. TestFailure when it has not settled after ``timeout`` seconds.
         """
         self.free_and_report()
-        return settle_resident(self.guest.pid, timeout=timeout, what=f"the {self.name} guest")
+        return self.reported(timeout)
 
     @contextmanager
     def host_cost(self) -> Iterator[list[HostCost]]:
@@ -193,12 +205,12 @@ class Side:
         found.append(HostCost(after[0] - before[0], after[1] - before[1], after[2] - before[2]))
 
 
-def settle_resident(pid: int, *, timeout: float, what: str, still_s: float = 0.2) -> int:
+def settle_resident(pid: int, *, timeout: float, what: str, still_s: float = STILL_S) -> int:
     """Wait until the resident size of a process has moved by less than 1 MiB for ``still_s`` seconds."""
     began = time.monotonic()
     mark, since = resident(pid), began
     while True:
-        time.sleep(0.05)
+        time.sleep(still_s / 4)
         now, size = time.monotonic(), resident(pid)
         if abs(size - mark) > MIB:
             mark, since = size, now
