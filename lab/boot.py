@@ -61,6 +61,8 @@ class _NeverCameUp(TestFailure):
 
 # What such guests said that were then started again: a run of tests tells it at its end.
 started_again: list[str] = []
+# Told of each guest that has ended, while the logs of its boot are there; by the thread that ends it.
+ended: list[Callable[[Guest], None]] = []
 
 
 @dataclass
@@ -90,6 +92,7 @@ class BootSpec:
     daemon_profile: str = "dev"  # of cargo: dev or release
     shared_memory: str = ""  # more about the memory that the daemon sees: hugetlb=on,hugetlbsize=2M
     mte: bool = False  # memory tags, which an arm64 machine can have
+    label: str = ""  # what people call this guest, if there are several
 
 
 @dataclass
@@ -185,6 +188,8 @@ class Guest:
         self._late = False
         self._ready = threading.Event()
         self.daemon: daemon.Daemon | None = None
+        self.kernel: Path | None = None  # the images it runs on
+        self.qemu: Path | None = None
         self._monitor: Any = None
         self._ours: dict[str, socket.socket] = {}
         theirs: dict[str, socket.socket] = {}
@@ -261,6 +266,7 @@ class Guest:
         spec = self.spec
         kernel, modules = resolve_kernel(spec.kernel, spec.arch)
         qemu = resolve_qemu(spec.qemu, spec.arch)
+        self.kernel, self.qemu = kernel, qemu
         self.accel = accel.choose(spec.accel, qemu, kernel, spec.arch)
         initrd = self._initrd("tty" if self.interactive else "ports", modules)
         argv = [
@@ -304,6 +310,7 @@ class Guest:
     def _um_argv(self, ends: dict[str, socket.socket]) -> list[str]:
         spec = self.spec
         kernel, _ = resolve_kernel(spec.kernel, "um")
+        self.kernel = kernel
         self.accel = "um"
         initrd = self._initrd("ssl", [])
         argv = [str(kernel), f"mem={spec.memory}", f"initrd={initrd}", *APPEND_UM.split()]
@@ -535,6 +542,8 @@ class Guest:
         if self.daemon:
             self.daemon.close()
         (self.folder / "initrd.cpio").unlink(missing_ok=True)
+        for told in ended:
+            told(self)
 
 
 def _shown(text: str, found: list[str]) -> str:

@@ -16,7 +16,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from lab import paths
-from lab.bench import BENCHES, Accel, BenchOptions
+from lab.bench import BENCHES, Accel, BenchOptions, evidence
+from lab.bench.evidence import Evidence
 from lab.errors import LabError, UsageError
 from lab.progress import note
 from lab.results import FILE_NAME, Result
@@ -99,10 +100,11 @@ def show(result: Result, folder: Path, as_json: bool) -> None:
     print(folder)
 
 
-def keep(result: Result, folder: Path) -> None:
-    """Write result.json and the reports."""
+def keep(result: Result, folder: Path, found: Evidence) -> None:
+    """Write result.json, the reports, and what the guests left."""
     from lab.report import write_reports
 
+    found.publish(folder)
     result.save(folder)
     write_reports([result], folder)
     note(f"wrote {folder / FILE_NAME} and {folder / 'report.html'}")
@@ -117,13 +119,14 @@ def run_all(options: BenchOptions, parent: Path, as_json: bool) -> None:
     results: list[Result] = []
     failed: list[LabError] = []
     for one in BENCHES.values():
-        try:
-            result = one.run(options)
-        except LabError as error:
-            note(f"{one.name}: {error.what}: {error.why}")
-            failed.append(error)
-            continue
-        keep(result, parent / one.name)
+        with evidence.collecting() as found:
+            try:
+                result = one.run(options)
+            except LabError as error:
+                note(f"{one.name}: {error.what}: {error.why}")
+                failed.append(error)
+                continue
+            keep(result, parent / one.name, found)
         show(result, parent / one.name, as_json)
         results.append(result)
     if results:
@@ -153,11 +156,12 @@ def register(app: typer.Typer) -> None:
     ) -> None:
         """Do the main job end to end: fetch, build, boot base and ours side by side, measure, report."""
         options = checked(pairs, size, memory, accel, base, ours)
-        result = BENCHES["thp"].run(options)
-        result.name = "demo"
-        result.reproduce = result.reproduce.replace("./kz bench thp", "./kz demo", 1)
-        folder = output or folder_for("demo")
-        keep(result, folder)
+        with evidence.collecting() as found:
+            result = BENCHES["thp"].run(options)
+            result.name = "demo"
+            result.reproduce = result.reproduce.replace("./kz bench thp", "./kz demo", 1)
+            folder = output or folder_for("demo")
+            keep(result, folder, found)
         show(result, folder, as_json)
 
     @app.command("bench")
@@ -184,7 +188,8 @@ def register(app: typer.Typer) -> None:
         if name == "all":
             run_all(options, output or folder_for("all"), as_json)
             return
-        result = BENCHES[name].run(options)
-        folder = output or folder_for(name)
-        keep(result, folder)
+        with evidence.collecting() as found:
+            result = BENCHES[name].run(options)
+            folder = output or folder_for(name)
+            keep(result, folder, found)
         show(result, folder, as_json)

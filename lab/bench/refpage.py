@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from lab.bench import BenchOptions
+from lab.bench.evidence import SNAPSHOT
 from lab.bench.jobs import elapsed
 from lab.bench.session import Side, built, host_facts, reproduce, spec_for
 from lab.boot import running
@@ -177,13 +178,18 @@ def run(options: BenchOptions) -> Result:
                 "build it with CONFIG_REFPAGE (`kz build linux --variant knownzero`)",
             )
         _check(side)
+        side.sh(SNAPSHOT)
         metrics = measure(side, options.pairs) + measure_heap(side, options.pairs)
+        side.sh(SNAPSHOT)
         accel = guest.accel
     counting = spec_for(
         options.with_accel("tcg"), images.ours, images.qemu, devices=[], extra_qemu=["-icount", "shift=0"]
     )
     with running(counting) as guest:
-        metrics += measure_instructions(Side("ours", guest))
+        side = Side("ours", guest)
+        side.sh(SNAPSHOT)
+        metrics += measure_instructions(side)
+        side.sh(SNAPSHOT)
     return Result(
         name="refpage",
         accelerator=accel,

@@ -13,11 +13,12 @@ import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from lab.bench import BenchOptions
+from lab.bench.evidence import SNAPSHOT
 from lab.boot import BootSpec, Guest, running
 from lab.build import VARIANTS, build_linux, build_qemu
 from lab.errors import LabError, TestFailure
@@ -170,6 +171,7 @@ class Side:
         self.sh(f"echo {DELAY_MS} > {DELAY}")
         self.has_flush = self.sh(f"test -e {FLUSH} && echo yes || echo no")[-1] == "yes"
         self.kernel = self.sh("uname -r")[-1]
+        self.sh(SNAPSHOT)
 
     def free_and_report(self) -> None:
         """Drop caches, free what the CPU keeps back, and report now where the kernel can be told to.
@@ -287,7 +289,7 @@ def guests(specs: Sequence[tuple[str, BootSpec]]) -> Iterator[list[Side]]:
     with ExitStack() as stack:
         sides = []
         for name, spec in specs:
-            side = Side(name, stack.enter_context(running(spec)))
+            side = Side(name, stack.enter_context(running(replace(spec, label=name))))
             # One after the other: CPUs of too many guests that come up at once wait for each other in vain.
             side.sh("true")
             sides.append(side)
@@ -301,6 +303,8 @@ def guests(specs: Sequence[tuple[str, BootSpec]]) -> Iterator[list[Side]]:
         for side in sides:
             side.prepare()
         yield sides
+        for side in sides:
+            side.sh(SNAPSHOT)
 
 
 T = TypeVar("T")

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: GPL-2.0
+"""What a run leaves beside its figures."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+
+from lab import boot
+from lab.bench import BenchOptions, evidence, session
+from lab.boot import BootSpec, Guest
+
+
+def ended(folder: Path, label: str, stdout: str = "", kernel: Path | None = None) -> Guest:
+    """A guest that has ended, with the logs of its boot."""
+    folder.mkdir(exist_ok=True)
+    (folder / "console.log").write_text("Linux version 7.3.4\n")
+    (folder / "vmm.log").touch()
+    (folder / "stdout").write_text(stdout)
+    spec = BootSpec(label=label)
+    return cast(Guest, SimpleNamespace(spec=spec, folder=folder, kernel=kernel, qemu=None))
+
+
+def snapshot(*lines: str) -> str:
+    return "\n".join((evidence.MARK, *lines, evidence.END, ""))
+
+
+def test_the_first_and_the_last_look_at_the_counters_are_kept(tmp_path: Path) -> None:
+    stdout = "{}\n" + snapshot("a 1") + "@done 0\n" + snapshot("a 2") + snapshot("a 3", "b 4") + "rest"
+    found = evidence.Evidence(tmp_path / "found")
+    found.take(ended(tmp_path / "boot", "on, bit 6", stdout))
+    (place,) = (tmp_path / "found" / "guests").iterdir()
+    assert place.name == "on-bit-6"
+    assert (place / "vmstat-before").read_text() == "a 1\n"
+    assert (place / "vmstat-after").read_text() == "a 3\nb 4\n"
+    # What is empty says nothing.
+    assert {file.name for file in place.iterdir()} == {
+        "vmstat-before",
+        "vmstat-after",
+        "console.log",
+        "stdout",
+    }
+
+
+@pytest.mark.parametrize("stdout", ["", snapshot("a 1"), snapshot("a 1") + "@vmstat\na 2\n"])
+def test_no_later_look_no_second_file(tmp_path: Path, stdout: str) -> None:
+    found = evidence.Evidence(tmp_path / "found")
+    found.take(ended(tmp_path / "boot", "base", stdout))
+    place = tmp_path / "found" / "guests" / "base"
+    assert (place / "vmstat-before").exists() == bool(stdout)
+    assert not (place / "vmstat-after").exists()
+
+
+def test_guests_of_one_name_and_one_kernel(tmp_path: Path) -> None:
+    image = tmp_path / "linux-x86_64-base" / "bzImage"
+    image.parent.mkdir()
+    (image.parent / ".config").write_text("CONFIG_MMU=y\n")
+    (image.parent / "metadata.json").write_text('{"release": "7.3.4-base"}')
+    found = evidence.Evidence(tmp_path / "found")
+    for label in ("base", "base", "ours", ""):
+        found.take(ended(tmp_path / "boot", label, kernel=image))
+    folder = tmp_path / "run"
+    found.publish(folder)
+    assert {place.name for place in (folder / "guests").iterdir()} == {
+        "base",
+        "base-2",
+        "ours",
+        "linux-x86_64-base",
+    }
+    for place in (folder / "guests").iterdir():
+        assert (place / "kernel" / "config").read_text() == "CONFIG_MMU=y\n"
+        assert json.loads((place / "kernel" / "about.json").read_text()) == {"release": "7.3.4-base"}
+    assert len(list((folder / "kernels").iterdir())) == 1
+
+
+def test_a_run_in_the_same_folder_leaves_nothing_of_the_earlier_one(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    for number, labels in enumerate((("base", "ours"), ("base",))):
+        found = evidence.Evidence(tmp_path / f"found{number}")
+        for label in labels:
+            found.take(ended(tmp_path / "boot", label))
+        found.publish(folder)
+    assert [place.name for place in (folder / "guests").iterdir()] == ["base"]
+    machine = json.loads((folder / "host.json").read_text())
+    assert set(machine) == {"before", "after"}
+    assert int(machine["before"]["MemTotal"].removesuffix(" kB")) > 0
+    assert "Linux version" in machine["after"]["/proc/version"]
+
+
+def test_nobody_collects_when_nobody_asked() -> None:
+    before = list(boot.ended)
+    with pytest.raises(RuntimeError, match="no luck"), evidence.collecting() as found:
+        assert boot.ended == [*before, found.take]
+        raise RuntimeError("no luck")
+    assert boot.ended == before
+    assert not found.root.exists()
+
+
+@pytest.mark.boots
+def test_a_guest_of_a_bench(tmp_path: Path, qemu: Path) -> None:
+    spec = session.spec_for(BenchOptions(memory="512M"), "knownzero", qemu)
+    with evidence.collecting() as found:
+        with session.guests([("ours", spec)]) as (side,):
+            side.sh("alloc_once --size 16")
+        found.publish(tmp_path)
+    place = tmp_path / "guests" / "ours"
+    assert "Linux version 7.3" in (place / "console.log").read_text()
+    command = (place / "command").read_text().splitlines()
+    assert command[0] == str(qemu)
+    assert "512M" in command
+    before, after = (
+        dict(line.split() for line in (place / name).read_text().splitlines())
+        for name in ("vmstat-before", "vmstat-after")
+    )
+    # Both are whole, and the second is of later.
+    assert before.keys() == after.keys() >= {"pgfault", "pgzeroed_cleared", "unevictable_pgs_scanned"}
+    assert int(after["pgfault"]) > int(before["pgfault"]) + 16 * 256
+    assert "CONFIG_PAGE_ZEROED=y\n" in (place / "kernel" / "config").read_text()
+    about = json.loads((tmp_path / "qemu.json").read_text())
+    assert about["variant"] == "knownzero" and about["options"]
