@@ -63,9 +63,11 @@ class Job:
 
 JOBS = (
     Job("loop", "one process that allocates and frees 256 MB", 1, 256),
-    Job("six", "six processes that allocate and free 128 MB each", 6, 128),
+    Job("six", "six processes that allocate and free 352 MB each", 6, 352),
 )
-FILL_MB = 768  # what the six have together
+SIX = JOBS[1]
+FILL_MB = SIX.processes * SIX.size_mb  # a bit more than 2 GiB
+MEMORY = "3G"
 
 
 @dataclass
@@ -98,7 +100,10 @@ def key_of(side: Side) -> Key:
 def specs(options: BenchOptions, images: Built) -> list[tuple[str, BootSpec]]:
     """A guest for each kernel and delay, so that all can take turns."""
     return [
-        (f"{name}-{delay}", spec_for(options, kernel, images.qemu, cpus=CPUS, devices=[DEVICE]))
+        (
+            f"{name}-{delay}",
+            spec_for(options, kernel, images.qemu, cpus=CPUS, memory=MEMORY, devices=[DEVICE]),
+        )
         for delay in RUN_MS
         for name, kernel in (("base", images.base), ("ours", images.ours))
     ]
@@ -123,7 +128,7 @@ def allocations(sides: Sequence[Side], turns: int, found: Found) -> None:
 
 def time_until_back(side: Side, timeout: float = 120.0) -> float:
     """Seconds from freeing memory until the host has most of it back; TestFailure when it never has."""
-    full = fill(side, FILL_MB)
+    full = fill(side, SIX.size_mb, SIX.processes)
     began = time.monotonic()
     release(side)
     while full - resident(side.guest.pid) < FILL_MB * MIB * BACK_PERCENT // 100:
@@ -205,7 +210,7 @@ def metrics_of(found: Found) -> list[Metric]:
                 "s",
                 found.back_s["base", delay],
                 found.back_s["ours", delay],
-                sentence=f"From freeing {FILL_MB} MB until the host has {BACK_PERCENT} % of them, reports after "
+                sentence=f"From freeing {FILL_MB} MB, by six processes, until the host has {BACK_PERCENT} % of them, reports after "
                 f"{delay} ms.",
             )
         )
@@ -240,7 +245,7 @@ def run(options: BenchOptions) -> Result:
         reproduce=reproduce("churn", options, accel),
         metrics=metrics_of(found),
         job={
-            "memory": options.memory,
+            "memory": MEMORY,
             "cpus": CPUS,
             "pairs": options.pairs,
             "runs": turns,

@@ -17,19 +17,24 @@ ROUNDS = 2
 FILL_MB = 768
 
 
-def fill(side: Side, size_mb: int = FILL_MB) -> int:
-    """Have a program fill memory and hold it; resident bytes of the VMM then."""
-    warm_host(size_mb * MIB)
+def fill(side: Side, size_mb: int = FILL_MB, processes: int = 1) -> int:
+    """Have ``processes`` fill ``size_mb`` each and hold them; resident bytes of the VMM then."""
+    warm_host(processes * size_mb * MIB)
     # Held in the background: the shell goes on while the memory stays filled.
-    side.sh("rm -f /tmp/hold /tmp/filled; mkfifo /tmp/hold")
-    side.sh(f"(fillfree --size {size_mb} --hold < /tmp/hold > /tmp/filled) & exec 9> /tmp/hold")
-    filled = side.sh(
-        "for i in $(seq 600); do grep -q filled_bytes /tmp/filled && break; sleep 0.1; done; cat /tmp/filled"
+    side.sh("rm -f /tmp/hold /tmp/filled*; mkfifo /tmp/hold")
+    numbers = " ".join(map(str, range(processes)))
+    side.sh(
+        f"for n in {numbers}; do (fillfree --size {size_mb} --hold < /tmp/hold > /tmp/filled$n) & done; "
+        "exec 9> /tmp/hold"
     )
-    told = json.loads(filled[-1]) if filled else {}
-    if told.get("filled_bytes") != size_mb * MIB:
+    filled = side.sh(
+        f"for i in $(seq 600); do test $(cat /tmp/filled* | grep -c filled_bytes) = {processes} && break; "
+        "sleep 0.1; done; cat /tmp/filled*"
+    )
+    told = [json.loads(line).get("filled_bytes") for line in filled if line.startswith("{")]
+    if told != [size_mb * MIB] * processes:
         raise TestFailure(
-            f"The {side.name} guest did not fill {size_mb} MB",
+            f"The {side.name} guest did not fill {processes} times {size_mb} MB",
             f"fillfree said {filled}",
             "give the guest more memory with --memory",
         )
@@ -37,7 +42,7 @@ def fill(side: Side, size_mb: int = FILL_MB) -> int:
 
 
 def release(side: Side) -> None:
-    """Have the program that ``fill`` left free its memory; does not wait until it has."""
+    """Have what ``fill`` left running free its memory; does not wait until it has."""
     side.sh("echo >&9; exec 9>&-")
 
 

@@ -71,10 +71,10 @@ def no_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 
     number = iter(range(1 << 20, 1 << 21))
 
-    def numbered(side: FakeSide, size_mb: int) -> int:
+    def numbered(side: FakeSide, size_mb: int, processes: int = 1) -> int:
         side.guest.pid = next(number)
         pids[side.guest.pid] = side
-        return fill(side, size_mb)
+        return fill(side, size_mb * processes)
 
     for module in (page_fault, churn, scale):
         monkeypatch.setattr(module, "fill", numbered)
