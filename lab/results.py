@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.errors import LabError, UsageError
+from lab.significance import Significance, judge
 
 FILE_NAME = "result.json"
 FORMAT = 1
@@ -101,6 +102,12 @@ class Metric:
     sentence: str = ""
     target: Target | None = None
     values: dict[str, list[float]] = field(default_factory=dict)
+    significance: Significance | None = None
+
+    @property
+    def paired(self) -> bool:
+        """Whether value by value both sides were measured together, by turns."""
+        return bool(self.values) and len(self.values["base"]) == len(self.values["ours"])
 
     @classmethod
     def of(
@@ -113,7 +120,10 @@ class Metric:
         sentence: str = "",
         target: Target | None = None,
     ) -> Metric:
-        """Make a metric from the values of both sides."""
+        """Make a metric from the values of both sides.
+
+        As many values on both sides are pairs, in the order in which they were measured by turns.
+        """
         one, two = Sample.of(base), Sample.of(ours)
         return cls(
             name,
@@ -125,6 +135,7 @@ class Metric:
             sentence,
             target,
             {"base": list(base), "ours": list(ours)},
+            judge(base, ours, paired=len(base) == len(ours)),
         )
 
 
@@ -144,6 +155,8 @@ class Result:
     when: str = field(default_factory=lambda: time.strftime("%Y-%m-%dT%H:%M:%S%z"))
     seconds: float = 0.0
     format: int = FORMAT
+    # Where it is kept, once it is; not in the file.
+    folder: Path | None = field(default=None, compare=False)
 
     def metric(self, name: str) -> Metric | None:
         """The metric of that name, or None."""
@@ -151,7 +164,9 @@ class Result:
 
     def to_json(self) -> str:
         """The text of result.json."""
-        return json.dumps(asdict(self), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+        data = asdict(self)
+        del data["folder"]
+        return json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
     def save(self, folder: Path) -> Path:
         """Write result.json into a folder (made when missing), all of it or nothing."""
@@ -163,6 +178,7 @@ class Result:
             temporary.replace(path)
         finally:
             temporary.unlink(missing_ok=True)
+        self.folder = folder
         return path
 
 
@@ -175,7 +191,17 @@ def _sides(names: Any) -> list[str]:
     return [str(base), str(ours)]
 
 
+def _significance(data: dict[str, Any] | None, values: dict[str, list[float]]) -> Significance | None:
+    if data:
+        p = data.get("p")
+        return Significance(str(data["test"]), None if p is None else float(p))
+    # Files that are older than the test have the values all the same.
+    base, ours = values.get("base"), values.get("ours")
+    return judge(base, ours, paired=len(base) == len(ours)) if base and ours else None
+
+
 def _metric(data: dict[str, Any]) -> Metric:
+    values = {str(key): [float(v) for v in values] for key, values in data.get("values", {}).items()}
     interval = data.get("change_interval")
     target = data.get("target")
     change = data["change_percent"]
@@ -188,7 +214,8 @@ def _metric(data: dict[str, Any]) -> Metric:
         change_interval=(float(interval[0]), float(interval[1])) if interval else None,
         sentence=str(data.get("sentence", "")),
         target=Target(str(target["text"]), bool(target["met"])) if target else None,
-        values={str(key): [float(v) for v in values] for key, values in data.get("values", {}).items()},
+        values=values,
+        significance=_significance(data.get("significance"), values),
     )
 
 
@@ -214,6 +241,7 @@ def load(path: Path) -> Result:
             sides=_sides(data.get("sides", SIDES)),
             when=str(data.get("when", "")),
             seconds=float(data.get("seconds", 0)),
+            folder=file.parent,
         )
     except FileNotFoundError:
         raise UsageError(
