@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from html import escape
 
 from lab.results import SIDES, Metric
+from lab.significance import outside
 from lab.units import human
 
 # As wide as a phone, in CSS pixels: there the text is shown at its own size, elsewhere larger.
@@ -19,11 +20,21 @@ TITLE = 20.0
 VALUE = 104.0
 CHARACTER = 8.3  # the widest of the usual fonts has digits of that width
 BESIDE = 15.0  # between the end of a bar and its value, whiskers included
-MAX_DOTS = 60
+MAX_DOTS = 400
+# How far the axis goes to show spread, in multiples of the longest bar; what is beyond gets a mark at the edge.
+BEYOND = 2.0
 
 
 def _x(value: float, top: float, length: float) -> float:
     return max(0.0, value / top * length) if top > 0 else 0.0
+
+
+def _top(metrics: list[Metric]) -> float:
+    """What the right end of the axis stands for."""
+    bar = max(max(metric.base.median, metric.ours.median) for metric in metrics)
+    spread = max(max(metric.base.high, metric.ours.high) for metric in metrics)
+    whole = max([spread, *(value for metric in metrics for side in metric.values.values() for value in side)])
+    return min(whole, BEYOND * bar) if bar > 0 else whole
 
 
 def _length(metrics: list[Metric]) -> float:
@@ -32,29 +43,52 @@ def _length(metrics: list[Metric]) -> float:
     return WIDTH - max(VALUE, BESIDE + CHARACTER * max(map(len, texts)))
 
 
+def _shown(values: Sequence[float]) -> list[tuple[int, float, bool]]:
+    """Index, value, and whether it is outside the fences; of very many, all that are and a part of the others."""
+    found = [(index, *both) for index, both in enumerate(zip(values, outside(values), strict=True))]
+    step = -(-len(found) // MAX_DOTS)
+    return [dot for dot in found if dot[2] or dot[0] % step == 0]
+
+
+def _dots(values: Sequence[float], unit: str, y: float, top: float, length: float) -> tuple[list[str], float]:
+    """The single values, and how far to the right they reach."""
+    parts, reach = [], 0.0
+    beyond = []
+    for index, value, out in _shown(values):
+        at, height = _x(value, top, length), y + 3.5 + (index * 5) % 10
+        if at > length + 0.5:
+            beyond.append(value)
+            parts.append(
+                f'<path class="beyond" d="M{length + 2:.1f} {height - 2.6:.1f}l5 2.6l-5 2.6z">'
+                f"<title>beyond the edge: {escape(human(value, unit))}</title></path>"
+            )
+            continue
+        reach = max(reach, at)
+        kind, radius = ("dot out", 2.2) if out else ("dot", 1.3)
+        title = f"<title>outside the fences: {escape(human(value, unit))}</title></circle>" if out else ""
+        circle = f'<circle class="{kind}" cx="{at:.1f}" cy="{height:.1f}" r="{radius}"'
+        parts.append(f"{circle}>{title}" if title else f"{circle}/>")
+    return parts, length + 7 if beyond else reach
+
+
 def _bar(metric: Metric, side: str, who: str, y: float, top: float, length: float) -> str:
     sample = metric.base if side == "base" else metric.ours
     end, low, high = (_x(value, top, length) for value in (sample.median, sample.low, sample.high))
     middle = y + BAR / 2
     text = human(sample.median, metric.unit)
     parts = [
-        f"<title>{who}: {escape(text)} (10th to 90th percentile {escape(human(sample.low, metric.unit))} to "
+        f"<title>{escape(who)}: {escape(text)} (10th to 90th percentile {escape(human(sample.low, metric.unit))} to "
         f"{escape(human(sample.high, metric.unit))}, n={sample.n})</title>",
         f'<rect class="{side}" x="0" y="{y:.1f}" width="{max(end, 1.5):.1f}" height="{BAR:.0f}" rx="2"/>',
     ]
-    # Nothing is drawn where the value is written: far outliers stand at the edge.
-    edge = length + 8
-    reach = [max(end, min(high, edge))]
-    for index, value in enumerate(metric.values.get(side, [])[:MAX_DOTS]):
-        reach.append(min(_x(value, top, length), edge))
-        parts.append(
-            f'<circle class="dot" cx="{reach[-1]:.1f}" cy="{y + 3.5 + (index * 5) % 10:.1f}" r="1.3"/>'
-        )
+    dots, reach = _dots(metric.values.get(side, []), metric.unit, y, top, length)
+    parts += dots
     if high - low > 1:
-        right = min(high, edge)
-        ends = "".join(f"M{at:.1f} {middle - 4:.1f}v8" for at in (low, right))
+        # A whisker that goes on beyond the edge has no end there.
+        right = min(high, length)
+        ends = "".join(f"M{at:.1f} {middle - 4:.1f}v8" for at in (low, high) if at <= length + 0.5)
         parts.append(f'<path class="whisker" d="M{low:.1f} {middle:.1f}H{right:.1f}{ends}"/>')
-    label = max(reach) + 7
+    label = max(end, min(high, length), reach) + 7
     parts.append(f'<text class="value" x="{label:.1f}" y="{middle + 4.5:.1f}">{escape(text)}</text>')
     return f"<g>{''.join(parts)}</g>"
 
@@ -68,7 +102,7 @@ def bars(metrics: list[Metric], labels: list[str], title: str, sides: Sequence[s
     """
     if len({metric.unit for metric in metrics}) != 1:
         raise ValueError("metrics of one chart share a unit")
-    top = max(max(metric.base.median, metric.ours.median) for metric in metrics)
+    top = _top(metrics)
     length = _length(metrics)
     above = TITLE if any(labels) else 0.0
     step = above + 2 * BAR + GAP

@@ -4,58 +4,34 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import quote
 
 import jinja2
 import typer
 from markupsafe import Markup, escape
 
-from lab import charts, paths
+from lab import charts, paths, seeds
 from lab.errors import LabError
 from lab.results import Metric, Result, load
+from lab.significance import CONSTANT, LEVEL, TOO_FEW, outside
 from lab.units import human, percent
 
 TEMPLATES = Path(__file__).parent / "templates"
 
 
 @dataclass(frozen=True)
-class SeedFigure:
-    """A figure of the seed's own (KVM, its author's machine) and the metric of ours beside it."""
-
-    what: str
-    base: str
-    ours: str
-    change: str
-    metric: str
-
-
-SEED = (
-    SeedFigure(
-        "task-clock, 256 MB with THP", "232 ± 20 ms", "51 ± 26 ms", "-78 %", "thp.populate.task_clock"
-    ),
-    SeedFigure(
-        "task-clock, 256 MB of hugetlb surplus pages",
-        "219 ± 23 ms",
-        "65 ± 34 ms",
-        "-70 %",
-        "hugetlb.populate.task_clock",
-    ),
-    SeedFigure(
-        "order-0 pages from reported memory", "0 %", "about 21 %", "", "order0.populate.skipped_percent"
-    ),
-)
-
-
-@dataclass(frozen=True)
 class Chart:
-    """A chart with its title and one plain sentence."""
+    """A chart with its title, one plain sentence, and what its figures were measured on."""
 
     title: str
     sentence: str
     svg: Markup
+    ran_on: str
 
 
 # title, sentence, [(metric, label)]
@@ -181,6 +157,187 @@ CHARTS: tuple[tuple[str, str, tuple[tuple[str, str], ...]], ...] = (
         )
         for name, job in (("loop", "one process"), ("six", "six processes"))
     ),
+    *(
+        (
+            f"{what} after pre-zeroing, {pages}",
+            sentence,
+            tuple(
+                (f"prezero.{word}.{mode}.{metric}", label)
+                for mode, label in (
+                    ("populate", "populate"),
+                    ("touch_line", "populate, touch a line per page"),
+                    ("touch_all", "populate, touch everything"),
+                )
+            ),
+        )
+        for word, pages in (("4k", "4 KiB pages"), ("thp", "huge pages"))
+        for metric, what, sentence in (
+            (
+                "task_clock",
+                "CPU time of a job",
+                "The zeroing was done before, by kzeropaged; what that took is not in here.",
+            ),
+            (
+                "guest_zeroed_bytes",
+                "Bytes set to zero in a job",
+                "What was zeroed before is not zeroed again while the job waits.",
+            ),
+        )
+    ),
+    (
+        "What kzeropaged takes beforehand",
+        "To zero all memory that is free once, with no pauses. The base kernel has no such thread.",
+        (
+            ("prezero.background_cpu", "CPU time of the thread"),
+            ("prezero.time_until_zero", "time until it is done"),
+        ),
+    ),
+    *(
+        (
+            f"Ways to zero, {pages}: {what}",
+            sentence,
+            tuple(
+                (f"prezero.peers.{word}.{name}.{metric}", label)
+                for name, label in (
+                    ("ours", "base, and ours with kzeropaged"),
+                    ("init_on_alloc", "base, and base with init_on_alloc=1"),
+                    ("init_on_free", "base, and base with init_on_free=1"),
+                )
+            ),
+        )
+        for word, pages in (("4k", "4 KiB pages"), ("thp", "huge pages"))
+        for metric, what, sentence in (
+            ("job", "the job", "CPU time of a job that fills half of the guest's memory."),
+            (
+                "whole",
+                "everything",
+                "CPU time of the VMM for the same, with the zeroing that is done before or after.",
+            ),
+        )
+    ),
+    (
+        "A load that gains nothing from pre-zeroing",
+        "Short processes one after the other, as in a build, with kzeropaged on as it is by default.",
+        (
+            ("prezero.build_load.wall", "time"),
+            ("prezero.build_load.whole", "CPU time of the VMM, the thread's included"),
+        ),
+    ),
+    (
+        "CPU time of a job after pre-zeroing, not emulated",
+        "In User-Mode Linux, 4 KiB pages.",
+        (
+            ("prezero.um.4k.populate.task_clock", "populate"),
+            ("prezero.um.4k.touch_all.task_clock", "populate, touch everything"),
+        ),
+    ),
+    (
+        "Bytes set to zero in a job after pre-zeroing, not emulated",
+        "In User-Mode Linux, 4 KiB pages.",
+        (
+            ("prezero.um.4k.populate.guest_zeroed_bytes", "populate"),
+            ("prezero.um.4k.touch_all.guest_zeroed_bytes", "populate, touch everything"),
+        ),
+    ),
+    (
+        "What kzeropaged takes beforehand, not emulated",
+        "In User-Mode Linux, for all memory that is free.",
+        (
+            ("prezero.um.background_cpu", "CPU time of the thread"),
+            ("prezero.um.time_until_zero", "time until it is done"),
+        ),
+    ),
+    (
+        "A program whose cache the zeroing shares",
+        "Steps through 1 MiB of its own memory: by itself, and with 2 MiB zeroed after each turn. More is better.",
+        (
+            ("prezero.native.corunner.movnti", "non-temporal stores, as kzeropaged has them"),
+            ("prezero.native.corunner.stos", "rep stosb, as memory is zeroed on demand"),
+        ),
+    ),
+    *(
+        (
+            f"Memory with a pattern, {touched} touched: {what}",
+            sentence,
+            tuple(
+                (f"refpage.{name}.{metric}", label)
+                for metric, label in (
+                    (kind, "memset, and refpage_create"),
+                    (f"against_memset_huge.{kind}", "memset with huge pages"),
+                    (f"against_memfd.{kind}", "a private mapping of a memfd"),
+                    (f"against_uffd.{kind}", "userfaultfd"),
+                )
+            ),
+        )
+        for name, touched in (("page", "one page"), ("half", "half"), ("all", "all"))
+        for kind, what, sentence in (
+            ("time", "time", "Of one mapping of 4 MB. The second bar is refpage_create each time."),
+            ("max_rss", "peak resident size", "Of the process. The second bar is refpage_create each time."),
+        )
+    ),
+    (
+        "Memory with a pattern: instructions",
+        "Of one mapping, kernel and program: exact, but blind to what memory costs.",
+        (
+            ("refpage.page.instructions", "one page touched"),
+            ("refpage.half.instructions", "half touched"),
+            ("refpage.all.instructions", "all touched"),
+        ),
+    ),
+    *(
+        (
+            f"Memory from hugetlb: {what}",
+            sentence,
+            (
+                (f"hugetlb.surplus.populate.{metric}", "surplus pages"),
+                (f"hugetlb.persistent.populate.{metric}", "pages of a persistent pool"),
+            ),
+        )
+        for metric, what, sentence in (
+            ("task_clock", "CPU time", "Populated and not touched."),
+            ("guest_zeroed_bytes", "bytes set to zero", "The pool keeps what is known of its pages."),
+        )
+    ),
+    *(
+        (
+            f"Memory that was in the balloon: {what}",
+            sentence,
+            ((f"deflate.thp.{metric}", "huge pages"), (f"deflate.nothp.{metric}", "4 KiB pages")),
+        )
+        for metric, what, sentence in (
+            ("guest_zeroed_bytes", "bytes set to zero", "The host has zeroed it, and says so with bit 7."),
+            ("task_clock", "CPU time", "Populated and not touched."),
+            ("host_faults", "page faults of the host", "What is left alone is not taken from the host."),
+            ("host_share", "the host's part of the CPU time", "Mostly for those faults."),
+        )
+    ),
+    *(
+        (
+            f"The balloon's device: {what}",
+            sentence,
+            tuple(
+                (f"device.{step}.{metric}", label)
+                for step, label in (
+                    ("report", "all free memory reported"),
+                    ("inflate", "the balloon filled"),
+                    ("deflate", "the balloon emptied"),
+                )
+            ),
+        )
+        for metric, what, sentence in (
+            ("rate", "memory per second", "More is better."),
+            ("host_cpu", "CPU time for each GB", "Of QEMU, guest included, and of the daemon."),
+            ("daemon_cpu", "the daemon's part of it", "The device in QEMU has no daemon."),
+        )
+    ),
+    (
+        "Bytes stored by rep stos",
+        "Counted by the emulator, from outside the guest.",
+        (
+            ("zerobytes.populate.rep_stos_bytes", "populate"),
+            ("zerobytes.touch_all.rep_stos_bytes", "populate, touch everything"),
+        ),
+    ),
     (
         "Until the host has its memory back",
         "From freeing memory until most of it is back.",
@@ -273,43 +430,154 @@ def _headlines(result: Result) -> list[Headline]:
     return found
 
 
+# What is measured in another way than the rest of its run.
+ELSEWHERE = (
+    (re.compile(r"prezero\.um\."), "User-Mode Linux"),
+    (re.compile(r"prezero\.native\.|device\.punch\."), "the machine itself, no guest"),
+    (re.compile(r"hotpath\.|.*\.instructions$"), "tcg, counting instructions"),
+)
+
+
+def ran_on(result: Result, metric: Metric) -> str:
+    """What a figure was measured on: the accelerator, or what was there instead."""
+    return next((words for name, words in ELSEWHERE if name.match(metric.name)), result.accelerator)
+
+
 def _charts(result: Result) -> list[Chart]:
     found = []
     shown: set[str] = set()
+
+    def draw(title: str, sentence: str, metrics: list[Metric], labels: list[str]) -> None:
+        svg = charts.bars(metrics, labels, title, result.sides)
+        on = ", ".join(dict.fromkeys(ran_on(result, metric) for metric in metrics))
+        found.append(Chart(title, sentence, Markup(svg), on))
+
     for title, sentence, wanted in CHARTS:
         there = [(metric, label) for name, label in wanted if (metric := result.metric(name))]
-        if not there:
-            continue
-        shown.update(metric.name for metric, _ in there)
-        svg = charts.bars([metric for metric, _ in there], [label for _, label in there], title, result.sides)
-        found.append(Chart(title, sentence, Markup(svg)))
+        if there:
+            shown.update(metric.name for metric, _ in there)
+            draw(title, sentence, [metric for metric, _ in there], [label for _, label in there])
     # A bench that the list above does not know is drawn all the same.
     for metric in result.metrics:
-        if metric.name not in shown and not any(
-            metric.name.startswith(p) for p in ("thp.", "order0.", "host.", "hotpath.")
-        ):
+        if metric.name not in shown and not metric.name.startswith(("thp.", "order0.", "host.", "hotpath.")):
             # Its title says what it is: no label beside.
-            svg = charts.bars([metric], [""], metric.name, result.sides)
-            found.append(Chart(metric.name, metric.sentence, Markup(svg)))
+            draw(metric.name, metric.sentence, [metric], [""])
     return found
 
 
-def _seed_rows(result: Result) -> list[dict[str, str]]:
+def _seed_rows(result: Result, table: seeds.Table) -> list[dict[str, str]]:
     rows = []
-    for figure in SEED:
-        metric = result.metric(figure.metric)
+    for row in table.rows:
+        metric = result.metric(row.metric)
+        share = metric is not None and metric.unit == "percent"
         rows.append(
             {
-                "what": figure.what,
-                "seed_base": figure.base,
-                "seed_ours": figure.ours,
-                "seed_change": figure.change,
-                "base": human(metric.base.median, metric.unit) if metric else "not in this run",
+                "what": row.what,
+                "seed_base": row.base,
+                "seed_ours": row.theirs,
+                "seed_change": row.change,
+                "base": human(metric.base.median, metric.unit) if metric else seeds.elsewhere(row),
                 "ours": human(metric.ours.median, metric.unit) if metric else "",
-                "change": percent(metric.change_percent) if metric and metric.unit != "percent" else "",
+                "change": percent(metric.change_percent) if metric and not share else "",
+                "p": _told(metric) if metric and not share else "",
             }
         )
     return rows
+
+
+def _told(metric: Metric) -> str:
+    """What the test of significance says, or nothing where no value is known."""
+    return metric.significance.told() if metric.significance else ""
+
+
+def _outliers(metric: Metric, side: str) -> str:
+    """How many values of a side, base or ours, are outside the fences, and the farthest; or what a chart cannot show."""
+    values = metric.values.get(side, [])
+    found = [value for value, out in zip(values, outside(values), strict=True) if out]
+    if not found:
+        edge = charts.BEYOND * max(metric.base.median, metric.ours.median)
+        return (
+            f"up to {_together(human(max(values), metric.unit))}" if values and max(values) > edge > 0 else ""
+        )
+    middle = (metric.base if side == "base" else metric.ours).median
+    farthest = max(found, key=lambda value: abs(value - middle))
+    return f"{len(found)} of {len(values)} outside, as far as {_together(human(farthest, metric.unit))}"
+
+
+def _tests(result: Result) -> list[str]:
+    """What the column of p means in this run."""
+    told = [metric.significance for metric in result.metrics if metric.significance]
+    tested = [one for one in told if one.p is not None]
+    found = []
+    if tested:
+        names = " and ".join(sorted({one.test for one in tested}))
+        differ = sum(1 for one in tested if one.differs)
+        found.append(
+            f"p is how often chance alone would make two like sides differ as much ({names}; two-sided, on the ratio of "
+            f"the two values of a pair where all are above zero). {differ} of {len(tested)} figures that were tested have "
+            f"p < {LEVEL}; of as many without any difference, about {len(tested) * LEVEL:.0f} would: p is of each figure by "
+            "itself, and not corrected for their number. All repetitions are of the same guests, so what differs from "
+            "one boot to the next is not in it."
+        )
+    if any(one.test == CONSTANT for one in told):
+        found.append(
+            "No spread: each side has the same value in all its repetitions, so a difference is no chance."
+        )
+    if any(one.test == TOO_FEW for one in told):
+        found.append(f"Too few to tell: no outcome of so few repetitions could have p < {LEVEL}.")
+    if any(_outliers(metric, side) for metric in result.metrics for side in ("base", "ours")):
+        found.append(
+            "Outside: more than 1.5 times the distance of the quartiles beyond them (Tukey's fences). Such values are "
+            "shown and counted; none is left out of any figure."
+        )
+    return found
+
+
+# What the keys of a result are called on the page, and in which order.
+FACTS = {
+    "qemu": "QEMU",
+    "knownzero": "commit",
+    "linux_base": "base kernel",
+    "linux_ours": "our kernel",
+    "image_base": "base kernel's image",
+    "image_ours": "our kernel's image",
+}
+
+
+def _facts(result: Result) -> list[tuple[str, str]]:
+    """What ran where: when, how long, versions, machine and sizes."""
+    versions = {**{key: "" for key in FACTS if key in result.versions}, **result.versions}
+    return [
+        ("accelerator", result.accelerator),
+        ("when", result.when.replace("T", " ")),
+        ("took", f"{result.seconds:.0f} s"),
+        *((FACTS.get(key, key), value) for key, value in versions.items()),
+        *((f"machine: {key}", value) for key, value in sorted(result.host.items())),
+        *((f"job: {key}", str(value)) for key, value in sorted(result.job.items())),
+    ]
+
+
+def _evidence(result: Result, page: Path | None) -> list[tuple[str, list[tuple[str, str]]]]:
+    """What the run's guests left in its folder, by guest: names of files, and links to them from ``page``'s folder."""
+    folder = result.folder / "guests" if result.folder else None
+    if folder is None or page is None or not folder.is_dir():
+        return []
+    found = []
+    for guest in sorted(entry for entry in folder.iterdir() if entry.is_dir()):
+        files = sorted(entry for entry in guest.rglob("*") if entry.is_file())
+        links = [
+            (str(file.relative_to(guest)), quote(os.path.relpath(file.resolve(), page.resolve())))
+            for file in files
+        ]
+        if links:
+            found.append((guest.name, links))
+    return found
+
+
+def _verdict(result: Result) -> str:
+    """How many of a run's targets are met."""
+    targets = [metric.target for metric in result.metrics if metric.target]
+    return f"{sum(target.met for target in targets)} of {len(targets)}" if targets else "none set"
 
 
 def _interval(metric: Metric) -> str:
@@ -324,22 +592,36 @@ def _together(text: str) -> str:
     return text.replace(" ", "\N{NO-BREAK SPACE}")
 
 
+def _cell(text: str) -> str:
+    """Text for a cell of a Markdown table."""
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
 def _breakable(name: str) -> Markup:
     """A metric's name, which may be broken after dots and underscores."""
     return Markup(str(escape(name)).replace(".", ".<wbr>").replace("_", "_<wbr>"))
 
 
-def _context(results: list[Result]) -> dict[str, Any]:
+def _context(results: list[Result], folder: Path | None) -> dict[str, Any]:
     return {
         "results": results,
         "headlines": _headlines,
         "charts": _charts,
+        "seed_tables": seeds.tables_for,
         "seed_rows": _seed_rows,
         "human": human,
         "percent": percent,
         "interval": _interval,
+        "told": _told,
+        "outliers": _outliers,
+        "tests": _tests,
+        "ran_on": ran_on,
+        "facts": _facts,
+        "evidence": lambda result: _evidence(result, folder),
+        "verdict": _verdict,
         "breakable": _breakable,
         "together": _together,
+        "cell": _cell,
     }
 
 
@@ -353,21 +635,24 @@ def _environment() -> jinja2.Environment:
     )
 
 
-def html(results: list[Result]) -> str:
-    """The page."""
-    return _environment().get_template("report.html.j2").render(_context(results))
+def html(results: list[Result], folder: Path | None = None) -> str:
+    """The page; with links to what is beside the results when told in which folder it will be."""
+    return _environment().get_template("report.html.j2").render(_context(results, folder))
 
 
-def markdown(results: list[Result]) -> str:
+def markdown(results: list[Result], folder: Path | None = None) -> str:
     """The same as Markdown, without the charts."""
-    return _environment().get_template("report.md.j2").render(_context(results))
+    return _environment().get_template("report.md.j2").render(_context(results, folder))
 
 
 def write_reports(results: list[Result], folder: Path) -> list[Path]:
     """Write report.html and report.md into a folder (made when missing); their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     written = []
-    for name, text in (("report.html", html(results)), ("report.md", markdown(results))):
+    for name, text in (
+        ("report.html", html(results, folder)),
+        ("report.md", markdown(results, folder)),
+    ):
         path = folder / name
         temporary = folder / f".{name}.{os.getpid()}.tmp"
         try:

@@ -65,7 +65,7 @@ def table(result: Result) -> Table:
     """The comparison as a table."""
     shown = Table(
         title=f"{result.name}: {result.sides[0]} and {result.sides[1]} side by side, accelerator {result.accelerator}",
-        caption="median, and in brackets the 10th to 90th percentile",
+        caption="median, and in brackets the 10th to 90th percentile; p of a test of significance, of each row by itself",
         caption_justify="left",
     )
     shown.add_column("metric", overflow="fold")
@@ -83,7 +83,8 @@ def table(result: Result) -> Table:
         if metric.target:
             mark, style = ("yes", "green") if metric.target.met else ("NO", "bold red")
             target = f"[{style}]{mark}[/{style}]: {escape(metric.target.text)}"
-        shown.add_row(metric.name, *cells, percent(metric.change_percent), target)
+        told = f"\n[dim]{metric.significance.told()}[/dim]" if metric.significance else ""
+        shown.add_row(metric.name, *cells, percent(metric.change_percent) + told, target)
     return shown
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import mmap
 import os
@@ -237,9 +238,26 @@ class Built:
     def versions(self) -> dict[str, str]:
         """QEMU's version, this repository's commit, and what the images are called in the cache."""
         found = {"qemu": _first_line([str(self.qemu), "--version"]), "knownzero": _commit()}
-        for name, image in (("image_base", self.base), ("image_ours", self.ours)):
-            found[name] = image.parent.name if isinstance(image, Path) else image
+        for side, image in (("base", self.base), ("ours", self.ours)):
+            found[f"image_{side}"] = image.parent.name if isinstance(image, Path) else image
+            if about := kernel_facts(image):
+                found[f"linux_{side}"] = about
         return found
+
+
+def kernel_facts(image: str | Path) -> str:
+    """Release, configuration and compiler of a kernel, as far as there is anything beside its image."""
+    folder = Path(image).parent
+    facts: list[str] = []
+    if folder == Path():
+        return ""  # the name of an image, and no path
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        about = json.loads((folder / "metadata.json").read_text(encoding="utf-8"))
+        facts = [f"Linux {about['release']}", f"by {about['compiler']}"]
+    with contextlib.suppress(OSError):
+        config = hashlib.sha256((folder / ".config").read_bytes()).hexdigest()
+        facts.insert(1, f".config sha256 {config[:16]}")
+    return ", ".join(facts)
 
 
 def built(options: BenchOptions) -> Built:

@@ -76,7 +76,7 @@ def ranks_of(values: list[float]) -> list[float]:
     ]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.lists(whole, min_size=1, max_size=8))
 def test_signed_ranks_count_all_signs(differences: list[float]) -> None:
     some = [value for value in differences if value]
@@ -91,7 +91,7 @@ def test_signed_ranks_count_all_signs(differences: list[float]) -> None:
     assert signed_rank(differences) == pytest.approx(p)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.lists(whole, min_size=1, max_size=5), st.lists(whole, min_size=1, max_size=5))
 def test_rank_sums_count_all_divisions(one: list[float], two: list[float]) -> None:
     ranks = ranks_of([*one, *two])
@@ -105,6 +105,7 @@ def test_rank_sums_count_all_divisions(one: list[float], two: list[float]) -> No
 positive = st.floats(min_value=0.5, max_value=1e9)
 
 
+@settings(max_examples=30, deadline=None)
 @given(st.lists(st.tuples(positive, positive), min_size=6, max_size=20), st.randoms(use_true_random=False))
 def test_neither_the_sides_nor_the_order_of_pairs_matter(
     pairs: list[tuple[float, float]], rng: random.Random
@@ -117,6 +118,7 @@ def test_neither_the_sides_nor_the_order_of_pairs_matter(
     assert judge(base, ours, paired=True) == found
 
 
+@settings(max_examples=30, deadline=None)
 @given(
     st.lists(positive, min_size=4, max_size=12),
     st.lists(positive, min_size=4, max_size=12),
@@ -141,9 +143,9 @@ def test_alike_sides_seldom_differ(paired: bool) -> None:
     called = sum(
         judge([rng.gauss(100, 5) for _ in range(10)], [rng.gauss(100, 5) for _ in range(10)], paired=paired).differs
         is True
-        for _ in range(400)
+        for _ in range(200)
     )  # fmt: skip
-    assert 5 <= called <= 30
+    assert 2 <= called <= 20
 
 
 def test_pairs_see_what_is_hidden_by_a_machine_that_drifts() -> None:
@@ -222,6 +224,7 @@ def test_values_outside_the_fences_are_found() -> None:
     assert sum(outside([5.0] * 9 + [6.0])) == 1
 
 
+@settings(max_examples=30, deadline=None)
 @given(st.lists(positive, min_size=1, max_size=30))
 def test_most_values_are_inside(values: list[float]) -> None:
     assert sum(outside(values)) <= len(values) / 2
