@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -15,12 +16,23 @@ from rich.table import Table
 
 from lab.errors import UsageError
 from lab.results import Metric, Result, Sample, change_percent, load
+from lab.significance import Significance, judge
 from lab.units import human, percent
+
+SIDE_NAMES = ("base", "ours")
+PAIRS = "ours/base"
+# Of the machine: another one, or another kernel under it, is another time.
+HOST = ("cpu", "cpus", "kernel")
+NOT_TOLD = "nothing"
 
 
 @dataclass(frozen=True)
 class Row:
-    """One side of one metric in both runs; ``overlap`` says that their spreads touch."""
+    """One side of one metric in both runs; ``overlap`` says that their spreads touch.
+
+    Where ``side`` is PAIRS, the samples are how far ours was from base in each pair of a run, in percent, and
+    the change between the runs is ``points``; otherwise it is ``change_percent``.
+    """
 
     name: str
     unit: str
@@ -29,6 +41,28 @@ class Row:
     second: Sample
     change_percent: float | None
     overlap: bool
+    significance: Significance | None = None
+    points: float | None = None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What two runs have in common, side by side; and what only one of them has, or has otherwise."""
+
+    sides: list[str]
+    rows: list[Row]
+    reasons: list[str]
+    versions: list[str]
+    only_first: list[str]
+    only_second: list[str]
+
+
+def _differences(what: str, one: dict[str, Any], two: dict[str, Any], keys: Iterable[str]) -> list[str]:
+    return [
+        f"{what}{key} {one.get(key, NOT_TOLD)} against {two.get(key, NOT_TOLD)}"
+        for key in keys
+        if one.get(key) != two.get(key)
+    ]
 
 
 def unlike(first: Result, second: Result) -> list[str]:
@@ -38,19 +72,13 @@ def unlike(first: Result, second: Result) -> list[str]:
         reasons.append(f"accelerator {first.accelerator} against {second.accelerator}")
     if first.name != second.name:
         reasons.append(f"job {first.name} against {second.name}")
-    keys = sorted(set(first.job) & set(second.job))
-    reasons += [
-        f"{key} {first.job[key]} against {second.job[key]}"
-        for key in keys
-        if first.job[key] != second.job[key]
-    ]
-    # Another machine, another time. What was not written down is not held against a run.
-    reasons += [
-        f"host {key} {first.host[key]} against {second.host[key]}"
-        for key in ("cpu", "cpus")
-        if key in first.host and key in second.host and first.host[key] != second.host[key]
-    ]
-    return reasons
+    if first.sides != second.sides:
+        reasons.append(f"sides {' and '.join(first.sides)} against {' and '.join(second.sides)}")
+    # What only one run was told to do, the other did not do.
+    reasons += _differences("", first.job, second.job, sorted(set(first.job) | set(second.job)))
+    # What was not written down of the machine is not held against a run.
+    known = [key for key in HOST if key in first.host and key in second.host]
+    return reasons + _differences("host ", first.host, second.host, known)
 
 
 def rows(first: Result, second: Result) -> list[Row]:
@@ -60,7 +88,10 @@ def rows(first: Result, second: Result) -> list[Row]:
         two = second.metric(one.name)
         if two is None or two.unit != one.unit:
             continue
-        found += [_row(one, two, side) for side in ("base", "ours")]
+        found += [_row(one, two, side) for side in SIDE_NAMES]
+        pairs = _pairs(one, two)
+        if pairs:
+            found.append(pairs)
     return found
 
 
@@ -68,10 +99,34 @@ def _row(one: Metric, two: Metric, side: str) -> Row:
     a: Sample = getattr(one, side)
     b: Sample = getattr(two, side)
     overlap = a.low <= b.high and b.low <= a.high
-    return Row(one.name, one.unit, side, a, b, change_percent(a.median, b.median), overlap)
+    values = one.values.get(side), two.values.get(side)
+    # Two runs are never measured by turns: no pairs.
+    tested = judge(values[0], values[1], paired=False) if values[0] and values[1] else None
+    return Row(one.name, one.unit, side, a, b, change_percent(a.median, b.median), overlap, tested)
 
 
-def compare(first: Path, second: Path, *, force: bool = False) -> list[Row]:
+def _changes(metric: Metric) -> list[float]:
+    """How far ours was from base in each pair, in percent; nothing where base can be zero, or without pairs."""
+    if not metric.paired or min(metric.values["base"]) <= 0:
+        return []
+    return [
+        (ours - base) / base * 100
+        for base, ours in zip(metric.values["base"], metric.values["ours"], strict=True)
+    ]
+
+
+def _pairs(one: Metric, two: Metric) -> Row | None:
+    """What ours made of base in both runs: a machine that is slower today is slower for both sides."""
+    first, second = _changes(one), _changes(two)
+    if not first or not second:
+        return None
+    a, b = Sample.of(first), Sample.of(second)
+    overlap = a.low <= b.high and b.low <= a.high
+    tested = judge(first, second, paired=False)
+    return Row(one.name, "percent", PAIRS, a, b, None, overlap, tested, b.median - a.median)
+
+
+def compare(first: Path, second: Path, *, force: bool = False) -> Comparison:
     """Compare two runs; UsageError when they are unlike and not ``force``, or share nothing."""
     one, two = load(first), load(second)
     reasons = unlike(one, two)
@@ -88,7 +143,43 @@ def compare(first: Path, second: Path, *, force: bool = False) -> list[Row]:
             "they have no metric in common",
             "give two runs of the same bench",
         )
-    return found
+    common = {row.name for row in found}
+    return Comparison(
+        one.sides,
+        found,
+        reasons,
+        _differences("", one.versions, two.versions, sorted(set(one.versions) | set(two.versions))),
+        [metric.name for metric in one.metrics if metric.name not in common],
+        [metric.name for metric in two.metrics if metric.name not in common],
+    )
+
+
+def _table(found: Comparison, first: Path, second: Path) -> Table:
+    table = Table(
+        title=f"{first} and {second}",
+        caption="~ : the spreads overlap; p of a test of each row by itself, the two runs taken as independent: "
+        "from one boot to the next more changes than within a run. ours/base: the change in each pair, and the "
+        "difference of both in percentage points",
+        caption_justify="left",
+    )
+    table.add_column("metric", overflow="fold")
+    table.add_column("side")
+    for column in ("first", "second", "change"):
+        table.add_column(column, justify="right")
+    table.add_column("chance")
+    names = dict(zip(SIDE_NAMES, found.sides, strict=True))
+    for row in found.rows:
+        change = percent(row.change_percent) if row.points is None else f"{row.points:+.1f} points"
+        mark = " ~" if row.overlap and (row.change_percent or row.points) else ""
+        table.add_row(
+            row.name if row.side == SIDE_NAMES[0] else "",
+            names.get(row.side, row.side),
+            human(row.first.median, row.unit),
+            human(row.second.median, row.unit),
+            change + mark,
+            row.significance.told() if row.significance else "",
+        )
+    return table
 
 
 def register(app: typer.Typer) -> None:
@@ -104,39 +195,16 @@ def register(app: typer.Typer) -> None:
         """Compare two runs metric by metric; refuses unlike ones."""
         found = compare(first, second, force=force)
         if as_json:
-            print(
-                json.dumps(
-                    [
-                        {
-                            "name": row.name,
-                            "unit": row.unit,
-                            "side": row.side,
-                            "first": row.first.__dict__,
-                            "second": row.second.__dict__,
-                            "change_percent": row.change_percent,
-                            "overlap": row.overlap,
-                        }
-                        for row in found
-                    ],
-                    indent=2,
-                )
-            )
+            print(json.dumps([asdict(row) for row in found.rows], indent=2))
             return
-        table = Table(
-            title=f"{first} and {second}", caption="~ : the spreads overlap, the change may be noise"
-        )
-        table.add_column("metric", overflow="fold")
-        table.add_column("side")
-        for column in ("first", "second", "change"):
-            table.add_column(column, justify="right")
-        for row in found:
-            mark = " ~" if row.overlap and row.change_percent else ""
-            table.add_row(
-                row.name,
-                row.side,
-                human(row.first.median, row.unit),
-                human(row.second.median, row.unit),
-                percent(row.change_percent) + mark,
-            )
         # Wide enough for whole names where no terminal limits it.
-        Console(width=None if sys.stdout.isatty() else 120).print(table)
+        console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
+        console.print(_table(found, first, second))
+        for words, differs in (
+            ("Unlike, and compared all the same", found.reasons),
+            ("Not the same", found.versions),
+            ("Only in the first", found.only_first),
+            ("Only in the second", found.only_second),
+        ):
+            if differs:
+                console.print(f"{words}: {'; '.join(differs)}", markup=False, soft_wrap=True)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import time
@@ -16,6 +17,7 @@ import typer
 from markupsafe import Markup, escape
 
 from lab import charts, paths, seeds
+from lab.bench.evidence import GUESTS, HOST, KERNELS, QEMU
 from lab.errors import LabError
 from lab.results import Metric, Result, load
 from lab.significance import CONSTANT, LEVEL, TOO_FEW, outside
@@ -558,20 +560,26 @@ def _facts(result: Result) -> list[tuple[str, str]]:
 
 
 def _evidence(result: Result, page: Path | None) -> list[tuple[str, list[tuple[str, str]]]]:
-    """What the run's guests left in its folder, by guest: names of files, and links to them from ``page``'s folder."""
-    folder = result.folder / "guests" if result.folder else None
-    if folder is None or page is None or not folder.is_dir():
+    """What a run left beside its figures (lab/bench/evidence.py): whose, and names of files with links.
+
+    Links are from the folder ``page``; nothing where that or the run's folder is not known.
+    """
+    if result.folder is None or page is None:
         return []
-    found = []
-    for guest in sorted(entry for entry in folder.iterdir() if entry.is_dir()):
-        files = sorted(entry for entry in guest.rglob("*") if entry.is_file())
-        links = [
-            (str(file.relative_to(guest)), quote(os.path.relpath(file.resolve(), page.resolve())))
-            for file in files
+
+    def links(root: Path, files: list[Path]) -> list[tuple[str, str]]:
+        return [
+            (str(file.relative_to(root)), quote(os.path.relpath(file.resolve(), page.resolve())))
+            for file in sorted(files)
+            if file.is_file()
         ]
-        if links:
-            found.append((guest.name, links))
-    return found
+
+    found = []
+    for kind, words in ((GUESTS, "guest"), (KERNELS, "kernel")):
+        for folder in sorted((result.folder / kind).glob("*/")):
+            found.append((f"{words}: {folder.name}", links(folder, list(folder.rglob("*")))))
+    found.append(("machine and QEMU", links(result.folder, [result.folder / name for name in (HOST, QEMU)])))
+    return [(name, files) for name, files in found if files]
 
 
 def _verdict(result: Result) -> str:
@@ -625,6 +633,7 @@ def _context(results: list[Result], folder: Path | None) -> dict[str, Any]:
     }
 
 
+@functools.cache
 def _environment() -> jinja2.Environment:
     return jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES),

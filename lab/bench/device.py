@@ -318,18 +318,16 @@ def punch_metric(options: BenchOptions) -> Metric:
     turns = PUNCH_TURNS * options.pairs
     with step(f"the daemon and a bare loop punch the same holes: {turns} pairs"):
         found = daemon.punch(turns, options.size_mb)
-    made = Metric.of("device.punch.rate", "MB/s", found["bare"], found["daemon"])
-    return Metric.of(
-        made.name,
-        made.unit,
+    made = Metric.of(
+        "device.punch.rate",
+        "MB/s",
         found["bare"],
         found["daemon"],
         sentence="Blocks of 2 and 4 MiB of a filled memfd. The first column is a bare loop of fallocate(2), the "
         "second the daemon with a front end that reports the very same blocks, 32 at a time as Linux does.",
-        target=within(
-            made, PUNCH_LIMIT, PUNCH_LIMIT, f"within {PUNCH_LIMIT:.0f} % of the loop", more_is_better=True
-        ),
     )
+    words = f"within {PUNCH_LIMIT:.0f} % of the loop"
+    return replace(made, target=within(made, PUNCH_LIMIT, PUNCH_LIMIT, words, more_is_better=True))
 
 
 @contextmanager

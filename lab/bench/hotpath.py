@@ -167,7 +167,7 @@ def measure(options: BenchOptions, images: Built, boots: int = BOOTS) -> tuple[l
     for path, (name, words, bound) in PATHS.items():
         base = [row[path] for row in counts["base"]]
         ours = [row[path] for row in counts["ours"]]
-        made = Metric.of(name, "instructions", base, ours)
+        made = Metric.of(name, "instructions", base, ours, sentence=f"Instructions of {words}.")
         target = None
         if bound and made.change_percent is not None:
             target = Target(f"at most {LIMIT} % more than base", made.change_percent <= LIMIT)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from lab.bench import BenchOptions
@@ -137,18 +137,17 @@ def check_huge(phase: Phase, options: BenchOptions) -> None:
 
 def clock_metric(name: str, mode: str, phase: Phase, at_least: float | None) -> Metric:
     """Task-clock of a phase; ``at_least`` is the saving it is meant to show, in percent."""
-    made = Metric.of(name, "ms", phase.base.task_clock_ms, phase.ours.task_clock_ms)
-    target = None
-    if at_least is not None and made.change_percent is not None:
-        target = Target(f"at least {at_least:.0f} % less than base", made.change_percent <= -at_least)
-    return Metric.of(
+    made = Metric.of(
         name,
         "ms",
         phase.base.task_clock_ms,
         phase.ours.task_clock_ms,
         sentence=f"CPU time of the job: {MODE_WORDS[mode]}.",
-        target=target,
     )
+    if at_least is None or made.change_percent is None:
+        return made
+    words = f"at least {at_least:.0f} % less than base"
+    return replace(made, target=Target(words, made.change_percent <= -at_least))
 
 
 def zeroed_metric(name: str, mode: str, phase: Phase, options: BenchOptions, limit: float | None) -> Metric:

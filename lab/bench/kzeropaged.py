@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from lab.bench import BenchOptions
 from lab.bench.jobs import Phase
@@ -142,14 +142,13 @@ def corunner_metric(both: Pair, dirty: str = DIRTY) -> Metric:
                         "it had nothing to do for a part of the time",
                         "give the guest more memory with --memory",
                     )
-    made = Metric.of("prezero.corunner", "steps/s", found["base"], found["ours"])
-    change = made.change_percent or 0.0
-    return Metric.of(
-        made.name,
-        made.unit,
+    made = Metric.of(
+        "prezero.corunner",
+        "steps/s",
         found["base"],
         found["ours"],
         sentence="Steps of another program on the same CPU; base is our kernel with the thread off, ours with "
         "the thread at work.",
-        target=Target(f"at most {SLOWDOWN_LIMIT:.0f} % less", change >= -SLOWDOWN_LIMIT),
     )
+    change = made.change_percent or 0.0
+    return replace(made, target=Target(f"at most {SLOWDOWN_LIMIT:.0f} % less", change >= -SLOWDOWN_LIMIT))

@@ -78,9 +78,8 @@ def _target(metric: Metric, at_least: float) -> Target | None:
 
 def _metric(name: str, unit: str, base: list[float], ours: list[float], sentence: str,
             at_least: float | None) -> Metric:  # fmt: skip
-    plain = Metric.of(name, unit, base, ours)
-    target = None if at_least is None else _target(plain, at_least)
-    return Metric.of(name, unit, base, ours, sentence=sentence, target=target)
+    made = Metric.of(name, unit, base, ours, sentence=sentence)
+    return made if at_least is None else replace(made, target=_target(made, at_least))
 
 
 def measure(side: Side, repetitions: int) -> list[Metric]:

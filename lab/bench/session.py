@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 from lab.bench import BenchOptions
 from lab.bench.evidence import SNAPSHOT
 from lab.boot import BootSpec, Guest, running
-from lab.build import VARIANTS, build_linux, build_qemu
+from lab.build import VARIANTS, build_linux, build_qemu, metadata
 from lab.errors import LabError, TestFailure
 from lab.paths import REPO
 
@@ -247,17 +247,15 @@ class Built:
 
 def kernel_facts(image: str | Path) -> str:
     """Release, configuration and compiler of a kernel, as far as there is anything beside its image."""
-    folder = Path(image).parent
-    facts: list[str] = []
-    if folder == Path():
+    path = Path(image)
+    if path.parent == Path():
         return ""  # the name of an image, and no path
-    with contextlib.suppress(OSError, ValueError, KeyError):
-        about = json.loads((folder / "metadata.json").read_text(encoding="utf-8"))
-        facts = [f"Linux {about['release']}", f"by {about['compiler']}"]
+    about = metadata(path)
+    facts = [f"Linux {about['release']}"] if "release" in about else []
     with contextlib.suppress(OSError):
-        config = hashlib.sha256((folder / ".config").read_bytes()).hexdigest()
-        facts.insert(1, f".config sha256 {config[:16]}")
-    return ", ".join(facts)
+        config = hashlib.sha256((path.parent / ".config").read_bytes()).hexdigest()
+        facts.append(f".config sha256 {config[:16]}")
+    return ", ".join([*facts, *([str(about["compiler"])] if "compiler" in about else [])])
 
 
 def built(options: BenchOptions) -> Built:

@@ -4,17 +4,19 @@ from __future__ import annotations
 import re
 from html.parser import HTMLParser
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
-from lab import charts
-from lab.report import html, markdown, register, write_reports
-from lab.results import Metric, Result, Target
+from lab import charts, seeds
+from lab.report import html, markdown, ran_on, register, write_reports
+from lab.results import Metric, Result, Sample, Target
 from lab.units import human, percent
 
 MIB = 1 << 20
+LEVEL = [100.0, 101, 99, 100, 102, 98, 100, 101, 99, 102]
 
 
 def demo(accelerator: str = "tcg") -> Result:
@@ -84,6 +86,152 @@ def test_the_seeds_figures_say_where_they_come_from() -> None:
         assert "never the milliseconds" in text
 
 
+def test_every_posted_table_is_beside_its_bench() -> None:
+    names = {
+        "thp.populate.task_clock": "51 ± 26 ms",
+        "hugetlb.surplus.populate.task_clock": "65 ± 34 ms",
+        "page_fault.thp.2.on": "8,371,360",
+        "prezero.4k.populate.task_clock": "10.2, 10.3, 11.2 s",
+        "refpage.half.max_rss": "4580 KiB",
+        "churn.early.time_until_back": "10.1 s",
+    }
+    for name, figure in names.items():
+        made = Result("some", "tcg", {}, "", [Metric.of(name, "ms", LEVEL, [v / 2 for v in LEVEL])])
+        for text in (html([made]), markdown([made])):
+            assert figure in text and "As it was posted" in text, name
+            assert text.count("As it was posted") == 1
+            assert "p = 0.002" in text
+    plain = Result("some", "tcg", {}, "", [Metric.of("novel.thing", "ms", LEVEL, LEVEL)])
+    assert "As it was posted" not in html([plain])
+
+
+def test_posted_changes_are_those_of_the_posted_figures() -> None:
+    changes = {(row.what, row.change) for table in seeds.TABLES for row in table.rows}
+    assert ("page_fault1, huge pages, 16 tasks (2 here): reporting on", "-5 %") in changes
+    assert ("page_fault1, huge pages, 16 tasks (2 here): reporting on, page shuffling", "-8 %") in changes
+    assert ("page_fault1, huge pages, 1 task: reporting on, bit 6", "") in changes
+    assert {change for what, change in changes if what in ("4 KiB pages", "huge pages")} == {"-56 %", "-88 %"}
+    # As history has it: what six guests gain, and what the loop loses.
+    assert {row.change for row in seeds.CHURN.rows} == {"-88 %", "+119 %", "-39 %"}
+
+
+def test_what_chance_says_is_on_the_page() -> None:
+    metrics = [
+        Metric.of("a.differs", "ms", LEVEL, [v / 2 for v in LEVEL]),
+        Metric.of("a.same", "ms", LEVEL, [*LEVEL[1:], LEVEL[0]]),
+        Metric.of("a.few", "ms", [1.0, 2], [3.0, 4]),
+        Metric.of("a.counter", "faults", [128.0] * 10, [0.0] * 10),
+    ]
+    for text in (
+        html([Result("a", "tcg", {}, "", metrics)]),
+        markdown([Result("a", "tcg", {}, "", metrics)]),
+    ):
+        assert "p = 0.002" in text and "too few to tell" in text and "no spread" in text
+        assert "Wilcoxon signed-rank, exact" in text
+        assert "1 of 2 figures that were tested have p &lt; 0.05" in text.replace("p < ", "p &lt; ")
+        assert "not corrected" in text
+    assert "p is how often" not in html([Result("a", "tcg", {}, "", metrics[2:])])
+
+
+def test_outliers_are_shown_counted_and_not_dropped() -> None:
+    wild = [*LEVEL[:-1], 400.0]
+    metric = Metric.of("a.b", "ms", LEVEL, wild)
+    assert metric.ours.n == 10 and max(metric.values["ours"]) == 400
+    page = html([Result("a", "tcg", {}, "", [metric])])
+    assert "1 of 10 outside, as far as 400\N{NO-BREAK SPACE}ms" in page
+    assert "none is left out" in page
+    assert "1 of 10 outside" in markdown([Result("a", "tcg", {}, "", [metric])])
+    assert "outside" not in html([Result("a", "tcg", {}, "", [Metric.of("a.b", "ms", LEVEL, LEVEL)])])
+
+
+def test_a_dot_beyond_the_edge_is_an_arrow_with_its_value() -> None:
+    drawn = charts.bars([Metric.of("a.b", "ms", LEVEL, [*LEVEL[:-1], 400.0])], [""], "a.b")
+    assert drawn.count('<path class="beyond"') == 1
+    assert "<title>beyond the edge: 400 ms</title>" in drawn
+    assert drawn.count("<circle") == 19
+    near = charts.bars([Metric.of("a.b", "ms", LEVEL, [*LEVEL[:-1], 150.0])], [""], "a.b")
+    assert "beyond" not in near
+    assert near.count('class="dot out"') == 1 and "<title>outside the fences: 150 ms</title>" in near
+    assert near.count("<circle") == 20
+    # Whatever is drawn is to the left of the value.
+    for svg in (drawn, near):
+        texts = [float(x) for x in re.findall(r'<text class="value" x="([\d.]+)"', svg)]
+        dots = [float(x) for x in re.findall(r'cx="([\d.]+)"', svg)]
+        assert max(dots) <= max(texts) - 5
+
+
+def test_of_very_many_dots_no_outlier_is_left_out() -> None:
+    values = [100.0 + i % 7 for i in range(1000)]
+    values[123], values[432] = 180.0, 20.0
+    one, two = Sample.of(values), Sample.of(LEVEL)
+    metric = Metric("a.b", "ms", one, two, 0.0, values={"base": values, "ours": LEVEL})
+    drawn = charts.bars([metric], [""], "a.b")
+    assert drawn.count('class="dot out"') == 2
+    assert drawn.count("<circle") < charts.MAX_DOTS + 20
+
+
+def test_figures_say_what_they_were_measured_on() -> None:
+    names = ["x.y", "prezero.um.corunner", "prezero.native.clear_rate", "refpage.all.instructions"]
+    made = Result("a", "kvm", {}, "", [Metric.of(name, "ms", [1.0], [2.0]) for name in names])
+    assert [ran_on(made, metric) for metric in made.metrics] == [
+        "kvm",
+        "User-Mode Linux",
+        "the machine itself, no guest",
+        "tcg, counting instructions",
+    ]
+    page = html([made])
+    assert page.count("Measured on: ") == 4 + 3
+    assert all(figure.count("Measured on: ") == 1 for figure in re.findall(r"<figure>.*?</figure>", page))
+
+
+def test_what_ran_where_is_on_the_page() -> None:
+    made = demo()
+    made.versions = {
+        "qemu": "QEMU 10",
+        "linux_base": "Linux 7.3.4, .config sha256 aa",
+        "image_ours": "linux-x",
+    }
+    made.host = {"cpu": "Z80", "kernel": "6.1"}
+    made.job = {"pairs": 10}
+    made.when, made.seconds = "2026-11-22T10:11:12+0000", 61.4
+    for text in (html([made]), markdown([made])):
+        for word in (
+            "QEMU 10",
+            "sha256 aa",
+            "linux-x",
+            "Z80",
+            "6.1",
+            "tcg",
+            "2026-11-22 10:11:12",
+            "61 s",
+            made.reproduce,
+        ):
+            assert word in text
+
+
+def test_what_the_guests_left_is_linked_from_where_the_page_is(tmp_path: Path) -> None:
+    run = tmp_path / "all" / "demo"
+    for name in ("guests/on, bit 6/console.log", "kernels/linux-x/config", "host.json"):
+        (run / name).parent.mkdir(parents=True, exist_ok=True)
+        (run / name).write_text("x")
+    (run / "guests" / "on, bit 6" / "kernel").symlink_to(Path("..", "..", "kernels", "linux-x"))
+    made = demo()
+    made.save(run)
+    assert "console.log" not in html([made])
+    for folder, way in ((run, ""), (tmp_path / "all", "demo/")):
+        write_reports([made], folder)
+        checker = Checker()
+        checker.feed((folder / "report.html").read_text())
+        assert checker.links == [
+            f"{way}guests/on%2C%20bit%206/console.log",
+            f"{way}kernels/linux-x/config",
+            f"{way}host.json",
+        ]
+        for link in checker.links:
+            assert (folder / unquote(link)).is_file()
+        assert f"({way}host.json)" in (folder / "report.md").read_text()
+
+
 def test_a_missed_target_is_seen() -> None:
     result = demo()
     result.metrics = [
@@ -113,7 +261,8 @@ def test_no_value_is_cut_off() -> None:
 
 def test_every_figure_of_a_narrow_table_says_what_it_is() -> None:
     page = html([demo()])
-    names = re.findall(r'<td data-what="([a-z]+)">', page)
+    table = page[page.index("Every figure") : page.index("As it was posted")]
+    names = re.findall(r'<td data-what="([a-z]+)">', table)
     assert names == ["base", "knownzero", "change"] * len(demo().metrics)
     assert "content: attr(data-what)" in page
 
@@ -161,6 +310,11 @@ def test_several_runs_make_one_page(tmp_path: Path) -> None:
     write_reports([demo(), demo("kvm")], tmp_path)
     page = (tmp_path / "report.html").read_text()
     assert "on tcg" in page and "on kvm" in page
+    checker = Checker()
+    checker.feed(page)
+    assert checker.links == ["#run-1", "#run-2"]
+    assert 'id="run-1"' in page and 'id="run-2"' in page
+    assert "1 of 1" in page  # of the targets
 
 
 @pytest.mark.parametrize(

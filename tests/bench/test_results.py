@@ -73,6 +73,39 @@ def test_a_result_survives_its_file(tmp_path: Path) -> None:
     assert [entry.name for entry in (tmp_path / "run").iterdir()] == ["result.json"]
 
 
+def test_an_older_file_is_judged_by_its_values(tmp_path: Path) -> None:
+    base = [100.0 + i for i in range(10)]
+    metric = Metric.of("a.b", "ms", base, [value / 2 for value in base])
+    assert metric.significance and metric.significance.p == pytest.approx(2 / 1024)
+    path = result(metrics=[metric]).save(tmp_path)
+    data = json.loads(path.read_text())
+    assert data["metrics"][0]["significance"] == {
+        "test": "Wilcoxon signed-rank, exact",
+        "p": pytest.approx(2 / 1024),
+    }
+    del data["metrics"][0]["significance"]
+    path.write_text(json.dumps(data))
+    assert load(path).metrics == [metric]
+    del data["metrics"][0]["values"]
+    path.write_text(json.dumps(data))
+    assert load(path).metrics[0].significance is None
+    assert load(path).metrics[0].paired is False
+
+
+def test_sides_of_unequal_length_are_no_pairs() -> None:
+    metric = Metric.of("a.b", "ms", [1.0, 2, 3, 4], [5.0, 6, 7, 8, 9])
+    assert not metric.paired
+    assert metric.significance and metric.significance.test == "Mann-Whitney U, exact"
+
+
+def test_a_result_knows_its_folder_and_does_not_tell(tmp_path: Path) -> None:
+    first = result()
+    assert first.folder is None
+    path = first.save(tmp_path / "run")
+    assert first.folder == load(path).folder == load(tmp_path / "run").folder == tmp_path / "run"
+    assert "folder" not in json.loads(path.read_text())
+
+
 def test_the_file_has_what_other_programs_read(tmp_path: Path) -> None:
     data = json.loads(result().save(tmp_path).read_text())
     assert {"name", "accelerator", "versions", "reproduce", "metrics"} <= set(data)
