@@ -7,17 +7,14 @@ import hashlib
 import itertools
 import json
 import re
-import subprocess
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 
 from lab import build, fetch, lock, paths, progress, series, steps, tree
+from lab.checkpatch import Problem, complaints
 from lab.errors import LabError
 
-# Headers that come from the kernel series next door, not from a released kernel.
-EXPECTED = re.compile(r"0\d+-linux-headers-.*added, moved or deleted file\(s\) imported from Linux")
 # Rules that ask for what only the kernel has, and not a program of its own in tools/.
 KERNEL_ONLY = (
     "ARRAY_SIZE,COMPLEX_MACRO,EMBEDDED_FILENAME,ENOSYS,FLEXIBLE_ARRAY,IS_ENABLED_CONFIG,"
@@ -25,15 +22,6 @@ KERNEL_ONLY = (
 )
 # Texts without a place for a licence line, as their neighbours in the kernel are.
 NO_SPDX = re.compile(r"^Documentation/ABI/|\.txt$|\.kunitconfig$|/\.gitignore$|\.json$")
-
-
-@dataclass(frozen=True)
-class Problem:
-    """One thing that is not in order: which check, where, and what."""
-
-    check: str
-    where: str
-    text: str
 
 
 def check(name: str, each: bool = False, whole: bool = False, first: int = 0) -> list[Problem]:
@@ -126,9 +114,9 @@ def checkpatch(what: series.Series, pristine: Path) -> list[Problem]:
                 place.parent.mkdir(parents=True)
                 place.write_bytes(content)
                 argv = ["perl", str(script), *mine, f"--root={pristine}", "-f", new]
-                found = _complaints(argv, Path(folder), new)
+                found = complaints(argv, Path(folder), new)
         else:
-            found = _complaints(["perl", str(script), *mine, str(file)], pristine, file.name)
+            found = complaints(["perl", str(script), *mine, str(file)], pristine, file.name)
         if not found:
             lock.write_atomically(stamp, "")
         return found
@@ -141,18 +129,6 @@ def checkpatch(what: series.Series, pristine: Path) -> list[Problem]:
         if stamp.name not in used:
             stamp.unlink(missing_ok=True)
     return found
-
-
-def _complaints(argv: list[str], cwd: Path, where: str) -> list[Problem]:
-    done = subprocess.run(
-        argv, cwd=cwd, env=series.git_environment(cwd.parent), capture_output=True, text=True, check=False
-    )
-    lines = [line for line in done.stdout.splitlines() if re.search(r"\b(?:ERROR|WARNING|CHECK)\b", line)]
-    if not lines and done.returncode:
-        lines = (done.stdout + done.stderr).strip().splitlines()[-3:] or [f"exit code {done.returncode}"]
-    return [
-        Problem("checkpatch", where, line.strip()) for line in lines if not EXPECTED.search(f"{where} {line}")
-    ]
 
 
 def saves_clean(what: series.Series, pristine: Path) -> list[Problem]:
