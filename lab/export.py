@@ -5,9 +5,12 @@ from __future__ import annotations
 
 import re
 import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from lab import lock, paths, series, tree
+from lab import against, fetch, letter, lock, paths, sending, series, tree
+from lab.checkpatch import Problem
 from lab.errors import LabError
 
 # Says whose the files are, and uses none of them.
@@ -100,15 +103,6 @@ def homes(what: series.Series) -> dict[str, int]:
     return found
 
 
-def cover_letter(what: series.Series) -> tuple[str, str]:
-    """Subject and text of the cover letter: <name>/cover-letter.txt, or placeholders."""
-    file = what.root / "cover-letter.txt"
-    if not file.is_file():
-        return "*** SUBJECT HERE ***", "*** BLURB HERE ***"
-    subject, _, text = file.read_text(encoding="utf-8").partition("\n")
-    return subject.strip(), text.strip()
-
-
 def sender() -> dict[str, str]:
     """Who the cover letter is from: git's own settings of whoever runs this; empty if there are none."""
     found = {}
@@ -126,26 +120,80 @@ def sender() -> dict[str, str]:
     return found
 
 
-def export(name: str, directory: Path) -> list[Path]:
-    """Write the mails into ``directory`` and return them in order."""
+@dataclass(frozen=True)
+class Exported:
+    """What an export made: mails in order, the letter, what to look at, and whom MAINTAINERS names."""
+
+    mails: list[Path]
+    letter: letter.Letter
+    problems: list[Problem]
+    recipients: list[str]
+
+
+def export(name: str, directory: Path, figures: Sequence[Path] = (), ready: bool = False) -> Exported:
+    """Write the mails into ``directory``.
+
+    ``figures``: runs whose figures the letter gets; by default the newest of this series under out/. ``ready``: also
+    have checkpatch read the mails, rehearse sending them, and ask MAINTAINERS whom to send them to.
+    """
     what = series.get(name)
     if directory.exists() and any(directory.iterdir()):
         raise LabError(
             f"{directory} is not empty", "old mails would mix with the new ones", "name a new directory", 2
         )
-    repo = tree.Repo(tree.make(name, None))
-    tip = tree.commit_series(repo, tree.BASE, what, homes(what))
-    subject, text = cover_letter(what)
-    with lock.new_directory(directory.absolute()) as work:
+    for run in figures:
+        letter.results_of(run)  # a wrong one is told before anything is fetched
+    source = fetch.obtain(name)
+    pristine = fetch.pristine(source)
+    words = letter.write(what, source, figures, against.remembered(what))
+    # What the series touches is enough for its patches, and takes no copy of the whole source.
+    with tree.small(what, pristine) as repo, lock.new_directory(directory.absolute()) as work:
+        tip = tree.commit_series(repo, tree.BASE, what, homes(what))
+        # No base-commit: nobody else has it. The letter says in words which source it is.
         repo.git(
-            "format-patch", "-o", str(work), "--cover-letter", "--thread=shallow", "--numbered", "--no-renames", f"--base={tree.BASE}",
-            "--no-notes", "--no-ext-diff", f"{tree.BASE}..{tip}", env=sender(),
+            "format-patch", "-o", str(work), "--cover-letter", "--thread=shallow", "--numbered", "--no-renames",
+            "--no-base", "--no-notes", "--no-ext-diff", f"{tree.BASE}..{tip}", env=sender(),
         )  # fmt: skip
-        letter = next(work.glob("0000-*"))
+        first = next(work.glob("0000-*"))
         body = (
-            letter.read_text(encoding="utf-8")
-            .replace("*** SUBJECT HERE ***", subject)
-            .replace("*** BLURB HERE ***", text)
+            first.read_text(encoding="utf-8")
+            .replace("*** SUBJECT HERE ***", words.subject)
+            .replace("*** BLURB HERE ***", words.text)
         )
-        letter.write_text(body, encoding="utf-8")
-    return sorted(directory.absolute().iterdir())
+        first.write_text(body, encoding="utf-8")
+    mails = sorted(directory.absolute().iterdir())
+    problems = sending.threading(mails) + sending.forms(mails)
+    problems += [
+        Problem("letter", mails[0].name, f"line {n} of its text is longer than {letter.WIDTH} columns")
+        for n in words.long_lines
+    ]
+    people: list[str] = []
+    if ready:
+        problems += sending.checkpatch(name, mails[1:], pristine) + sending.rehearsal(mails)
+        people = sending.recipients(mails, pristine)
+    return Exported(mails, words, problems, people)
+
+
+def remarks(done: Exported, name: str) -> list[str]:
+    """What whoever sends the mails should know, a line each."""
+    found = []
+    if done.letter.runs:
+        found.append("the letter's figures are from " + ", ".join(map(str, done.letter.runs)))
+    if done.letter.gaps:
+        benches = sorted({letter.bench_of(metric) for metric in done.letter.gaps})
+        found.append(
+            f"the letter has marked gaps, no run has these figures: {', '.join(benches)}; `kz bench all` measures "
+            "them, --figures names other runs"
+        )
+    if done.letter.stale:
+        found.append(
+            f"the series has changed since these figures were measured ({', '.join(done.letter.stale)}); the "
+            "letter says so"
+        )
+    reports = against.remembered(series.get(name))
+    found += [f"on {name} {one.version} ({one.origin}): {one.summary()}" for one in reports]
+    if reports and all(one.age == "same" for one in reports) and any(one.newest for one in reports):
+        found.append(f"the machine's mirror had nothing newer than {reports[0].base} to try it on")
+    if not reports:
+        found.append(f"not tried on other sources: `kz series check {name} --against newest` does")
+    return found

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lab import export, fetch, lock, series, tree
+from lab import against, export, fetch, lock, series, tree
 from lab.errors import LabError
 
 BASE = {
@@ -315,13 +315,16 @@ def test_what_is_gone_from_the_tree_goes_from_the_repository(developed: Path, re
 
 def test_export_puts_new_files_where_they_are_first_used(developed: Path, repo: Path, tmp_path: Path) -> None:
     tree.save(series.get("linux"), developed)
-    (repo / "linux/cover-letter.txt").write_text("mm: the thing\n\nWhy there is a thing.\n")
-    mails = export.export("linux", tmp_path / "mails")
+    (repo / "linux/cover-letter.txt").write_text("mm: the thing\n\nWhy there is a thing.\n\n{{ base }}\n")
+    done = export.export("linux", tmp_path / "mails")
+    mails = done.mails
     assert [m.name[:4] for m in mails] == ["0000", "0001", "0002", "0003"]
     letter = mails[0].read_text()
     assert "Subject: [PATCH 0/3] mm: the thing" in letter
     assert "Why there is a thing." in letter
-    assert "base-commit: " in letter
+    assert "\nThe series is for Linux 7.3.4.\n" in letter
+    # A commit that nobody else has tells nobody anything.
+    assert "base-commit: " not in letter
     assert set(series.touched(mails[2].read_bytes())) == {"mm/Makefile", "mm/thing.c", "mm/thing.h"}
     # They apply with git am, and give the same tree.
     clone = tmp_path / "clone"
@@ -332,3 +335,29 @@ def test_export_puts_new_files_where_they_are_first_used(developed: Path, repo: 
     assert git(clone, "rev-parse", "HEAD^{tree}") == git(developed, "rev-parse", "HEAD^{tree}")
     with pytest.raises(LabError, match="not empty"):
         export.export("linux", tmp_path / "mails")
+    # The commits of this test are signed by nobody; nothing else is to be said of these mails.
+    assert {p.check for p in done.problems} - {"sender"} == {"sign-off"}
+    assert len([p for p in done.problems if p.check == "sign-off"]) == 3
+    assert any("not tried on other sources" in remark for remark in export.remarks(done, "linux"))
+
+
+def test_the_letter_says_what_was_found_on_other_sources(developed: Path, repo: Path, tmp_path: Path) -> None:
+    tree.save(series.get("linux"), developed)
+    (repo / "linux/cover-letter.txt").write_text("mm: the thing\n\n{{ base }}\n")
+    newer = tmp_path / "newer"
+    for name, text in {**BASE, "Makefile": BASE["Makefile"].replace("4", "7")}.items():
+        (newer / name).parent.mkdir(parents=True, exist_ok=True)
+        (newer / name).write_text(text)
+    against.against("linux", str(newer))
+    done = export.export("linux", tmp_path / "mails")
+    words = " ".join(done.mails[0].read_text().split())
+    assert "The series is for Linux 7.3.4. On 7.3.7 (newer) all 3 patches apply as they are." in words
+    assert "on linux 7.3.7 (newer): all 3 patches apply as they are" in export.remarks(done, "linux")
+
+
+@pytest.mark.usefixtures("source")
+def test_a_placeholder_that_is_wrong_is_told_before_anything_is_written(repo: Path, tmp_path: Path) -> None:
+    (repo / "linux/cover-letter.txt").write_text("mm: the thing\n\n{{ tabel() }}\n")
+    with pytest.raises(LabError, match="cannot fill in"):
+        export.export("linux", tmp_path / "mails")
+    assert not (tmp_path / "mails").exists()
