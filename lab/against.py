@@ -69,8 +69,8 @@ class FileOutcome:
         if self.how == "offset":
             return f"{self.name} ({self.lines} {'line' if self.lines == 1 else 'lines'} off)"
         if self.how == "conflict":
-            return f"{self.name} ({self.places} {'place' if self.places == 1 else 'places'})"
-        return f"{self.name} ({self.how})" if self.how == "missing" else self.name
+            return f"{self.name} (conflict in {self.places} {'place' if self.places == 1 else 'places'})"
+        return f"{self.name} ({'not there' if self.how == 'missing' else self.how})"
 
 
 @dataclass(frozen=True)
@@ -499,10 +499,10 @@ def lines(report: Report) -> list[str]:
         found.append(f"The newest that the machine's mirror has is {report.newest}.")
     for one in report.patches:
         if one.how != "as is":
-            files = ", ".join(str(part) for part in one.files if part.how == one.how)
-            rest = sum(part.how not in (one.how, "as is") for part in one.files)
-            more = f", and {rest} more of its files not as they are" if rest else ""
-            found.append(f"  {one.how:14}{one.patch}: {files}{more}")
+            # Beside a conflict nobody asks for lines that moved.
+            least = min(HOW.index(one.how), HOW.index("merged"))
+            files = ", ".join(str(part) for part in one.files if HOW.index(part.how) >= least)
+            found.append(f"  {one.how:14}{one.patch}: {files}")
     found += [f"  new file there already: {name}" for name in report.taken]
     found.append(
         f"{len(report.changed)} of the {report.touched} files that the series changes are not as in {report.base}."

@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import shutil
 import subprocess
 import tarfile
 from pathlib import Path
@@ -77,6 +78,7 @@ def pristine(repo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
 def other(tmp_path: Path, changes: dict[str, str | None], version: str = "") -> Path:
     """Another source: the base with some files changed, or gone."""
     folder = tmp_path / "other"
+    shutil.rmtree(folder, ignore_errors=True)
     files: dict[str, str | None] = {**BASE, **changes}
     if version:
         files["Makefile"] = MAKEFILE.replace("SUBLEVEL = 4", f"SUBLEVEL = {version}")
@@ -128,7 +130,7 @@ def test_a_conflict_is_counted_and_the_rest_is_tried(tmp_path: Path) -> None:
     assert report.patches[0].files == [against.FileOutcome("mm/alpha.c", "conflict", places=1)]
     assert report.taken == ["mm/new.c"]
     text = "\n".join(against.lines(report))
-    assert "conflict      0001-one.patch: mm/alpha.c (1 place)" in text
+    assert "conflict      0001-one.patch: mm/alpha.c (conflict in 1 place)" in text
     assert "new file there already: mm/new.c" in text
     assert "2 of 3 patches apply as they are, 1 with conflicts; 1 of its new files are there already" in text
 
@@ -149,6 +151,12 @@ def test_one_file_in_trouble_does_not_hide_the_other(tmp_path: Path) -> None:
         "mm/alpha.c": "as is",
         "mm/beta.c": "conflict",
     }
+    # Of each patch, all files that need a look are named.
+    near = "".join(with_line(ALPHA, 48, "something else\n"))
+    report = against.against("linux", str(other(tmp_path, {"mm/alpha.c": near, "mm/beta.c": None}, "9")))
+    assert "  missing       0002-two.patch: mm/alpha.c (merged), mm/beta.c (not there)" in against.lines(
+        report
+    )
 
 
 def test_the_sources_are_not_changed(pristine: Path, tmp_path: Path) -> None:

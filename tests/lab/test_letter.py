@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -204,11 +205,9 @@ def test_the_letters_of_this_repository_can_be_filled(name: str, tmp_path: Path)
     metrics = []
     for metric in asked:
         unit = next((units[end] for end in units if metric.endswith(end)), "ms")
-        wide = [
-            v * (1e6 if unit in ("bytes", "steps/s") else 300 if unit == "pages/s" else 1)
-            for v in (1111, 2222, 3333)
-        ]
-        metrics.append(Metric.of(metric, unit, wide, wide))
+        scale = 1e6 if unit in ("bytes", "steps/s") else 300 if unit == "pages/s" else 1
+        made_up = Metric.of(metric, unit, [1111 * scale, 3333 * scale], [1111 * scale, 3333 * scale])
+        metrics.append(replace(made_up, change_percent=-99.8, change_interval=(-1.0, 1.0)))
     result(metrics=metrics).save(tmp_path / "run")
     made = letter.write(what, source, [tmp_path / "run"], [])
     assert (made.gaps, made.long_lines) == ([], [])
