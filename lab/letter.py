@@ -135,7 +135,8 @@ class Figures:
         missing = [name for _, name in rows if not found[name]]
         self.gaps += [name for name in missing if name not in self.gaps]
         if not have:
-            return f"{INDENT}{heading}: {gap(bench_of(rows[0][1]))}"
+            benches = {bench_of(name) for _, name in rows}
+            return f"{INDENT}{heading}: {gap(benches.pop() if len(benches) == 1 else 'all')}"
         for what, values in (
             ("unit", {metric.unit for _, metric in have}),
             ("accelerator", {result.accelerator for result, _ in have}),

@@ -94,7 +94,7 @@ def test_without_runs_there_are_gaps_and_no_digits(what: series.Series) -> None:
     made = write(what)
     assert made.runs == []
     assert made.text == (
-        "Why.\n\n  task-clock: [no figures: run kz bench thp]\n\n  zeroed: [no figures: run kz bench thp]\n\n"
+        "Why.\n\n  task-clock: [no figures: run kz bench all]\n\n  zeroed: [no figures: run kz bench thp]\n\n"
         "The series is for Linux 7.3.4."
     )
 
