@@ -12,14 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from lab import build, fetch, lock, paths, progress, series, steps, tree
-from lab.checkpatch import Problem, complaints
+from lab.checkpatch import KERNEL_ONLY, Problem, complaints
 from lab.errors import LabError
 
-# Rules that ask for what only the kernel has, and not a program of its own in tools/.
-KERNEL_ONLY = (
-    "ARRAY_SIZE,COMPLEX_MACRO,EMBEDDED_FILENAME,ENOSYS,FLEXIBLE_ARRAY,IS_ENABLED_CONFIG,"
-    "MACRO_ARG_UNUSED,NEW_TYPEDEFS,PREFER_DEFINED_ATTRIBUTE_MACRO,VOLATILE"
-)
 # Texts without a place for a licence line, as their neighbours in the kernel are.
 NO_SPDX = re.compile(r"^Documentation/ABI/|\.txt$|\.kunitconfig$|/\.gitignore$|\.json$")
 

@@ -13,6 +13,12 @@ from lab import series
 # Headers that come from the kernel series next door, not from a released kernel.
 EXPECTED = re.compile(r"0\d+-linux-headers-.*added, moved or deleted file\(s\) imported from Linux")
 
+# Rules that ask for what only the kernel has, and not a program of its own in tools/.
+KERNEL_ONLY = (
+    "ARRAY_SIZE,COMPLEX_MACRO,EMBEDDED_FILENAME,ENOSYS,FLEXIBLE_ARRAY,IS_ENABLED_CONFIG,"
+    "MACRO_ARG_UNUSED,NEW_TYPEDEFS,PREFER_DEFINED_ATTRIBUTE_MACRO,VOLATILE"
+)
+
 
 @dataclass(frozen=True)
 class Problem:

@@ -12,11 +12,12 @@ import shutil
 import subprocess
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from email.message import EmailMessage
 from pathlib import Path
 
 from lab import build, lock, paths, progress, run, series
-from lab.checkpatch import Problem, complaints
+from lab.checkpatch import KERNEL_ONLY, Problem, complaints
 
 # What SMTP carries (RFC 5322), without the line's end.
 LONGEST = 998
@@ -87,18 +88,22 @@ def forms(mails: list[Path]) -> list[Problem]:
 def checkpatch(name: str, mails: list[Path], pristine: Path) -> list[Problem]:
     """What the source's checkpatch.pl says of each mail as it is sent; what it had nothing to say of is remembered."""
     script = pristine / "scripts" / "checkpatch.pl"
-    options = ["--no-summary", "--terse", "--color=never", f"--ignore={UNASKED}"]
-    if name == "linux":
-        options += ["--show-types"]
+    always = ["--no-summary", "--terse", "--color=never", *(["--show-types"] if name == "linux" else [])]
 
     def one(mail: Path) -> list[Problem]:
-        content = VARIES.sub(b"", mail.read_bytes())
+        whole = mail.read_bytes()
+        content = VARIES.sub(b"", whole)
+        program = all(name.startswith("tools/") or name == "MAINTAINERS" for name in series.touched(whole))
+        options = [*always, f"--ignore={UNASKED},{KERNEL_ONLY}" if program else f"--ignore={UNASKED}"]
         key = hashlib.sha256(json.dumps([pristine.name, options]).encode() + content).hexdigest()
         stamp = paths.sub("passed") / f"mail-{name}-{key[:24]}"
         used.add(stamp.name)
         if stamp.is_file():
             return []
-        found = complaints(["perl", str(script), *options, str(mail)], pristine, mail.name)
+        found = [
+            replace(problem, text=problem.text.removeprefix(f"{mail}:"))
+            for problem in complaints(["perl", str(script), *options, str(mail)], pristine, mail.name)
+        ]
         if not found:
             lock.write_atomically(stamp, "")
         return found

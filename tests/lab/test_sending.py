@@ -96,6 +96,7 @@ def test_checkpatch_reads_the_mails_and_remembers_those_in_order(cache: Path, tm
     asked = tmp_path / "asked"
     (pristine / "scripts/checkpatch.pl").write_text(
         "my $file = pop @ARGV;\n"
+        f'open(my $rules, ">>", "{tmp_path}/rules"); print $rules "@ARGV\\n";\n'
         f'open(my $asked, ">>", "{asked}"); print $asked "$file\\n";\n'
         'open(my $in, "<", $file); print "$file:1: WARNING: it is bad\\n" if grep { /bad/ } <$in>;\n'
     )
@@ -113,6 +114,10 @@ def test_checkpatch_reads_the_mails_and_remembers_those_in_order(cache: Path, tm
     bad = PATCH.replace("Because.", "It was bad.")
     assert told("three", bad, "0" * 40) == (["0001-mm-add-the-thing.patch"], 1)
     assert told("four", bad, "0" * 40) == (["0001-mm-add-the-thing.patch"], 1)
+    # A program of its own need not use what only the kernel has.
+    assert "COMPLEX_MACRO" not in (tmp_path / "rules").read_text()
+    told("five", PATCH.replace("mm/thing.c", "tools/thing.c"), "0" * 40)
+    assert "COMPLEX_MACRO" in (tmp_path / "rules").read_text()
 
 
 def test_sending_is_rehearsed_and_nothing_sent(
