@@ -22,6 +22,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 STARTED_AGAIN = guests.started_again  # of real guests: tests that play them use a list of their own
 _states: dict[str, int] = {"failed": 0, "machine": 0}
+# What a test's reports have told so far.
+_told = pytest.StashKey[list[tuple[str, object]]]()
 
 
 @pytest.fixture(scope="session")
@@ -57,14 +59,23 @@ def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[Any]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
+    told = item.stash.setdefault(_told, [])
     if call.excinfo is not None and isinstance(call.excinfo.value, LabError):
         error = call.excinfo.value
         report.longrepr = f"{error}\n(in {item.nodeid})"
         if error.code == MACHINE:
             report.user_properties.append(("machine", "broken"))
+            told.append(("broken_machine", True))
+    if call.excinfo is not None and report.failed:
+        told.append(("went_wrong", call.excinfo.exconly().partition("\n")[0][:300]))
     if STARTED_AGAIN:
-        report.user_properties.append(("started_again", f"{item.nodeid}: " + "\n".join(STARTED_AGAIN)))
+        told.append(("started_again", "\n".join(STARTED_AGAIN)))
         STARTED_AGAIN.clear()
+    if report.when == "teardown":
+        # The only report whose properties are in JUnit's XML, where an attempt that is followed by another one
+        # has passed: this tells them from each other (lab/junit.py reads it).
+        report.user_properties += [*told, ("attempt", getattr(item, "execution_count", 1))]
+        told.clear()
     return report
 
 
@@ -89,7 +100,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         for report in reports:
             for name, text in getattr(report, "user_properties", ()):
                 if name == "started_again":
-                    terminalreporter.write_line(f"started again, {text}")
+                    terminalreporter.write_line(f"started again, {report.nodeid}: {text}")
     if hunts:
         terminalreporter.write_line(
             f"{hunts} leak hunts, {duration(found['hunted_ms'] / 1000)}: {found['pages_hunted'] / 1e6:.2f} million pages read by the hunter, "

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from lab import junit
+from lab.junit import State
 from lab.paths import REPO
 
 TESTS = """
@@ -34,6 +36,33 @@ def test_emulator_the_second_time():
     if times("emulator") < 2:
         raise EmulatorFault("an emulated CPU ran code that was no longer there")
 
+def test_skipped():
+    import pytest
+    pytest.skip("nothing to see")
+
+def test_machine():
+    from lab.errors import LabError
+    raise LabError("no kernel", "the disk is full", "free some space")
+
+def test_guest():
+    from lab import boot
+    boot.started_again.append("a guest hung")
+
+import pytest
+
+@pytest.fixture
+def untidy():
+    yield
+    raise ValueError("left a mess")
+
+def test_twice_wrong(untidy):
+    assert 0, "in its body"
+
+def test_amount(record_property):
+    record_property("skips_checked", 7)
+    if times("amount") < 2:
+        raise OutOfLuck("7 is less than 8")
+
 def test_wrong():
     times("wrong")
     assert 0, "OutOfLuck: in the text of another failure counts for nothing"
@@ -47,7 +76,7 @@ def test_worse():
 """
 
 
-def test_only_luck_is_tried_again(tmp_path: Path) -> None:
+def test_only_luck_is_tried_again_and_the_results_tell(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text(TESTS, encoding="utf-8")
     done = subprocess.run(
         [
@@ -55,6 +84,9 @@ def test_only_luck_is_tried_again(tmp_path: Path) -> None:
             "-m",
             "pytest",
             "-q",
+            "-p",
+            "tests.conftest",
+            f"--junit-xml={tmp_path / 'results.xml'}",
             "-c",
             REPO / "pyproject.toml",
             "--rootdir",
@@ -66,7 +98,8 @@ def test_only_luck_is_tried_again(tmp_path: Path) -> None:
         text=True,
         check=False,
     )
-    assert "3 failed, 2 passed, 4 rerun" in done.stdout, done.stdout
+    assert "5 failed, 4 passed, 1 skipped, 1 error, 5 rerun" in done.stdout, done.stdout
+    assert "started again, test_it.py::test_guest: a guest hung" in done.stdout
     assert {
         name: (tmp_path / name).stat().st_size for name in ("luck", "none", "emulator", "wrong", "worse")
     } == {
@@ -76,3 +109,24 @@ def test_only_luck_is_tried_again(tmp_path: Path) -> None:
         "wrong": 1,
         "worse": 1,
     }
+    # The file of results has an attempt that was followed by another one as a test that passed.
+    cases = {case.name.removeprefix("test_"): case for case in junit.read(tmp_path / "results.xml")}
+    assert {name: (case.state, len(case.repeats)) for name, case in cases.items()} == {
+        "luck_the_second_time": (State.PASSED, 1),
+        "no_luck": (State.FAILED, 2),
+        "emulator_the_second_time": (State.PASSED, 1),
+        "skipped": (State.SKIPPED, 0),
+        "machine": (State.BROKEN, 0),
+        "guest": (State.PASSED, 0),
+        "twice_wrong": (State.FAILED, 0),
+        "amount": (State.PASSED, 1),
+        "wrong": (State.FAILED, 0),
+        "worse": (State.FAILED, 0),
+    }
+    assert cases["amount"].told["skips_checked"] == 7
+    assert cases["guest"].started_again == ("a guest hung",)
+    assert "10 is less than 20" in cases["no_luck"].repeats[0]
+    assert "10 is less than 20" in cases["no_luck"].message
+    assert "nothing to see" in cases["skipped"].message
+    assert "the disk is full" in cases["machine"].message
+    assert "in its body" in cases["twice_wrong"].message and "left a mess" in cases["twice_wrong"].message
