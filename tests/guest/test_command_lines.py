@@ -7,7 +7,7 @@ import pytest
 
 from tests.guest.guests import DIRTY, REPORT, counters, expect_at_least, fine, objects, run
 
-pytestmark = [pytest.mark.boots, pytest.mark.nightly, pytest.mark.slow]
+pytestmark = [pytest.mark.boots, pytest.mark.nightly, pytest.mark.slow, pytest.mark.matrix]
 
 USE = "alloc_once --size 256 --pages {} --verify --mode touch_all"
 PAGES = 256 << 8

@@ -20,7 +20,7 @@ from tests.guest.guests import (
     run,
 )
 
-pytestmark = [pytest.mark.boots, pytest.mark.nightly, pytest.mark.slow]
+pytestmark = [pytest.mark.boots, pytest.mark.nightly, pytest.mark.slow, pytest.mark.matrix]
 
 ZP = "/sys/kernel/mm/zero_page"
 PARTIAL = "page_zeroed_reporter.mode=partial"

@@ -25,7 +25,13 @@ from tests.guest.guests import (
     objects,
 )
 
-pytestmark = [pytest.mark.boots, pytest.mark.nightly, pytest.mark.slow, pytest.mark.timeout(5 * 3600)]
+pytestmark = [
+    pytest.mark.boots,
+    pytest.mark.nightly,
+    pytest.mark.slow,
+    pytest.mark.packages,
+    pytest.mark.timeout(5 * 3600),
+]
 
 # A package of a kernel to install: its path, or cloud to have that one built, which takes more than an hour.
 GIVEN = os.environ.get("KNOWNZERO_TEST_KERNEL_PACKAGE", "")

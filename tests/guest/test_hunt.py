@@ -26,7 +26,7 @@ from tests.guest.guests import (
     run,
 )
 
-pytestmark = [pytest.mark.boots, pytest.mark.slow]
+pytestmark = [pytest.mark.boots, pytest.mark.slow, pytest.mark.hunt]
 
 
 DISTURBANCES = {

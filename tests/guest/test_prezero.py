@@ -301,6 +301,7 @@ DISTURBANCES = {
 
 
 @pytest.mark.slow
+@pytest.mark.hunt
 @pytest.mark.parametrize(
     ("what", "nodes"),
     [

@@ -16,6 +16,7 @@ from tests.guest.guests import (
     DIRTY,
     REPORT,
     OutOfLuck,
+    Record,
     counters,
     expect_at_least,
     expect_at_most,
@@ -301,24 +302,33 @@ def all_had_their_turn(reports: list[dict[str, Any]]) -> None:
     expect_at_least(min(told["checked_pages"] for told in reports), 1000)
 
 
+def tell(reports: list[dict[str, Any]], record: Record) -> None:
+    """How much was fuzzed goes into the report of the tests."""
+    record("fuzz_calls", sum(sum(counts.values()) for counts in together(reports).values()))
+    record("fuzz_pages", sum(told["checked_pages"] for told in reports))
+
+
 def swapped(result: BootResult) -> dict[str, int]:
     """The counters of /proc/vmstat that the fuzzers' guest printed."""
     return {name: int(value) for name, value in re.findall(r"^(\w+) (\d+)$", text(result), re.MULTILINE)}
 
 
-def test_random_system_calls() -> None:
+@pytest.mark.fuzz
+def test_random_system_calls(record_property: Record) -> None:
     result, reports = fuzz(
         tuple(f"--seconds 20 --steps 1000 --seed {SEED + i}" for i in range(2)), timeout=480.0
     )
+    tell(reports, record_property)
     all_had_their_turn(reports)
     expect_at_least(swapped(result)["pswpin"], 1)
 
 
 @pytest.mark.nightly
 @pytest.mark.slow
+@pytest.mark.fuzz
 @pytest.mark.parametrize("append", ["", "init_on_free=1", "refpage.max_refs=16"])
 @pytest.mark.timeout(600 + 3 * SECONDS)
-def test_random_system_calls_under_pressure(append: str) -> None:
+def test_random_system_calls_under_pressure(append: str, record_property: Record) -> None:
     """The areas do not fit into memory together, compaction moves their pages, and pages wear out."""
     result, reports = fuzz(
         tuple(
@@ -330,6 +340,7 @@ def test_random_system_calls_under_pressure(append: str) -> None:
         append=append,
         timeout=400.0 + 2 * SECONDS,
     )
+    tell(reports, record_property)
     all_had_their_turn(reports)
     expect_at_least(swapped(result)["pswpin"], 1000)
 

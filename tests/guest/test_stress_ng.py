@@ -23,7 +23,7 @@ from tests.guest.guests import (
     text,
 )
 
-pytestmark = [pytest.mark.boots, pytest.mark.slow]
+pytestmark = [pytest.mark.boots, pytest.mark.slow, pytest.mark.hunt]
 
 SHORT = 40
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from lab import fuzz
 
 SECONDS = int(os.environ.get("KNOWNZERO_FUZZ_SECONDS", "300"))
 
-pytestmark = [pytest.mark.slow, pytest.mark.nightly, pytest.mark.timeout(SECONDS + 1800)]
+pytestmark = [pytest.mark.slow, pytest.mark.nightly, pytest.mark.fuzz, pytest.mark.timeout(SECONDS + 1800)]
 
 
 @pytest.fixture(scope="module")
@@ -21,11 +22,15 @@ def programs() -> Path:
 
 
 @pytest.mark.parametrize("target", fuzz.TARGETS)
-def test_nothing_is_found(target: str, programs: Path, tmp_path: Path) -> None:
+def test_nothing_is_found(
+    target: str, programs: Path, tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
     fuzz.seed(tmp_path)
     seeds = list((tmp_path / target).iterdir())
     assert len(seeds) >= 8
     done = fuzz.fuzz(programs, target, tmp_path / target, SECONDS)
+    record_property("fuzz_inputs", done.runs)
+    record_property("fuzz_edges", done.edges)
     assert done.runs > 10 * SECONDS
     # It has got somewhere: what is found is added to the seeds.
     assert done.edges > 100
