@@ -14,10 +14,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from lab import lock
 from lab.errors import LabError, UsageError
 from lab.significance import Significance, judge
 
 FILE_NAME = "result.json"
+ERROR_NAME = "error.json"  # in the folder of a bench that has no result
 FORMAT = 1
 SIDES = ("base", "knownzero")  # what both sides of a result are called, unless it says otherwise
 
@@ -176,10 +178,31 @@ class Result:
         try:
             temporary.write_text(self.to_json(), encoding="utf-8")
             temporary.replace(path)
+            (folder / ERROR_NAME).unlink(missing_ok=True)
         finally:
             temporary.unlink(missing_ok=True)
         self.folder = folder
         return path
+
+
+def save_error(error: LabError, folder: Path) -> None:
+    """Write why there is no result into a folder (made when missing)."""
+    told = {"what": error.what, "why": error.why, "fix": error.fix, "code": error.code}
+    lock.write_atomically(folder / ERROR_NAME, json.dumps(told, indent=2, ensure_ascii=False) + "\n")
+
+
+def load_error(folder: Path) -> LabError | None:
+    """The error that ``save_error`` has left in a folder, if any; LabError when it cannot be read."""
+    file = folder / ERROR_NAME
+    if not file.exists():
+        return None
+    try:
+        told = json.loads(file.read_text(encoding="utf-8"))
+        return LabError(str(told["what"]), str(told["why"]), str(told["fix"]), int(told["code"]))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise LabError(
+            f"Cannot read {file}", f"{type(error).__name__}: {error}", "run the bench again"
+        ) from error
 
 
 def _sample(data: dict[str, Any]) -> Sample:

@@ -20,7 +20,7 @@ from lab.bench import BENCHES, Accel, BenchOptions, evidence
 from lab.bench.evidence import Evidence
 from lab.errors import LabError, UsageError
 from lab.progress import note
-from lab.results import FILE_NAME, Result
+from lab.results import FILE_NAME, Result, save_error
 from lab.units import human, percent
 
 Pairs = Annotated[int, typer.Option(min=1, max=1000, help="Pairs of repetitions, base and ours by turns.")]
@@ -114,7 +114,8 @@ def keep(result: Result, folder: Path, found: Evidence) -> None:
 def run_all(options: BenchOptions, parent: Path, as_json: bool) -> None:
     """Every bench once, each in a folder of its own under ``parent``, and one report of all of them.
 
-    A bench that fails does not stop the others; the first such error is raised in the end.
+    A bench that fails leaves ``results.ERROR_NAME`` in its folder and does not stop the others; the first such
+    error is raised in the end.
     """
     # thp contains some of the others: they are measured again, by themselves.
     results: list[Result] = []
@@ -125,6 +126,7 @@ def run_all(options: BenchOptions, parent: Path, as_json: bool) -> None:
                 result = one.run(options)
             except LabError as error:
                 note(f"{one.name}: {error.what}: {error.why}")
+                save_error(error, parent / one.name)
                 failed.append(error)
                 continue
             keep(result, parent / one.name, found)

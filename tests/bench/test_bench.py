@@ -15,7 +15,7 @@ from lab.bench import BENCHES, Bench, BenchOptions, jobs, session
 from lab.bench.cli import checked, folder_for, register, table
 from lab.boot import Guest
 from lab.errors import USAGE, LabError, TestFailure, UsageError
-from lab.results import Metric, Result, Target, load
+from lab.results import Metric, Result, Target, load, load_error
 
 MIB = 1 << 20
 COST = session.HostCost(100, 0.05, 0.1)
@@ -240,5 +240,15 @@ def test_a_bench_that_fails_does_not_stop_the_others(tmp_path: Any, monkeypatch:
     told = CliRunner().invoke(verbs(), ["bench", "all"])
     assert isinstance(told.exception, TestFailure) and "order0" in told.exception.what
     (folder,) = (tmp_path / "all").iterdir()
-    assert {entry.name for entry in folder.iterdir() if entry.is_dir()} == {*BENCHES} - {"order0", "churn"}
+    results = {file.parent.name for file in folder.glob("*/result.json")}
+    assert results == {*BENCHES} - {"order0", "churn"}
     assert (folder / "report.html").is_file()
+    # Each of the two says why, until it has a result.
+    assert {file.parent.name for file in folder.glob("*/error.json")} == {"order0", "churn"}
+    why = load_error(folder / "churn")
+    assert why is not None and (why.what, why.why, why.code) == ("churn broke", "so it is", 1)
+    small("churn").save(folder / "churn")
+    assert load_error(folder / "churn") is None
+    (folder / "order0" / "error.json").write_text("[]")
+    with pytest.raises(LabError, match="Cannot read"):
+        load_error(folder / "order0")
