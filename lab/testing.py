@@ -4,8 +4,12 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
+import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from lab import build, errors, fetch, guest, lock, paths, progress, run
@@ -19,6 +23,7 @@ KERNELS = (
 )
 QTESTS = ("virtio-balloon-reporting-test", "virtio-balloon-test")
 QUICK = "not boots and not slow"
+LAST_WORDS = 40.0  # seconds, of which pytest's workers may take ten to end
 
 
 def prepare() -> None:
@@ -55,17 +60,9 @@ def build_qtests() -> Path:
 def run_tests(select: str, junit: Path | None, quick: bool, extra: list[str]) -> int:
     """Run pytest over tests/; returns the lab's exit code (0 fine, 1 failures, 2 usage, 3 machine)."""
     marks = QUICK if quick else ""
-    argv = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-c",
-        str(paths.REPO / "pyproject.toml"),
-        "--rootdir",
-        str(paths.REPO),
-    ]
+    argv = _pytest()
     chosen = (["-k", select] if select else []) + (["-m", marks] if marks else [])
-    if not quick and _needs_guests(argv, chosen):
+    if not quick and _needs_guests(chosen):
         prepare()
     # One more than there are CPUs: guests sleep and wait as well.
     jobs = min(build.jobs() + 1, 5)
@@ -76,14 +73,23 @@ def run_tests(select: str, junit: Path | None, quick: bool, extra: list[str]) ->
     process = subprocess.Popen([*argv, *extra, "tests"], cwd=paths.REPO, env=_environment())
     try:
         status = process.wait()
-    except BaseException:
-        process.terminate()
-        try:
-            process.wait(20)
-        except subprocess.TimeoutExpired:
-            process.kill()
+    except BaseException as why:
+        # The terminal has interrupted pytest as well; a second time, and it would not write its results.
+        if not isinstance(why, KeyboardInterrupt):
+            process.send_signal(signal.SIGINT)
+        _await_end(process)
         raise
     return exit_code(status)
+
+
+def _await_end(process: subprocess.Popen[bytes]) -> None:
+    """Give pytest the time to end its tests and to write what it knows."""
+    try:
+        process.wait(LAST_WORDS)
+    except BaseException as why:
+        process.kill()
+        if not isinstance(why, subprocess.TimeoutExpired):
+            raise
 
 
 def exit_code(status: int) -> int:
@@ -101,22 +107,62 @@ def exit_code(status: int) -> int:
     return {0: errors.OK, 1: errors.FAILED}.get(status, errors.MACHINE)
 
 
-def _needs_guests(argv: list[str], chosen: list[str]) -> bool:
-    """Whether the selection has tests that boot guests or need builds."""
-    words = [w for i, w in enumerate(chosen) if w != "-m" and (i == 0 or chosen[i - 1] != "-m")]
+def _pytest() -> list[str]:
+    return [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-c",
+        str(paths.REPO / "pyproject.toml"),
+        "--rootdir",
+        str(paths.REPO),
+    ]
+
+
+def check_selection(select: str, marks: str, options: Sequence[str], settings: dict[str, str]) -> None:
+    """UsageError unless pytest's -k and -m choose a test (none at all when ``marks`` is empty).
+
+    ``options`` are more that pytest is given, ``settings`` more of its environment.
+    """
+    chosen = ["-k", select] if select else []
+    status, said = (5, "") if not marks else _collect([*chosen, "-m", marks, *options], settings)
+    if status == 5:
+        raise errors.UsageError(
+            "no test would be run",
+            f"nothing in the stages that are chosen matches {shlex.join([*chosen, *options])}",
+            "choose other stages, or see the names with: kz test --select '' -- --collect-only",
+        )
+    if status:
+        wrong = [line for line in said.splitlines() if re.search(r"^ERROR: (?!usage)|: error: ", line)]
+        raise errors.UsageError(
+            "the tests cannot be selected",
+            "\n".join(wrong) or run_tail(said),
+            "mend --select or the options for pytest",
+        )
+
+
+def _collect(options: list[str], settings: dict[str, str] | None = None) -> tuple[int, str]:
+    """pytest's exit status, and what it says, when it only lists tests."""
     done = subprocess.run(
-        [*argv, "--collect-only", "-q", "-p", "no:cacheprovider", "-m", "boots or slow", *words, "tests"],
+        [*_pytest(), "--collect-only", "-q", "-p", "no:cacheprovider", *options, "tests"],
         cwd=paths.REPO,
-        env=_environment(),
+        env={**_environment(), **(settings or {})},
         capture_output=True,
         text=True,
         check=False,
     )
-    if done.returncode in (0, 5):
-        return done.returncode == 0
+    return done.returncode, done.stdout + done.stderr
+
+
+def _needs_guests(chosen: list[str]) -> bool:
+    """Whether the selection has tests that boot guests or need builds."""
+    words = [w for i, w in enumerate(chosen) if w != "-m" and (i == 0 or chosen[i - 1] != "-m")]
+    status, said = _collect(["-m", "boots or slow", *words])
+    if status in (0, 5):
+        return status == 0
     raise LabError(
         "the tests cannot be collected",
-        run_tail(done.stdout + done.stderr),
+        run_tail(said),
         "mend the error above",
         errors.FAILED,
     )
