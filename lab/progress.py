@@ -17,8 +17,10 @@ _live = 0
 
 
 def duration(seconds: float) -> str:
-    """Seconds as people read them: ``7 s``, ``3m12``."""
+    """Seconds as people read them: ``7 s``, ``3m12``, ``2h05m``."""
     whole = round(seconds)
+    if whole >= 3600:
+        return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
     return f"{whole} s" if whole < 60 else f"{whole // 60}m{whole % 60:02d}"
 
 

@@ -634,24 +634,27 @@ def _context(results: list[Result], folder: Path | None) -> dict[str, Any]:
 
 
 @functools.cache
-def _environment() -> jinja2.Environment:
+def environment() -> jinja2.Environment:
+    """Where the templates are, and how they are filled in."""
     return jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES),
         autoescape=jinja2.select_autoescape(["html.j2"], default=False),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
+        # What a night began with, it ends with, whatever is edited meanwhile.
+        auto_reload=False,
     )
 
 
 def html(results: list[Result], folder: Path | None = None) -> str:
     """The page; with links to what is beside the results when told in which folder it will be."""
-    return _environment().get_template("report.html.j2").render(_context(results, folder))
+    return environment().get_template("report.html.j2").render(_context(results, folder))
 
 
 def markdown(results: list[Result], folder: Path | None = None) -> str:
     """The same as Markdown, without the charts."""
-    return _environment().get_template("report.md.j2").render(_context(results, folder))
+    return environment().get_template("report.md.j2").render(_context(results, folder))
 
 
 def write_reports(results: list[Result], folder: Path) -> list[Path]:

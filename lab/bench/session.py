@@ -237,7 +237,7 @@ class Built:
 
     def versions(self) -> dict[str, str]:
         """QEMU's version, this repository's commit, and what the images are called in the cache."""
-        found = {"qemu": _first_line([str(self.qemu), "--version"]), "knownzero": _commit()}
+        found = {"qemu": _first_line([str(self.qemu), "--version"]), "knownzero": commit()}
         for side, image in (("base", self.base), ("ours", self.ours)):
             found[f"image_{side}"] = image.parent.name if isinstance(image, Path) else image
             if about := kernel_facts(image):
@@ -360,7 +360,8 @@ def _first_line(argv: list[str]) -> str:
     return done.stdout.partition("\n")[0].strip() or "unknown"
 
 
-def _commit() -> str:
+def commit() -> str:
+    """This repository's commit, as git describes it."""
     return _first_line(["git", "-C", str(REPO), "describe", "--always", "--dirty", "--tags"])
 
 
