@@ -10,7 +10,12 @@
 #include "common.h"
 
 #include <getopt.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
+
+#ifndef SYS_listmount
+#define SYS_listmount 458
+#endif
 
 static void usage(FILE *out)
 {
@@ -21,15 +26,29 @@ static void usage(FILE *out)
 "Paths (default: all):\n"
 "  fault        write fault on an anonymous 4 KiB page, with its share of MADV_DONTNEED\n"
 "  thp_fault    write fault on a 2 MiB page, with its MADV_DONTNEED\n"
+"  new_fault    write fault on a 4 KiB page, and it is kept: each gets another page\n"
+"  new_thp      write fault on a 2 MiB page, and it is kept\n"
 "  pipe_deep    16 one-byte packets into a pipe and out of it again: each needs a page\n"
 "  pipe_cached  the same 16 packets one by one: the pipe keeps its page, none is allocated\n"
 "  alloc_free   an order-0 page allocated and freed: (pipe_deep - pipe_cached) / pages\n"
 "  buddy        the same with 224 packets, so that the per-CPU list overflows to the buddy lists\n"
+"  order3       32 KiB of one block allocated and freed: list3 - list0\n"
+"  order9       2 MiB of one block allocated and freed: list9 - list0\n"
+"  list3, list9 listmount(2) with room for 4096 and for 262144 mounts: the kernel allocates that room\n"
+"  list0        the same with room for none: nothing is allocated\n"
 "  fork         fork, exit and wait\n"
+"  exec         fork, execve of this program, exit and wait\n"
 "Options:\n"
 "  --reps N     repetitions per path (default 101)\n"
+"  --exit       end at once: it is what exec executes\n"
 "  --help       this text\n"
 "Exit: 0 done, 2 bad usage, 3 the machine cannot do it.\n");
+}
+
+static void must(bool good, const char *what)
+{
+	if (!good)
+		kz_die(KZ_BROKEN, "%s: %s", what, strerror(errno));
 }
 
 static inline uint64_t ticks(void)
@@ -53,7 +72,11 @@ static inline uint64_t ticks(void)
 #define PIPE_KEPT 3
 #define BUDDY_DEPTH 224
 
+#define WARM_UPS 16
+
 static char *small, *huge;
+/* Memory that was never written to, and how much of it there was. */
+static char *fresh;
 static int shallow[2], deep[2];
 
 static void run_fault(void)
@@ -71,10 +94,19 @@ static void run_thp_fault(void)
 	madvise(huge, KZ_HUGE, MADV_DONTNEED);
 }
 
-static void must(bool good, const char *what)
+
+static void run_new_fault(void)
 {
-	if (!good)
-		kz_die(KZ_BROKEN, "%s: %s", what, strerror(errno));
+	int i;
+
+	for (i = 0; i < FAULT_PAGES; i++, fresh += 4096)
+		*(volatile char *)fresh = 1;
+}
+
+static void run_new_thp(void)
+{
+	*(volatile char *)fresh = 1;
+	fresh += KZ_HUGE;
 }
 
 static void fill_and_drain(int fds[2], int depth)
@@ -104,6 +136,24 @@ static void run_pipe_cached(void) { one_by_one(shallow, PIPE_DEPTH); }
 static void run_buddy_deep(void) { fill_and_drain(deep, BUDDY_DEPTH); }
 static void run_buddy_cached(void) { one_by_one(deep, BUDDY_DEPTH); }
 
+/*
+ * The kernel allocates room for as many numbers as it is asked for, with kvmalloc(), before it looks for
+ * mounts. It is asked for those after the last one there can be: it finds none, whatever the room.
+ */
+static void list_mounts(size_t count)
+{
+	static const struct {
+		uint32_t size, spare;
+		uint64_t mount, after;
+	} request = { sizeof(request), 0, UINT64_MAX, UINT64_MAX - 1 };
+
+	must(!syscall(SYS_listmount, &request, small, count, 0), "listmount");
+}
+
+static void run_list0(void) { list_mounts(0); }
+static void run_list3(void) { list_mounts((32 << 10) / sizeof(uint64_t)); }
+static void run_list9(void) { list_mounts(KZ_HUGE / sizeof(uint64_t)); }
+
 static void run_fork(void)
 {
 	int status;
@@ -113,6 +163,23 @@ static void run_fork(void)
 	if (!pid)
 		_exit(0);
 	must(waitpid(pid, &status, 0) == pid, "waitpid");
+}
+
+static void run_exec(void)
+{
+	static char *const argv[] = { (char *)"hotpath", (char *)"--exit", NULL };
+	static char *const envp[] = { NULL };
+	int status;
+	pid_t pid = fork();
+
+	must(pid >= 0, "fork");
+	if (!pid) {
+		execve("/proc/self/exe", argv, envp);
+		_exit(KZ_BROKEN);
+	}
+	must(waitpid(pid, &status, 0) == pid, "waitpid");
+	if (!WIFEXITED(status) || WEXITSTATUS(status))
+		kz_die(KZ_BROKEN, "this program cannot be executed again");
 }
 
 struct cost {
@@ -133,7 +200,7 @@ static struct cost time_path(void (*run)(void), unsigned long reps, double itera
 	unsigned long i;
 	struct cost cost;
 
-	for (i = 0; i < 16; i++)
+	for (i = 0; i < WARM_UPS; i++)
 		run();
 	for (i = 0; i < reps; i++) {
 		uint64_t start = ticks();
@@ -176,6 +243,26 @@ static void open_pipe(int fds[2], int depth)
 	must(fcntl(fds[1], F_SETPIPE_SZ, depth * 4096) >= depth * 4096, "F_SETPIPE_SZ");
 }
 
+static void *map_anonymous(size_t bytes, size_t align, int advice);
+
+/* A path that takes each time the next part of a mapping. */
+static void time_fresh(const char *name, void (*run)(void), unsigned long reps, size_t bytes, int pages)
+{
+	const size_t size = (reps + WARM_UPS) * bytes;
+	char *start = map_anonymous(size, KZ_HUGE, pages == 1 ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
+
+	fresh = start;
+	print_cost(name, time_path(run, reps, pages), reps);
+	munmap(start, size);
+}
+
+static void time_order(const char *name, void (*run)(void), unsigned long reps)
+{
+	struct cost with = time_path(run, reps, 1);
+
+	print_cost(name, less(with, time_path(run_list0, reps, 1), 1), reps);
+}
+
 static void run_named(const char *name, unsigned long reps)
 {
 	if (!strcmp(name, "fault")) {
@@ -196,8 +283,24 @@ static void run_named(const char *name, unsigned long reps)
 		struct cost without = time_path(run_buddy_cached, reps, 1);
 
 		print_cost(name, less(with, without, BUDDY_DEPTH - PIPE_KEPT), reps);
+	} else if (!strcmp(name, "new_fault")) {
+		time_fresh(name, run_new_fault, reps, FAULT_PAGES * 4096, FAULT_PAGES);
+	} else if (!strcmp(name, "new_thp")) {
+		time_fresh(name, run_new_thp, reps, KZ_HUGE, 1);
+	} else if (!strcmp(name, "list0")) {
+		print_cost(name, time_path(run_list0, reps, 1), reps);
+	} else if (!strcmp(name, "list3")) {
+		print_cost(name, time_path(run_list3, reps, 1), reps);
+	} else if (!strcmp(name, "list9")) {
+		print_cost(name, time_path(run_list9, reps, 1), reps);
+	} else if (!strcmp(name, "order3")) {
+		time_order(name, run_list3, reps);
+	} else if (!strcmp(name, "order9")) {
+		time_order(name, run_list9, reps);
 	} else if (!strcmp(name, "fork")) {
 		print_cost(name, time_path(run_fork, reps, 1), reps);
+	} else if (!strcmp(name, "exec")) {
+		print_cost(name, time_path(run_exec, reps, 1), reps);
 	} else {
 		kz_die(KZ_USAGE, "path '%s' is unknown; see --help", name);
 	}
@@ -218,7 +321,7 @@ static void *map_anonymous(size_t bytes, size_t align, int advice)
 int main(int argc, char **argv)
 {
 	static const char *const all[] = { "fault", "thp_fault", "pipe_deep", "pipe_cached",
-					   "alloc_free", "buddy", "fork" };
+					   "alloc_free", "buddy", "fork", "exec", "order3", "order9" };
 	static const struct option options[] = {
 		{ "reps", required_argument, NULL, 'r' },
 		{ "help", no_argument, NULL, 'h' },
@@ -229,6 +332,8 @@ int main(int argc, char **argv)
 	int opt;
 
 	kz_program = "hotpath";
+	if (argc == 2 && !strcmp(argv[1], "--exit"))
+		return KZ_OK;
 	while ((opt = getopt_long(argc, argv, "", options, NULL)) != -1) {
 		switch (opt) {
 		case 'r':

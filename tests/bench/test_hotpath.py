@@ -1,14 +1,23 @@
 # SPDX-License-Identifier: GPL-2.0
-"""Instructions of a kernel are attributed to its functions."""
+"""Instructions of hot paths are compared, held against the limit, and attributed to functions."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from lab.bench import hotpath
+from lab.bench import BenchOptions, hotpath
 from lab.bench.plugin import build_plugin
+from lab.bench.session import Built
+from lab.errors import TestFailure
+from lab.results import Metric
+
+OPTIONS = BenchOptions()
+IMAGES = Built(Path("qemu"), "the base", "the other")
+BOUND = [*hotpath.PATHS, *hotpath.MORE]
 
 
 def test_instructions_are_added_up_by_function(tmp_path: Path) -> None:
@@ -29,3 +38,101 @@ def test_instructions_are_added_up_by_function(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["functions", "zerobytes"])
 def test_plugins_compile(name: str) -> None:
     assert build_plugin(name).is_file()
+
+
+def counts(paths: Sequence[hotpath.HotPath], each: float) -> list[hotpath.Counts]:
+    """What two boots of a kernel that takes ``each`` for everything would give."""
+    return [{path.name: each for path in paths}] * 2
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+    """The breakdowns that were wanted, as (prefix, path)."""
+    found: list[tuple[str, str]] = []
+
+    def breakdown(options: Any, images: Any, path: hotpath.HotPath, prefix: str) -> list[Metric]:
+        found.append((prefix, path.name))
+        return [Metric.of(f"hotpath.{prefix}{path.metric}.in.f", "instructions", [1.0], [2.0])]
+
+    monkeypatch.setattr(hotpath, "breakdown", breakdown)
+    return found
+
+
+def test_names_that_others_read() -> None:
+    made = hotpath.compare(
+        OPTIONS, IMAGES, counts(BOUND, 1000), counts(BOUND, 1000), hotpath.PATHS, hotpath.IDLE
+    )
+    assert [metric.name for metric in made] == [
+        "hotpath.fault.instructions",
+        "hotpath.alloc_free.instructions",
+        "hotpath.buddy_alloc_free.instructions",
+        "hotpath.thp_fault.instructions",
+    ]
+
+
+@pytest.mark.parametrize("prefix", [hotpath.IDLE, hotpath.OFF])
+def test_each_path_beyond_the_limit_is_broken_down(prefix: str, asked: list[tuple[str, str]]) -> None:
+    made = hotpath.compare(OPTIONS, IMAGES, counts(BOUND, 1000), counts(BOUND, 1005), BOUND, prefix)
+    assert all(metric.target and metric.target.met for metric in made) and len(made) == len(BOUND)
+    assert asked == []
+    made = hotpath.compare(OPTIONS, IMAGES, counts(BOUND, 1000), counts(BOUND, 1006), BOUND, prefix)
+    assert [metric.target.met for metric in made if metric.target] == [False] * len(BOUND)
+    assert asked == [(prefix, path.name) for path in BOUND]
+    assert f"hotpath.{prefix}fork_exec.in.f" in [metric.name for metric in made]
+
+
+def test_an_active_source_has_no_limit(asked: list[tuple[str, str]]) -> None:
+    paths = [*hotpath.NEW, *BOUND]
+    made = hotpath.compare(OPTIONS, IMAGES, counts(paths, 1000), counts(paths, 2000), paths, hotpath.ACTIVE)
+    assert [metric.name for metric in made] == [f"hotpath.active.{p.metric}.instructions" for p in paths]
+    assert asked == [] and not any(metric.target for metric in made)
+
+
+def test_a_source_that_gives_no_zeros_is_no_result() -> None:
+    for path in hotpath.NEW:
+        pages = (path.reps + hotpath.WARM_UPS) * hotpath.PAGES[path.name]
+        hotpath.check_skipped(path, pages, "ours")
+        with pytest.raises(TestFailure, match="not active"):
+            hotpath.check_skipped(path, pages // 2, "ours")
+
+
+def test_the_demo_counts_what_it_always_did(monkeypatch: pytest.MonkeyPatch) -> None:
+    booted: list[tuple[object, list[str]]] = []
+
+    def boot(options: Any, kernel: object, qemu: Path, runs: Sequence[tuple[int, str]]) -> hotpath.Counts:
+        booted.append((kernel, [name for _, name in runs]))
+        return {name: 1000.0 for _, name in runs}
+
+    monkeypatch.setattr(hotpath, "_boot", boot)
+    metrics, notes = hotpath.measure(OPTIONS, IMAGES, boots=1)
+    names = ["fault", "alloc_free", "buddy", "thp_fault"]
+    assert sorted(booted, key=str) == [("the base", names), ("the other", names)]
+    assert len(metrics) == len(names) and len(notes) == 1
+
+
+def test_functions_are_counted_for_one_operation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The instructions of the boot, which both counts have, are none of the operation's."""
+    path = hotpath.PATHS[0]
+    images = Built(tmp_path, tmp_path / "base" / "bzImage", tmp_path / "ours" / "bzImage")
+    for kernel in (images.base, images.ours):
+        assert isinstance(kernel, Path)
+        kernel.parent.mkdir()
+        (kernel.parent / "System.map").write_text("ffffffff81000000 T changed\nffffffff81001000 T same\n")
+
+    def boot(
+        options: Any, kernel: Path, qemu: Path, runs: Sequence[tuple[int, str]], extra: Sequence[str]
+    ) -> hotpath.Counts:
+        (reps, loop), out = runs[0], extra[1].partition("out=")[2]
+        assert loop == path.loop
+        each = 70 if kernel == images.ours else 60
+        Path(out).write_text(
+            f"ffffffff81000000 {5000 + reps * path.operations * each}\n"
+            f"ffffffff81001000 {9000 + reps * path.operations * 20}\n"
+        )
+        return {}
+
+    monkeypatch.setattr(hotpath, "_boot", boot)
+    made = hotpath.breakdown(OPTIONS, images, path, hotpath.OFF)
+    assert [(m.name, m.base.median, m.ours.median) for m in made] == [
+        ("hotpath.off.fault.in.changed", 60.0, 70.0)
+    ]

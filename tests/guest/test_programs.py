@@ -273,9 +273,10 @@ def test_stall_cannot_report_where_there_is_no_parameter(programs: dict[str, Pat
 
 
 def test_hotpath_prints_each_path(programs: dict[str, Path]) -> None:
-    told = call(programs, "hotpath", "--reps", "5", "fault", "alloc_free", "fork")
+    paths = ("fault", "new_fault", "alloc_free", "fork", "exec")
+    told = call(programs, "hotpath", "--reps", "5", *paths)
     assert told.returncode == 0
     lines = [json.loads(line) for line in told.stdout.splitlines()]
-    assert [line["path"] for line in lines] == ["fault", "alloc_free", "fork"]
+    assert [line["path"] for line in lines] == list(paths)
     assert all(line["n"] == 5 for line in lines)
     assert lines[0]["min"] > 0
