@@ -24,7 +24,6 @@ from lab.bench.session import (
     built,
     host_facts,
     reproduce,
-    settle_resident,
     spec_for,
 )
 from lab.boot import boot, running
@@ -42,6 +41,9 @@ SKIPPED_AT_LEAST = 0.9
 # User space where it always is: how much page table a process has depends on it.
 APPEND = "nokaslr norandmaps"
 ICOUNT = ("-icount", "shift=0")
+# By the guest's own clock. A kernel without flush reports in rounds: a few dozen of them, 10 ms apart, after the
+# first at the usual delay. The host's view tells nothing here: it never had this memory.
+REPORTED = "sleep 5"
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,7 @@ class HotPath:
 
     For a breakdown ``loop`` of guest/hotpath.c is repeated, which does it ``operations`` times in each
     repetition; ``worth`` is how many instructions a function must differ by for each operation to be named.
+    ``bound``: whether the limit holds for it.
     """
 
     name: str
@@ -59,6 +62,7 @@ class HotPath:
     operations: int = 1
     reps: int = REPS
     worth: float = 0.5
+    bound: bool = True
 
 
 # Emulated, a huge page or a process takes as long as hundreds of others: these are repeated less often.
@@ -78,6 +82,7 @@ PATHS = (
         "buddy",
         221,
         FEW,
+        bound=False,
     ),
     HotPath("thp_fault", "thp_fault", "a 2 MiB page fault with its unmapping", "thp_fault", 1, FEW),
 )
@@ -85,7 +90,7 @@ MORE = (
     HotPath("order3", "alloc_free_order3", "one order-3 page (32 KiB) allocated and freed", "list3"),
     HotPath("order9", "alloc_free_order9", "one order-9 page (2 MiB) allocated and freed", "list9"),
     HotPath(
-        "exec", "fork_exec", "a process that is forked, executes a program and ends", "exec", 1, FEW, 20.0
+        "exec", "fork_exec", "a process that is forked, executes a program and ends", "exec", 1, FEW, 200.0
     ),
 )
 # Each repetition uses memory that nobody had since it was reported.
@@ -195,8 +200,7 @@ def _active(options: BenchOptions, kernel: str | Path, qemu: Path, paths: Sequen
         side = Side(str(kernel), guest)
         side.has_flush = side.sh(f"test -e {FLUSH} && echo yes || echo no")[-1] == "yes"
         side.free_and_report()
-        settle_resident(guest.pid, timeout=600.0, what="the guest", still_s=1.0)
-        side.sh(LATE)
+        side.sh(f"{REPORTED}; {LATE}")
         for path in paths:
             before = _skipped(side)
             found |= medians(side.sh(f"hotpath --reps {path.reps} {path.name}"))
@@ -316,7 +320,7 @@ def compare(
             [row[path.name] for row in ours],
             sentence=f"Instructions of {path.words}: {WORDS[prefix]}.",
         )
-        if prefix != ACTIVE:
+        if path.bound and prefix != ACTIVE:
             change = made.change_percent
             met = change is not None and change <= LIMIT
             made = replace(made, target=Target(f"at most {LIMIT} % more than base", met))
@@ -339,14 +343,15 @@ def run(options: BenchOptions) -> Result:
     images = built(options)
     off = build_linux("off")
     paths = [*PATHS, *MORE]
-    kernels = {"base": images.base, "off": off, "ours": images.ours}
+    kernels = {"base": images.base, "ours": images.ours}
+    reported = _count(
+        options, kernels, images.qemu, [*NEW, *paths], BOOTS, _active, "instruction counts, memory reported"
+    )
+    kernels["off"] = off
     rows = _count(options, kernels, images.qemu, paths, BOOTS, _plain, "instruction counts")
     metrics = compare(options, images, rows["base"], rows["ours"], paths, IDLE)
     metrics += compare(options, replace(images, ours=off), rows["base"], rows["off"], paths, OFF)
-    paths = [*NEW, *paths]
-    del kernels["off"]
-    rows = _count(options, kernels, images.qemu, paths, BOOTS, _active, "instruction counts, memory reported")
-    metrics += compare(options, images, rows["base"], rows["ours"], paths, ACTIVE)
+    metrics += compare(options, images, reported["base"], reported["ours"], [*NEW, *paths], ACTIVE)
     return Result(
         name="hotpath",
         accelerator="tcg",
