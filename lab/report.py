@@ -396,7 +396,31 @@ CHARTS: tuple[tuple[str, str, tuple[tuple[str, str], ...]], ...] = (
             ("hotpath.fault.instructions", "4 KiB page fault"),
             ("hotpath.alloc_free.instructions", "order-0 page, allocated and freed"),
             ("hotpath.buddy_alloc_free.instructions", "the same through the buddy lists"),
+            ("hotpath.alloc_free_order3.instructions", "order-3 page, allocated and freed"),
         ),
+    ),
+    *(
+        (
+            title,
+            sentence,
+            tuple(
+                (f"hotpath.{which}{path}.instructions", label)
+                for path, label in (
+                    ("new_fault", "4 KiB page fault in unused memory"),
+                    ("fault", "4 KiB page fault"),
+                    ("alloc_free", "order-0 page, allocated and freed"),
+                    ("alloc_free_order3", "order-3 page, allocated and freed"),
+                )
+            ),
+        )
+        for which, title, sentence in (
+            ("off.", "Instructions of the hot paths, compiled out", "The series applied, every option off."),
+            (
+                "active.",
+                "Instructions of the hot paths, memory known to be zero",
+                "After all free memory was reported to a balloon, with bit 6 on ours.",
+            ),
+        )
     ),
 )
 

@@ -75,7 +75,7 @@ BENCHES: dict[str, Bench] = {
             "lab.bench.scale",
         ),
         Bench("zerobytes", "bytes zeroed as the emulator sees it, from outside", "lab.bench.zerobytes"),
-        Bench("hotpath", "instructions of the hot paths with reporting off", "lab.bench.hotpath"),
+        Bench("hotpath", "instructions of the hot paths: compiled out, idle and active", "lab.bench.hotpath"),
         Bench(
             "refpage", "memory that starts with a pattern: memset against refpage_create", "lab.bench.refpage"
         ),
