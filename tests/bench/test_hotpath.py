@@ -116,7 +116,9 @@ def test_functions_are_counted_for_one_operation(tmp_path: Path, monkeypatch: py
     for kernel in (images.base, images.ours):
         assert isinstance(kernel, Path)
         kernel.parent.mkdir()
-        (kernel.parent / "System.map").write_text("ffffffff81000000 T changed\nffffffff81001000 T same\n")
+        (kernel.parent / "System.map").write_text(
+            "ffffffff81000000 T changed\nffffffff81001000 T same\nffffffff81002000 T boots\n"
+        )
 
     def boot(
         options: Any, kernel: Path, qemu: Path, runs: Sequence[tuple[int, str]], extra: Sequence[str]
@@ -127,6 +129,7 @@ def test_functions_are_counted_for_one_operation(tmp_path: Path, monkeypatch: py
         Path(out).write_text(
             f"ffffffff81000000 {5000 + reps * path.operations * each}\n"
             f"ffffffff81001000 {9000 + reps * path.operations * 20}\n"
+            f"ffffffff81002000 {10**8 - reps * path.operations * each}\n"
         )
         return {}
 
