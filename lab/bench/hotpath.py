@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lab.bench import BenchOptions
+from lab.bench.evidence import SNAPSHOT
 from lab.bench.jobs import elapsed
 from lab.bench.plugin import build_plugin
 from lab.bench.session import (
@@ -160,6 +161,7 @@ def _boot(
     extra: Sequence[str] = (),
 ) -> Counts:
     """One boot of one kernel without a balloon; the median of each path. ``runs``: how often which path."""
+    steps = [f"hotpath --reps {reps} {name}" for reps, name in runs]
     spec = spec_for(
         options.with_accel("tcg"),
         kernel,
@@ -169,7 +171,7 @@ def _boot(
         append=APPEND,
         timeout=900.0,
         # A process for each, so that none has what another leaves behind.
-        command=["sh", "-ec", "; ".join(f"hotpath --reps {reps} {name}" for reps, name in runs)],
+        command=["sh", "-ec", "; ".join((SNAPSHOT, *steps, SNAPSHOT))],
     )
     done = boot(spec)
     if done.exit_code:
@@ -201,11 +203,13 @@ def _active(options: BenchOptions, kernel: str | Path, qemu: Path, paths: Sequen
         side.has_flush = side.sh(f"test -e {FLUSH} && echo yes || echo no")[-1] == "yes"
         side.free_and_report()
         side.sh(f"{REPORTED}; {LATE}")
+        side.sh(SNAPSHOT)
         for path in paths:
             before = _skipped(side)
             found |= medians(side.sh(f"hotpath --reps {path.reps} {path.name}"))
             if before is not None and path.name in PAGES:
                 check_skipped(path, (_skipped(side) or 0) - before, side.name)
+        side.sh(SNAPSHOT)
     return found
 
 
