@@ -17,6 +17,8 @@ static void usage(FILE *out)
 "  --size MB        a fixed size instead of a share\n"
 "  --byte VALUE     the byte (default 0x5a)\n"
 "  --nothp          use small pages only\n"
+"  --gaps KB        when filled, give back every other so many KB, so that free memory is in\n"
+"                   pieces as small as that; the rest is freed in the end\n"
 "  --hold           print the line when filled, keep the memory until a line comes in on\n"
 "                   stdin, then free it\n"
 "  --help           this text\n"
@@ -33,11 +35,12 @@ int main(int argc, char **argv)
 		{ "size", required_argument, NULL, 'm' },
 		{ "byte", required_argument, NULL, 'b' },
 		{ "nothp", no_argument, NULL, 'n' },
+		{ "gaps", required_argument, NULL, 'g' },
 		{ "hold", no_argument, NULL, 'o' },
 		{ "help", no_argument, NULL, 'h' },
 		{ NULL, 0, NULL, 0 },
 	};
-	unsigned long share = 85, size = 0, target, filled = 0, reserve = 24 * KZ_MB;
+	unsigned long share = 85, size = 0, target, filled = 0, reserve = 24 * KZ_MB, gaps = 0, at;
 	bool nothp = false, hold = false;
 	int byte = 0x5a, opt;
 	uint64_t start;
@@ -57,6 +60,9 @@ int main(int argc, char **argv)
 			break;
 		case 'n':
 			nothp = true;
+			break;
+		case 'g':
+			gaps = kz_number("--gaps", optarg, 4, CHUNK / 1024) * 1024;
 			break;
 		case 'o':
 			hold = true;
@@ -86,6 +92,9 @@ int main(int argc, char **argv)
 		memset(mem + filled, byte, CHUNK);
 		filled += CHUNK;
 	}
+	for (at = gaps; gaps && at + gaps <= filled; at += 2 * gaps)
+		if (madvise(mem + at, gaps, MADV_DONTNEED))
+			kz_die(KZ_USAGE, "cannot give back pieces of %lu KB: %s", gaps / 1024, strerror(errno));
 	printf("{\"filled_bytes\": %lu, \"wanted_bytes\": %lu, \"byte\": %d, \"wall_ns\": %" PRIu64
 	       "}\n", filled, target, byte, kz_now_ns() - start);
 	fflush(stdout);

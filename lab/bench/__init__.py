@@ -71,9 +71,10 @@ BENCHES: dict[str, Bench] = {
         Bench("prezero", "most of a guest's memory, zeroed before it is wanted", "lab.bench.prezero"),
         Bench(
             "scale",
-            "what it costs to report, flush and pre-zero guests of 1, 2 and 4 GB, for each GiB",
+            "what it costs to report, flush and pre-zero guests of 1, 2, 4 and 8 GB, for each GiB",
             "lab.bench.scale",
         ),
+        Bench("lockhold", "how long a zone's lock is held, in instructions", "lab.bench.lockhold"),
         Bench("zerobytes", "bytes zeroed as the emulator sees it, from outside", "lab.bench.zerobytes"),
         Bench("hotpath", "instructions of the hot paths: compiled out, idle and active", "lab.bench.hotpath"),
         Bench(

@@ -17,14 +17,18 @@ ROUNDS = 2
 FILL_MB = 768
 
 
-def fill(side: Side, size_mb: int = FILL_MB, processes: int = 1) -> int:
-    """Have ``processes`` fill ``size_mb`` each and hold them; resident bytes of the VMM then."""
-    warm_host(processes * size_mb * MIB)
+def fill(side: Side, size_mb: int = FILL_MB, processes: int = 1, *, more: str = "", warm: bool = True) -> int:
+    """Have ``processes`` fill ``size_mb`` each and hold them; resident bytes of the VMM then.
+
+    ``more``: options of fillfree. ``warm``: see ``warm_host``; needed for times.
+    """
+    if warm:
+        warm_host(processes * size_mb * MIB)
     # Held in the background: the shell goes on while the memory stays filled.
     side.sh("rm -f /tmp/hold /tmp/filled*; mkfifo /tmp/hold")
     numbers = " ".join(map(str, range(processes)))
     side.sh(
-        f"for n in {numbers}; do (fillfree --size {size_mb} --hold < /tmp/hold > /tmp/filled$n) & done; "
+        f"for n in {numbers}; do (fillfree --size {size_mb} {more} --hold < /tmp/hold > /tmp/filled$n) & done; "
         "exec 9> /tmp/hold"
     )
     filled = side.sh(

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0
-"""What it costs to report, flush and pre-zero a whole guest, for each GiB, in small and large guests."""
+"""What it costs to report, flush and pre-zero a whole guest, for each GiB, in small and large guests.
+
+And how long zone->lock is held at most meanwhile (lockhold.py).
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from lab.bench import BenchOptions
+from lab.bench import BenchOptions, lockhold
 from lab.bench.hostmemory import fill, release
 from lab.bench.jobs import WARM_UPS, elapsed, within
 from lab.bench.kzeropaged import FOLDER, PACE, Cost, zero_all
@@ -50,6 +53,9 @@ LEAST = 3
 LIMIT, BEYOND = 25.0, 50.0
 SIDES = ["smallest guest", "larger guest"]
 LOOK_S = 0.02
+# All guests without a balloon are touched from end to end, which is the most that is in use at a time; what QEMU
+# takes besides, and what others may come to need.
+ROOM = 1.2
 
 WORDS = {
     "report_base": "the base kernel's worker reports, without delay, what a program freed",
@@ -85,14 +91,19 @@ def available_gb() -> float:
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
 
 
+def needed_gb(gbs: Sequence[int]) -> float:
+    """Memory that must be available for guests of these sizes, in GB."""
+    return ROOM * sum(gbs)
+
+
 def sizes(available: float) -> tuple[int, ...]:
-    """Which guests fit, with as much left to others; LabError when not even the usual ones do."""
-    if available >= 2 * (sum(SIZES) + MORE):
+    """Which guests fit into so many GB; LabError when not even the usual ones do."""
+    if available >= needed_gb((*SIZES, MORE)):
         return (*SIZES, MORE)
-    if available < 1.2 * sum(SIZES):
+    if available < needed_gb(SIZES):
         raise LabError(
             "Not enough memory to measure guests of up to 4 GB",
-            f"{available:.1f} GB are available, {1.2 * sum(SIZES):.1f} GB are needed",
+            f"{available:.1f} GB are available, {needed_gb(SIZES):.1f} GB are needed",
             "end what else runs on the machine",
         )
     return SIZES
@@ -242,12 +253,13 @@ def run(options: BenchOptions) -> Result:
         for side in sides:
             side.sh(PACE)
         rounds(sides, turns, "prezero", found)
+    locks = lockhold.measure(options, images, gbs)
     return Result(
         name="scale",
         accelerator=accel,
         versions=images.versions(),
         reproduce=reproduce("scale", options, accel),
-        metrics=metrics_of(found),
+        metrics=[*metrics_of(found), *lockhold.growth(locks, gbs, "scale.lock_hold")],
         job={"sizes_gb": list(gbs), "cpus": CPUS, "pairs": options.pairs, "runs": turns},
         host=host_facts(),
         notes=[
@@ -258,9 +270,10 @@ def run(options: BenchOptions) -> Result:
             f"{turns} runs were made for --pairs {options.pairs}.",
             f"Growing faster than the memory is what the whole 95 % bootstrap interval of the change says when it "
             f"is above {LIMIT:.0f} %, or a change of more than {BEYOND:.0f} %, however wide that interval.",
-            "How long zone->lock is held at most is not measured: that takes a kernel with a tracer for it, which "
-            "would change what it costs, and none of these has one.",
-            f"A guest of {MORE} GB is added where {2 * (sum(SIZES) + MORE)} GB of the machine's memory are free.",
+            lockhold.NOTE,
+            *lockhold.notes(locks),
+            f"A guest of {MORE} GB is added where {needed_gb((*SIZES, MORE)):.0f} GB of the machine's memory are "
+            "available.",
         ],
         sides=SIDES,
         seconds=elapsed(began),

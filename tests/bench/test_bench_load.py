@@ -290,7 +290,10 @@ def test_the_warm_up_of_churn_is_short() -> None:
 
 def test_memory_decides_how_large_guests_are() -> None:
     assert scale.sizes(16.0) == (1, 2, 4)
-    assert scale.sizes(64.0) == (1, 2, 4, 8)
+    assert scale.sizes(17.9) == (1, 2, 4)
+    assert scale.sizes(18.0) == (1, 2, 4, 8)
+    # All are full at once.
+    assert scale.needed_gb((1, 2, 4, 8)) >= 15 + 2
     with pytest.raises(LabError, match="Not enough memory"):
         scale.sizes(6.0)
     assert scale.available_gb() > 0.1
