@@ -24,6 +24,7 @@ from lab.bench.plugin import build_plugin
 from lab.bench.session import (
     BALLOON,
     DELAY,
+    DROP,
     FLUSH,
     LATE,
     MIB,
@@ -288,6 +289,7 @@ def program(side: Side, watch: Watch, gb: int) -> tuple[Holds, int]:
     side.sh(LATE)
     with watch.during() as found:
         fill(side, fill_mb(gb), more="--nothp --gaps 4", warm=False)
+        side.sh(DROP)  # from the CPU's lists to those of the zone
         longest = entries(side)
         side.sh(f"alloc_once --size {MORE_MB} --mode touch_line --pages nothp > /dev/null")
         release(side)
@@ -315,6 +317,7 @@ def prezero(side: Side, watch: Watch, gb: int) -> tuple[Holds, int]:
     """Zero what is free, much of it in pieces of 64 KiB; holds, and entries of the longest list."""
     side.sh(PACE)
     fill(side, fill_mb(gb), more="--nothp --gaps 64", warm=False)
+    side.sh(DROP)
     longest = entries(side)
     with watch.during() as found:
         zero_all(side, Cost(), look=REST_S / 2)

@@ -15,6 +15,7 @@ from lab.bench import BENCHES, BenchOptions, lockhold
 from lab.bench.hostmemory import fill, release
 from lab.bench.hotpath import symbols
 from lab.bench.lockhold import Found, Holds, Seen
+from lab.bench.session import DROP
 from lab.errors import LabError, TestFailure
 
 SYSTEM_MAP = """ffffffff81000000 T _stext
@@ -151,7 +152,8 @@ def test_holds_are_counted_as_they_are(variant: str) -> None:
     ) as (side, watch):
         zones = len(side.sh("cat /proc/buddyinfo"))
         # So that there are long lists, and that few of them are left to chance.
-        fill(side, 64, more="--nothp --gaps 4", warm=False)
+        fill(side, 192, more="--nothp --gaps 4", warm=False)
+        side.sh(DROP)
         with watch.during() as reading:
             text = side.sh("cat /proc/pagetypeinfo")
         with watch.during() as bulk:
