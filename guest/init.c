@@ -179,6 +179,10 @@ static struct channels open_channels(const char *mode)
 		found.err = open_raw("/dev/ttyS2");
 		if (talks)
 			found.in = open_raw("/dev/ttyS3");
+	} else if (!strncmp(mode, "none", 4)) {
+		/* Nobody is at the other end: waiting would only take the time of who watches the console. */
+		found.out = STDOUT_FILENO;
+		found.err = STDERR_FILENO;
 	} else {
 		found.control = wait_for(open_port, "kz.ctl");
 		found.in = wait_for(open_terminal, "/dev/hvc0");

@@ -18,6 +18,7 @@ from lab.errors import LabError, UsageError
 CHOICES = ("auto", "kvm", "tcg")
 PROBE_SECONDS = 20
 MARK = b"knownzero-kvm-works"
+APPEND = "console=ttyS0 panic=-1"
 
 
 def cpu(accel: str, arch: str = "x86_64", mte: bool = False) -> list[str]:
@@ -119,7 +120,7 @@ def _probe(qemu: Path, kernel: Path) -> tuple[bool, str]:
         argv = [
             str(qemu), "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-machine", "q35", *cpu("kvm"),
             "-m", "512M", "-kernel", str(kernel), "-initrd", str(initrd), "-serial", "stdio",
-            "-append", "console=ttyS0 panic=-1",
+            "-append", APPEND,
         ]  # fmt: skip
         try:
             done = subprocess.run(

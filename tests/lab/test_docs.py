@@ -3,11 +3,8 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,10 +15,7 @@ from lab.boot import BootSpec, boot
 from lab.paths import REPO
 
 COUNTERS = REPO / "docs" / "reference" / "counters.md"
-TUTORIAL = REPO / "docs" / "tutorial.md"
 PAGES = sorted([*REPO.glob("*.md"), *(REPO / "docs").rglob("*.md"), *REPO.glob("vhost-user-balloon/**/*.md")])
-# These take minutes, a terminal, or the machine's own tools: other tests run them.
-NOT_HERE = ("./kz demo", "./kz top -- ", "./kz shell")
 
 
 def sources(series: str) -> dict[str, str]:
@@ -191,29 +185,3 @@ def test_the_debug_kernel_has_all_that_is_listed() -> None:
     done = boot(BootSpec(kernel="debug", memory="1G", command=["sh", "-c", script]))
     assert done.exit_code == 0
     assert done.stdout == ""
-
-
-@pytest.mark.boots
-@pytest.mark.parametrize("line", [c for c in commands(TUTORIAL) if not c.startswith(NOT_HERE)])
-def test_the_tutorial_can_be_followed(line: str) -> None:
-    done = subprocess.run(
-        ["sh", "-c", line],
-        cwd=REPO,
-        env={**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    assert done.returncode == 0, f"{line}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
-    if "zeropages" in line:
-        assert done.stdout.split(": ")[0] in answers(line), done.stdout
-
-
-def answers(line: str) -> tuple[str, ...]:
-    """How zeropages may begin, by the text that follows a command of the tutorial."""
-    rest = TUTORIAL.read_text(encoding="utf-8").split(line + "\n")[1]
-    (word,) = re.findall(r"^ {4}(Yes|No|Not yet|Ready): ", rest, re.MULTILINE)[:1]
-    # A slow guest has reported its memory before it is looked at.
-    return ("Not yet", "Ready") if word == "Not yet" else (word,)

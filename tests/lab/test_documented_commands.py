@@ -1,0 +1,627 @@
+# SPDX-License-Identifier: GPL-2.0
+"""Every command in the documents is run: here, or by a test that is named with the reason why not here."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import json
+import os
+import pty
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from lab import accel, clidoc, console, daemon, initramfs, paths
+from lab.bench import BENCHES
+from lab.boot import (
+    APPEND,
+    APPEND_TCG,
+    COMES_UP,
+    BootSpec,
+    EmulatorFault,
+    boot,
+    resolve_kernel,
+    resolve_qemu,
+)
+from lab.paths import REPO
+from tests.lab.test_docs import PAGES, section
+
+# Generated: what it has set apart is how each verb is called, and no command.
+PAGES_WITH_COMMANDS = [page for page in PAGES if page != clidoc.PAGE]
+# Blocks that hold no commands, by what they say they are.
+KINDS = ("text", "xml", "json", "kconfig", "options")
+
+
+@dataclass(frozen=True)
+class Block:
+    """Lines that are set apart: commands (``kind`` is sh), or what ``kind`` says."""
+
+    kind: str
+    lines: tuple[str, ...]
+
+
+def blocks(text: str) -> list[Block]:
+    """The indented and the fenced blocks of a page; AssertionError when a fence is never closed."""
+    found: list[Block] = []
+    lines = text.splitlines()
+    at = 0
+    while at < len(lines):
+        fence = re.match(r"( *)(```+|~~~+)(.*)", lines[at])
+        indented = lines[at].startswith(("    ", "\t")) and (at == 0 or not lines[at - 1].strip())
+        held: list[str] = []
+        if fence:
+            at += 1
+            while at < len(lines) and lines[at].strip() != fence[2]:
+                held.append(lines[at].removeprefix(fence[1]))
+                at += 1
+            assert at < len(lines), f"a fence is never closed: {fence[0]}"
+            found.append(Block(fence[3].strip() or "?", tuple(held)))
+        elif indented:
+            while at < len(lines) and (lines[at].startswith(("    ", "\t")) or not lines[at].strip()):
+                held.append(lines[at].expandtabs(4)[4:])
+                at += 1
+            found.append(Block("sh", tuple(held)))
+            continue
+        at += 1
+    return found
+
+
+def commands_of(block: Block) -> list[str]:
+    """Its commands: lines that go on are joined, comments are left out."""
+    joined = re.sub(r"\s*\\\n\s*", " ", "\n".join(block.lines))
+    lines = (re.sub(r"(^|\s+)#\s.*$", "", line).strip() for line in joined.splitlines())
+    return [line for line in lines if line]
+
+
+def commands(page: Path) -> list[str]:
+    """All commands of a page, in their order."""
+    return [
+        line
+        for block in blocks(page.read_text(encoding="utf-8"))
+        if block.kind == "sh"
+        for line in commands_of(block)
+    ]
+
+
+TUTORIAL = REPO / "docs" / "tutorial.md"
+FLUSH = "echo 0 > /sys/module/page_reporting/parameters/flush"
+DELAY = "/sys/module/page_reporting/parameters/page_reporting_delay_ms"
+ZP = "/sys/kernel/mm/zero_page"
+
+# Run in one guest, in this order: what each must print.
+IN_A_GUEST = {
+    "zeropages --once": r"\A(Not yet|Ready): ",
+    "grep -E 'MemFree|^Cached' /proc/meminfo": r"\AMemFree: .*\nCached: ",
+    "cat /proc/buddyinfo": r"(?m)^Node 0, zone +DMA32( +\d+){11} *$",
+    "cat /sys/module/page_reporting/parameters/page_reporting_order": r"\A9$",
+    f"cat {DELAY}": r"\A2000$",
+    FLUSH: r"\A\Z",
+    "grep pgzeroed /proc/vmstat": r"(?m)^pgzeroed_set_reported [1-9]\d{4,}$",
+    "dmesg | grep -E 'page_zeroed|DEVICE_INIT|prezero'": r"not using DEVICE_INIT_ON_INFLATE: refused by parameter",
+    "cat /sys/module/page_zeroed/parameters/verify": r"\A1$",
+    "grep pgzeroed_bad /proc/vmstat": r"\Apgzeroed_bad 0$",
+    f"echo 1 > {ZP}/enabled": r"\A\Z",
+    f"echo 1 > {ZP}/hugetlb": r"\A\Z",
+    f"cat {ZP}/cpu_millisecs": r"\A\d+$",
+    f"echo 10000 > {DELAY}": r"\A\Z",
+    "echo 0 > /sys/module/page_zeroed/parameters/verify": r"\A\Z",
+    f"echo 0 > {ZP}/enabled": r"\A\Z",
+}
+# The file has the new value afterwards.
+WRITTEN = {
+    f"echo 1 > {ZP}/enabled",
+    f"echo 1 > {ZP}/hugetlb",
+    f"echo 10000 > {DELAY}",
+    "echo 0 > /sys/module/page_zeroed/parameters/verify",
+    f"echo 0 > {ZP}/enabled",
+}
+
+# Run on the machine, in a folder of their own, by test_a_program_for_any_machine.
+ON_ANY_MACHINE = (
+    "cc -std=gnu11 -O2 -static -o zeropages guest/zeropages.c",
+    "./zeropages --once",
+)
+
+# Run with QEMU and a daemon, by test_the_daemon_can_be_used_as_described: what each must print.
+CONTROL = "--control /run/vm1/control"
+DAEMON = f"vhost-user-balloon --socket-path /run/vm1/balloon {CONTROL} &"
+QEMU = (
+    "qemu-system-x86_64 … -m 4G -object memory-backend-memfd,id=mem,size=4G,share=on -machine memory-backend=mem "
+    "-chardev socket,id=balloon,path=/run/vm1/balloon,reconnect-ms=1000 "
+    "-device vhost-user-balloon-pci,chardev=balloon"
+)
+LIVE = "./kz top --socket /run/vm1/control"
+WITH_A_DAEMON = {
+    f"vhost-user-balloon status {CONTROL}": r"\AIt works\.\n(?s:.*) of it proven zero$",
+    f"vhost-user-balloon target 128M --wait 30 {CONTROL}": r"\Atarget 128 MiB, the guest has given 128 MiB$",
+    f"vhost-user-balloon stats {CONTROL}": r"(?m)^free_memory +\d+$",
+    f"vhost-user-balloon discard off {CONTROL}": r"\Amemory is kept$",
+    f"vhost-user-balloon metrics {CONTROL}": r"(?m)^vhost_user_balloon_discarded_bytes_total{queue=\"reporting\"} [1-9]",
+    LIVE: r"given back",
+}
+
+# Run by night, in a copy of the repository and in this order, by test_the_series_can_be_taken_and_changed.
+IN_A_COPY = (
+    "./kz tree linux --path ~/kz/linux",
+    "mkdir -p ~/kz/obj",
+    "./kz boot --kernel debug -- zcat /proc/config.gz > ~/kz/obj/.config",
+    "make -C ~/kz/linux O=~/kz/obj olddefconfig",
+    "make -C ~/kz/linux O=~/kz/obj mm/page_zeroed.o",
+    "./kz series save linux --path ~/kz/linux",
+    "./kz series export linux /tmp/knownzero",
+    "git am --empty=drop /tmp/knownzero/*.patch",
+)
+# Run by night, each by itself, by test_what_takes_longer.
+BY_NIGHT = (
+    "./kz boot --kernel debug -- sh -c 'grep pgzeroed /proc/vmstat'",
+    "./kz boot --kernel debug --device vhost-user -- sh -c 'grep pgzeroed /proc/vmstat'",
+    "./kz boot --arch um --kernel debug --device vhost-user --memory 512M -- free",
+    "./kz build linux --variant debug",
+    "./kz test --quick",
+    "./kz test --select zeropages",
+)
+SHELL = "./kz shell"
+
+# Not run in this file: why, and who runs it, or what does the same. FILE::TEST, or FILE: WORDS that are in it.
+NIGHT = ".ci/nightly"
+MINUTES = "it takes minutes"
+ENDLESS = "it goes on until it is told to end"
+THE_SUITE = "it is what runs this test"
+PLACEHOLDER = "it names files of the reader's"
+LONG = "it takes as long as a kernel takes to build"
+OTHERS_TREE = "without --path it works on the tree in the cache, which is the reader's"
+CHANGES = "it changes the machine: a guest is changed instead"
+A_BENCH = "it takes minutes to an hour"
+COMPARED = "tests/bench/test_compare.py::test_the_verb_prints_json_and_a_table"
+INSTALLED = "tests/guest/test_debian.py::test_systemd_boots_and_memory_is_not_zeroed_twice"
+FUZZED = "tests/rust/test_fuzz.py::test_nothing_is_found"
+IN_ORDER = "tests/kernel/test_both_series.py::test_series_is_in_order"
+HERE = "tests/lab/test_documented_commands.py"
+ELSEWHERE: dict[str, tuple[str, str]] = {
+    "./kz demo": (MINUTES, f"{NIGHT}: kz demo"),
+    "./kz top": (ENDLESS, "tests/lab/test_top.py::test_on_a_terminal_it_goes_on_until_ctrl_c"),
+    "./kz top -- sh -c 'while sleep 1; do alloc_once --size 256; done'": (
+        ENDLESS,
+        "tests/lab/test_top.py::test_into_a_pipe_it_goes_on_until_it_is_interrupted",
+    ),
+    "./kz test": (THE_SUITE, ".ci/run: ./kz test"),
+    "KNOWNZERO_NIGHTLY=1 KNOWNZERO_TEST_KERNEL_PACKAGE=out/packages/FILE.deb ./kz test --select test_debian": (
+        THE_SUITE,
+        INSTALLED,
+    ),
+    "KNOWNZERO_NIGHTLY=1 KNOWNZERO_FUZZ_SECONDS=120 ./kz test --select test_fuzz": (THE_SUITE, FUZZED),
+    "./kz report out/thp/TIME": (PLACEHOLDER, "tests/bench/test_report.py::test_the_verb_writes_both_files"),
+    "./kz compare out/thp/A out/thp/B": (PLACEHOLDER, COMPARED),
+    "./kz tree linux": (OTHERS_TREE, f"{HERE}::test_the_series_can_be_taken_and_changed"),
+    "./kz series save linux": (OTHERS_TREE, f"{HERE}::test_the_series_can_be_taken_and_changed"),
+    "./kz series check linux": ("it has passed in this run, or with the same files before", IN_ORDER),
+    "./kz series check linux --each": ("it takes hours", f"{NIGHT}: series check"),
+    "make -C ~/kz/linux O=~/kz/obj -j2 bzImage": (
+        LONG,
+        "tests/lab/test_boot.py::test_output_and_exit_code_pass_through",
+    ),
+    "./kz boot --kernel ~/kz/obj/arch/x86/boot/bzImage --device virtio-balloon-pci,free-page-reporting=on "
+    "-- zeropages --once": (LONG, "tests/lab/test_package.py::test_kernel_and_qemu_run_from_their_packages"),
+    "./kz package kernel --config cloud": ("it takes an hour", INSTALLED),
+    "./kz package qemu": (MINUTES, "tests/lab/test_package.py::test_kernel_and_qemu_run_from_their_packages"),
+    "./kz package daemon": (MINUTES, "tests/lab/test_package.py::test_the_daemon_runs_from_its_package"),
+    "sudo apt install ./out/packages/FILE.deb": (CHANGES, INSTALLED),
+    "systemctl enable --now vhost-user-balloon@vm1.socket": (
+        CHANGES,
+        "tests/guest/test_debian.py::test_the_daemons_units_work_under_systemd",
+    ),
+    "linux mem=512M virtio_uml.device=/run/vm1/balloon:5 …": (
+        "the lab starts User-Mode Linux with these options",
+        "tests/guest/test_vhost_user.py::test_user_mode_linux",
+    ),
+    f"vhost-user-balloon flush {CONTROL}": (
+        "it takes all memory of a guest, page by page",
+        "tests/guest/test_vhost_user.py::test_flush_from_the_host",
+    ),
+    "cargo test --locked": (MINUTES, "tests/rust/test_vhost_user_balloon.py::test_its_own_tests"),
+    "cargo run --manifest-path fuzz/Cargo.toml --bin seeds -- fuzz/corpus": (MINUTES, FUZZED),
+    "cargo +nightly fuzz run queues": ("it wants a toolchain of its own: the same target, without", FUZZED),
+    **{f"./kz bench {name}": (A_BENCH, f"{NIGHT}: kz bench all") for name in (*BENCHES, "all")},
+}
+
+RUN_HERE = {
+    *IN_A_GUEST,
+    *ON_ANY_MACHINE,
+    DAEMON,
+    QEMU,
+    *WITH_A_DAEMON,
+    *IN_A_COPY,
+    *BY_NIGHT,
+    SHELL,
+    *(line for line in commands(TUTORIAL) if line not in ELSEWHERE),
+}
+
+
+def without_a_test(lines: list[str]) -> list[str]:
+    """Commands that nobody runs."""
+    return [line for line in lines if line not in RUN_HERE and line not in ELSEWHERE]
+
+
+@pytest.mark.parametrize("page", PAGES_WITH_COMMANDS, ids=lambda page: str(page.relative_to(REPO)))
+def test_every_command_is_run(page: Path) -> None:
+    lost = without_a_test(commands(page))
+    assert not lost, "run it in a test of this file, or name the test that does in ELSEWHERE: " + "; ".join(
+        lost
+    )
+
+
+def test_the_lists_have_nothing_that_is_in_no_page() -> None:
+    documented = {line for page in PAGES_WITH_COMMANDS for line in commands(page)}
+    assert documented
+    assert sorted(RUN_HERE - documented) == []
+    assert sorted(set(ELSEWHERE) - documented) == []
+    assert sorted(RUN_HERE & set(ELSEWHERE)) == []
+
+
+def functions(file: Path) -> set[str]:
+    """The tests of a file."""
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    return {
+        node.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
+    }
+
+
+def is_there(who: str) -> bool:
+    """Whether a test, or a program with these words, exists."""
+    file, _, test = who.partition("::")
+    if test:
+        return (REPO / file).is_file() and test in functions(REPO / file)
+    file, _, words = who.partition(": ")
+    return (REPO / file).is_file() and words in (REPO / file).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("who", sorted({who for _, who in ELSEWHERE.values()}))
+def test_who_runs_the_others_is_there(who: str) -> None:
+    assert is_there(who)
+
+
+def test_what_has_no_test_is_found() -> None:
+    page = """
+# A page
+
+    ./kz nonsense            # of the new kind
+    vhost-user-balloon \\
+        --nonsense
+
+- a list
+    that goes on
+
+```sh
+echo 5 > /sys/nonsense
+```
+
+```text
+not run
+```
+"""
+    found = [line for block in blocks(page) if block.kind == "sh" for line in commands_of(block)]
+    assert found == ["./kz nonsense", "vhost-user-balloon --nonsense", "echo 5 > /sys/nonsense"]
+    assert without_a_test(found) == found
+    assert not is_there("tests/lab/test_docs.py::test_nonsense")
+    assert not is_there("tests/lab/test_nonsense.py::test_every_command_is_run")
+    assert not is_there(".ci/run: kz nonsense")
+
+
+def looks_like_a_command(line: str) -> bool:
+    """Whether a line begins as some documented command does."""
+    programs = {re.sub(r"^(\w+=\S+ )+", "", known).split()[0] for known in RUN_HERE | set(ELSEWHERE)}
+    first = re.sub(r"^([$#] |(\w+=\S+ )+|sudo )", "", line.strip()).split(" ")[0]
+    return first in programs
+
+
+@pytest.mark.parametrize("page", PAGES_WITH_COMMANDS, ids=lambda page: str(page.relative_to(REPO)))
+def test_what_is_no_command_says_so(page: Path) -> None:
+    for block in blocks(page.read_text(encoding="utf-8")):
+        assert block.kind in ("sh", *KINDS), f"what is this? {block}"
+        if block.kind == "sh":
+            continue
+        assert not [line for line in block.lines if looks_like_a_command(line)]
+        text = "\n".join(block.lines)
+        if block.kind == "json":
+            json.loads(text)
+        elif block.kind == "xml":
+            check_xml(ElementTree.fromstring(text))
+        elif block.kind == "kconfig":
+            check_kconfig(block.lines)
+        elif block.kind == "options":
+            check_options(text)
+
+
+def test_a_command_is_known_by_its_first_word() -> None:
+    assert looks_like_a_command("./kz demo")
+    assert looks_like_a_command("$ sudo apt install x")
+    assert looks_like_a_command("KNOWNZERO_NIGHTLY=1 ./kz test")
+    assert not looks_like_a_command("Yes: it works")
+
+
+def properties() -> set[str]:
+    """Properties of QEMU's that the documents may name."""
+    return {*section("QEMU properties"), "free-page-reporting", "reconnect-ms", "id", "path"}
+
+
+def check_xml(root: ElementTree.Element) -> None:
+    """What libvirt hands to QEMU unread has to be understood there."""
+    for element in root.iter():
+        if element.tag.endswith("}property"):
+            assert element.get("name") in properties()
+        if element.tag.endswith("}arg"):
+            check_options(element.get("value", ""))
+
+
+def check_kconfig(lines: tuple[str, ...]) -> None:
+    """Options are the series', or those of the kernel that ours are built with."""
+    known = (REPO / "linux" / "configs" / "x86_64.config").read_text(encoding="utf-8")
+    for line in lines:
+        option = line.split("#")[0].strip()
+        name = option.removesuffix("=y")
+        assert name in section("Kernel options") or option in known or name == "CONFIG_PAGE_REPORTING", line
+
+
+def check_options(text: str) -> None:
+    """Devices and their properties, and parameters of the kernel, are among those of the reference."""
+    for name, value in re.findall(r"(?:^|\s)([\w.]+)=(\w+)(?=\s|$)", text):
+        assert name in section("Module parameters") + [n.rstrip("=") for n in section("Boot parameters")], (
+            name
+        )
+        assert value
+    for device in re.findall(r"(?:virtio|vhost-user)-balloon-pci\S*", text):
+        for item in device.split(",")[1:]:
+            assert item.partition("=")[0] in properties(), item
+
+
+def environment(**more: str) -> dict[str, str]:
+    """Where python, and what it brings, comes first."""
+    return {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", **more}
+
+
+def follow(line: str, folder: Path, timeout: float = 600, **more: str) -> subprocess.CompletedProcess[str]:
+    """Run a command as a reader would, in a folder; AssertionError when it fails."""
+    done = subprocess.run(
+        ["sh", "-c", line],
+        cwd=folder,
+        env=environment(**more),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+    assert done.returncode == 0, f"{line}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
+    return done
+
+
+@pytest.mark.boots
+@pytest.mark.parametrize("line", [line for line in commands(TUTORIAL) if line not in ELSEWHERE])
+def test_the_tutorial_can_be_followed(line: str) -> None:
+    done = follow(line, REPO)
+    if "zeropages" in line:
+        assert done.stdout.split(": ")[0] in answers(line), done.stdout
+
+
+def answers(line: str) -> tuple[str, ...]:
+    """How zeropages may begin, by the text that follows a command of the tutorial."""
+    rest = TUTORIAL.read_text(encoding="utf-8").split(line + "\n")[1]
+    (word,) = re.findall(r"^(Yes|No|Not yet|Ready): ", rest, re.MULTILINE)[:1]
+    # A slow guest has reported its memory before it is looked at.
+    return ("Not yet", "Ready") if word == "Not yet" else (word,)
+
+
+@pytest.mark.boots
+def test_the_commands_for_a_guest() -> None:
+    script = ""
+    for line in IN_A_GUEST:
+        # What was written is read back.
+        script += f"{line} && cat {line.split()[-1]}" if line in WRITTEN else line
+        script += '\necho "== $?"\n'
+    done = boot(
+        BootSpec(
+            memory="1G",
+            devices=["virtio-balloon-pci,free-page-reporting=on,device-init-on-inflate=on"],
+            append="page_zeroed.verify=1 virtio_balloon.device_init_on_inflate=0",
+            command=["sh", "-c", script],
+        )
+    )
+    assert done.exit_code == 0, done.console
+    parts = re.split(r"^== (\d+)\n", done.stdout, flags=re.MULTILINE)
+    assert len(parts) == 2 * len(IN_A_GUEST) + 1, done.stdout
+    for (line, wanted), said, code in zip(IN_A_GUEST.items(), parts[0::2], parts[1::2], strict=False):
+        assert code == "0", f"{line}: {said}"
+        if line in WRITTEN:
+            assert said.strip() == line.split()[1], line
+        else:
+            assert re.search(wanted, said), f"{line}: {said}"
+
+
+def test_a_program_for_any_machine(tmp_path: Path) -> None:
+    (tmp_path / "guest").symlink_to(REPO / "guest")
+    said = [follow(line, tmp_path).stdout for line in ON_ANY_MACHINE]
+    assert re.match(r"(Yes|No|Not yet|Ready): ", said[-1])
+
+
+@pytest.fixture
+def machine() -> Iterator[Path]:
+    """A folder in place of /run/vm1, with the daemon and our QEMU in its bin; unix sockets want a short path."""
+    with tempfile.TemporaryDirectory(prefix="kz-doc-") as name:
+        folder = Path(name)
+        (folder / "bin").mkdir()
+        (folder / "bin" / "vhost-user-balloon").symlink_to(daemon.build())
+        (folder / "bin" / "qemu-system-x86_64").symlink_to(resolve_qemu(None))
+        yield folder
+
+
+@contextlib.contextmanager
+def started(line: str, folder: Path) -> Iterator[subprocess.Popen[str]]:
+    """A command that runs beside others; killed with the block."""
+    path = f"{folder / 'bin'}:{environment()['PATH']}"
+    argv = shlex.split(line.removesuffix("&").replace("/run/vm1", str(folder)))
+    # Popen looks for a program in our own PATH.
+    argv[0] = shutil.which(argv[0], path=path) or argv[0]
+    with (folder / "log").open("ab") as log:
+        process = subprocess.Popen(
+            argv, cwd=REPO, env=environment(PATH=path), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            stderr=log, text=True,
+        )  # fmt: skip
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        if process.stdout:
+            process.stdout.close()
+
+
+READY = "the guest is ready"
+
+
+def qemu_arguments(folder: Path) -> str:
+    """What the documents leave to the reader: a kernel, and a system that reports its memory and stays."""
+    image, _ = resolve_kernel("knownzero")
+    chosen = accel.choose("auto", folder / "bin" / "qemu-system-x86_64", image)
+    script = f"{FLUSH}; echo {READY} > /dev/console; sleep 1000"
+    initramfs.write(folder / "initrd", ["sh", "-ec", script], "none", [], [])
+    words = ["-nodefaults", "-display", "none", "-no-reboot", "-machine", "q35", *accel.cpu(chosen)]
+    words += [
+        "-kernel",
+        str(image),
+        "-initrd",
+        str(folder / "initrd"),
+        "-serial",
+        f"file:{folder / 'console'}",
+    ]
+    words += ["-append", f"{APPEND} {APPEND_TCG}" if chosen == "tcg" else APPEND]
+    return shlex.join(words)
+
+
+def wait_until_ready(process: subprocess.Popen[str], console_log: Path) -> None:
+    """Wait for the guest; EmulatorFault when it never came up for no fault of ours."""
+    deadline = time.monotonic() + COMES_UP
+    while True:
+        text = console_log.read_text(errors="replace") if console_log.exists() else ""
+        if READY in text:
+            return
+        if process.poll() is not None or time.monotonic() > deadline:
+            if console.timer_race(text) or (process.poll() is None and console.is_hang(text)):
+                raise EmulatorFault("the guest never came up", console.last_lines(text), "run it again")
+            log = (console_log.parent / "log").read_text(errors="replace")
+            raise AssertionError(f"QEMU: {process.poll()}\n{log}\n{text[-2000:]}")
+        time.sleep(0.05)
+
+
+@pytest.mark.boots
+def test_the_daemon_can_be_used_as_described(machine: Path) -> None:
+    qemu = QEMU.replace("…", qemu_arguments(machine))
+    path = f"{machine / 'bin'}:{environment()['PATH']}"
+    with started(DAEMON, machine), started(qemu, machine) as process:
+        wait_until_ready(process, machine / "console")
+        for line, wanted in WITH_A_DAEMON.items():
+            if line == LIVE:
+                with started(line, machine) as live:
+                    assert live.stdout is not None
+                    assert re.search(wanted, live.stdout.readline())
+                    live.send_signal(signal.SIGINT)
+                    assert live.wait(20) == 0
+            else:
+                said = follow(line.replace("/run/vm1", str(machine)), REPO, PATH=path).stdout.strip()
+                assert re.search(wanted, said), f"{line}: {said}"
+
+
+@pytest.mark.boots
+@pytest.mark.slow
+@pytest.mark.nightly
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("line", BY_NIGHT)
+def test_what_takes_longer(line: str) -> None:
+    # Tests that run tests: those by day only, or this would have no end.
+    done = follow(line, REPO, timeout=3000, KNOWNZERO_NIGHTLY="")
+    assert done.stdout.strip()
+
+
+@pytest.mark.boots
+@pytest.mark.nightly
+def test_a_shell_on_a_terminal() -> None:
+    ours, theirs = pty.openpty()
+    seen = b""
+    with subprocess.Popen(
+        ["sh", "-c", SHELL],
+        cwd=REPO,
+        env=environment(),
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
+    ) as process:
+        os.close(theirs)
+        try:
+            # Not what is echoed, but what comes of it.
+            for wanted, line in ((b"# ", b"echo $((6 * 7))7\n"), (b"\n427", b"exit 5\n")):
+                while wanted not in seen.replace(b"\r", b""):
+                    seen += os.read(ours, 4096)
+                os.write(ours, line)
+            with contextlib.suppress(OSError):
+                while os.read(ours, 4096):
+                    pass
+            assert process.wait(60) == 5, seen
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+            os.close(ours)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """The files under a folder."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+@pytest.mark.boots
+@pytest.mark.slow
+@pytest.mark.nightly
+@pytest.mark.timeout(3600)
+def test_the_series_can_be_taken_and_changed(tmp_path: Path) -> None:
+    """The README's and CONTRIBUTING's way from a checkout to a tree, to mails and back."""
+    repository, home, tree = tmp_path / "repo", tmp_path / "home", tmp_path / "tree"
+    ignored = shutil.ignore_patterns("out", ".git", ".*_cache", ".hypothesis", "__pycache__")
+    shutil.copytree(REPO, repository, ignore=ignored, symlinks=True)
+    home.mkdir()
+    names = {
+        f"GIT_{who}_{what}": f"kz@{who}.example"
+        for who in ("AUTHOR", "COMMITTER")
+        for what in ("NAME", "EMAIL")
+    }
+    names |= {"HOME": str(home), "KNOWNZERO_CACHE": str(paths.cache())}
+    for line in IN_A_COPY:
+        if line.startswith("git am"):
+            follow(
+                f"git clone -q {home}/kz/linux {tree} && git -C {tree} checkout -q base", tmp_path, **names
+            )
+        where = tree if line.startswith("git ") else repository
+        follow(line.replace("/tmp/knownzero", str(tmp_path / "mails")), where, timeout=3000, **names)
+    assert (home / "kz" / "obj" / "mm" / "page_zeroed.o").is_file()
+    for part in ("new", "patches"):
+        assert contents(repository / "linux" / part) == contents(REPO / "linux" / part)
+    same = follow(
+        f"git -C {home}/kz/linux rev-parse 'HEAD^{{tree}}'; git -C {tree} rev-parse 'HEAD^{{tree}}'", tmp_path
+    )
+    assert len(set(same.stdout.split())) == 1
