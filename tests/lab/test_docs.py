@@ -3,21 +3,25 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import shlex
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from lab import clidoc
+from lab import clidoc, errors, fetch
 from lab.boot import BootSpec, boot
 from lab.paths import REPO
 
 COUNTERS = REPO / "docs" / "reference" / "counters.md"
+ABI = REPO / "docs" / "reference" / "abi.md"
 PAGES = sorted([*REPO.glob("*.md"), *(REPO / "docs").rglob("*.md"), *REPO.glob("vhost-user-balloon/**/*.md")])
 
 
+@functools.cache
 def sources(series: str) -> dict[str, str]:
     """What a series adds, by file: its new files, and the lines its patches add."""
     found: dict[str, str] = {}
@@ -34,10 +38,10 @@ def sources(series: str) -> dict[str, str]:
     return found
 
 
-def section(title: str) -> list[str]:
-    """The names in the first column of the tables under a title of counters.md."""
-    text = COUNTERS.read_text(encoding="utf-8")
-    part = text.split(f"\n## {title}\n")[1].split("\n## ")[0]
+def section(title: str, page: Path = COUNTERS) -> list[str]:
+    """The names in the first column of the tables under a title of a page."""
+    text = page.read_text(encoding="utf-8")
+    part = re.split(r"\n#+ ", re.split(rf"\n#+ {re.escape(title)}\n", text)[1])[0]
     return re.findall(r"^\| `([^`]+)` \|", part, re.MULTILINE)
 
 
@@ -86,6 +90,142 @@ NAMES: dict[str, Callable[[], set[str]]] = {
     ),
     "QEMU properties": lambda: set(found(r'DEFINE_PROP_\w+\("([^"]+)"', series="qemu")),
 }
+
+
+DAEMON = REPO / "vhost-user-balloon" / "daemon" / "src"
+PROTOCOL = REPO / "vhost-user-balloon" / "protocol" / "src"
+
+
+def metrics() -> set[str]:
+    """The names of the daemon's metrics, as Prometheus shows them."""
+    text = (DAEMON / "metrics.rs").read_text(encoding="utf-8")
+    names = {
+        f"{name}_bytes_total" if unit == "true" else f"{name}_total"
+        for name, unit in re.findall(r'family\("(\w+)", "[^"]+", (true|false)\)', text)
+    }
+    for call, name, rest in re.findall(r'registry\.(register\w*)\("(\w+)", ([^;]+);', text):
+        unit = re.search(r"Unit::(\w+)", rest)
+        counter = f"let {name} = Counter" in text
+        assert call == ("register_with_unit" if unit else "register")
+        names.add(name + (f"_{unit[1].lower()}" if unit else "") + ("_total" if counter else ""))
+    return names
+
+
+def commands_of_the_daemon() -> set[str]:
+    """What its control socket understands."""
+    text = (DAEMON / "control.rs").read_text(encoding="utf-8")
+    body = text.split("pub enum Request {")[1].split("\n}")[0]
+    return {name.lower() for name in re.findall(r"^    ([A-Z]\w+)", body, re.MULTILINE)}
+
+
+def reasons_of_the_daemon() -> set[str]:
+    """Why it says of no memory that it is zero."""
+    text = (
+        (PROTOCOL / "claim.rs").read_text(encoding="utf-8").split("impl No {")[1].split("pub enum Claim")[0]
+    )
+    return set(re.findall(r'Self::\w+ => "(\w+)"', text))
+
+
+ABI_NAMES: dict[str, Callable[[], set[str]]] = {
+    "Properties of QEMU": lambda: set(
+        found(r'object_property_add\(obj, "([\w-]+-stats)"', series="qemu", files=r"virtio-balloon\.c$")
+    ),
+    "Reasons of QEMU": lambda: set(found(r'\[VIRTIO_BALLOON_SKIP_\w+\] = "([^"]+)"', series="qemu")),
+    "Trace events of QEMU": lambda: (
+        set(found(r"(?m)^(virtio_balloon_(?:report|inflate)_\w+)\(", series="qemu", files="trace-events$"))
+        | set(found(r'return "([a-z-]+)";', series="qemu", files=r"physmem\.c$"))
+    ),
+    "/sys/kernel/mm/zero_page": lambda: {
+        name for name in attributes() if f"PREZERO_ATTR_RW({name})" in sources("linux")["mm/prezero.c"]
+    },
+    "Reasons of the daemon": reasons_of_the_daemon,
+    "Metrics of the daemon": metrics,
+    "Control socket of the daemon": commands_of_the_daemon,
+}
+
+
+@pytest.mark.parametrize("title", ABI_NAMES)
+def test_the_interface_is_the_one_that_is_there(title: str) -> None:
+    names = section(title, ABI)
+    assert sorted(names) == sorted(set(names)), "listed twice"
+    assert set(names) == ABI_NAMES[title]()
+    assert names
+
+
+def test_the_feature_bits_are_those_of_the_headers() -> None:
+    text = ABI.read_text(encoding="utf-8")
+    listed = {
+        name: int(bit) for bit, name in re.findall(r"^\| (\d+) \| `(VIRTIO_\w+)` \|", text, re.MULTILINE)
+    }
+    for series in ("linux", "qemu"):
+        defined = found(r"#define (VIRTIO_BALLOON_F_DEVICE_INIT_\w+)\s+(\d+)", series, r"virtio_balloon\.h$")
+        assert {name: int(bit) for name, bit in defined} == listed
+    assert len(listed) == 2
+
+
+def test_numbers_in_the_interface() -> None:
+    text = ABI.read_text(encoding="utf-8")
+    lost = re.search(r"MEMORY_LOST: \w+ = (\d+);", (DAEMON / "signals.rs").read_text(encoding="utf-8"))
+    assert lost and f"| {lost[1]} | the front end has truncated guest memory |" in text
+    for code in (errors.OK, errors.FAILED, errors.USAGE, errors.MACHINE, errors.INTERRUPTED):
+        assert re.search(rf"^\| {code} \|", text.split("## Exit codes of kz")[1], re.MULTILINE)
+    numbers = {int(n) for n in re.findall(r"Number (\d+), (?:\d+) on Alpha", text)}
+    assert numbers == {int(n) for n in found(r"__NR_refpage_create (\d+)", files="asm-generic/unistd.h$")}
+
+
+@functools.cache
+def corpus() -> str:
+    """All that says something to users: both series, the daemon, the lab, the guest programs. Strings are joined."""
+    texts = [*sources("linux").values(), *sources("qemu").values()]
+    files = [*DAEMON.glob("*.rs"), *PROTOCOL.glob("*.rs"), *(REPO / "lab").rglob("*.py")]
+    files += [*(REPO / "guest").glob("*.c"), REPO / "kz", REPO / "tests" / "conftest.py"]
+    texts += [file.read_text(encoding="utf-8") for file in files]
+    joined = re.sub(r'"\s*\n\s*f?"', "", "\n".join(texts))
+    return re.sub(r"\\\n\s*", "", joined).replace('\\"', '"')
+
+
+def messages(page: Path, title: str) -> list[str]:
+    """What stands in the first column of tables whose first title that is: code, or else the whole cell."""
+    told: list[str] = []
+    for table in re.findall(r"(?:^\|.*\n)+", page.read_text(encoding="utf-8"), re.MULTILINE):
+        rows = [row.strip("|").split(" | ")[0].strip(" |") for row in table.splitlines()]
+        if rows[0] == title:
+            for cell in rows[2:]:
+                told += re.findall(r"`([^`]+)`", cell) or [cell]
+    return told
+
+
+def pieces(message: str) -> list[str]:
+    """Parts of a message that do not differ from case to case."""
+    parts = re.split(r"…|: |\d+", re.sub(r"^(Yes|No|Not yet|Ready): ", "", message))
+    return [part.strip() for part in parts if len(part.strip()) > 3]
+
+
+@pytest.mark.parametrize(
+    "page", [p for p in PAGES if messages(p, "it says")], ids=lambda page: str(page.relative_to(REPO))
+)
+def test_what_is_quoted_is_said(page: Path) -> None:
+    said = corpus()
+    quoted = messages(page, "it says")
+    assert all(map(pieces, quoted))
+    assert [message for message in quoted if not all(piece in said for piece in pieces(message))] == []
+
+
+def test_what_nobody_says_is_found() -> None:
+    assert "the guest's cat is not a shared file" not in corpus()
+    assert pieces("No: Debian 13 … no longer has: bread") == ["Debian", "no longer has", "bread"]
+    assert len([p for p in PAGES if messages(p, "it says")]) >= 3
+
+
+@pytest.mark.slow
+def test_what_qemu_itself_is_quoted_with_is_said() -> None:
+    quoted = [message for page in PAGES for message in messages(page, "QEMU itself says")]
+    tree = fetch.pristine(fetch.obtain("qemu"))
+    files = [*(tree / "hw" / "virtio").glob("*.c"), *(tree / "migration").glob("*.c")]
+    said = re.sub(r'"\s*\n\s*"', "", "\n".join(file.read_text(errors="replace") for file in files))
+    said = said.replace('0x%" PRIx64', "0x")
+    assert quoted
+    assert [message for message in quoted if not all(piece in said for piece in pieces(message))] == []
 
 
 @pytest.mark.parametrize("title", NAMES)
@@ -145,13 +285,19 @@ def commands(page: Path) -> list[str]:
     return [re.split(r"\s+#", line)[0].strip() for line in lines]
 
 
+@functools.cache
+def verbs() -> Any:
+    """What kz can do, with all options."""
+    return clidoc.root()
+
+
 def understood(line: str) -> None:
     """Take a command apart as kz would; raises when it would not take it."""
     words = shlex.split(line)[1:]
     for sign in ("|", ">", "&", ";"):
         if sign in words:
             words = words[: words.index(sign)]
-    command = clidoc.root()
+    command = verbs()
     name = "kz"
     while getattr(command, "commands", None):
         assert words, line

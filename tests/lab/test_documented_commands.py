@@ -144,7 +144,7 @@ QEMU = (
 )
 LIVE = "./kz top --socket /run/vm1/control"
 WITH_A_DAEMON = {
-    f"vhost-user-balloon status {CONTROL}": r"\AIt works\.\n(?s:.*) of it proven zero$",
+    f"vhost-user-balloon status {CONTROL}": r"\AIt works\.\n(?s:.*) of it proven zero\n",
     f"vhost-user-balloon target 128M --wait 30 {CONTROL}": r"\Atarget 128 MiB, the guest has given 128 MiB$",
     f"vhost-user-balloon stats {CONTROL}": r"(?m)^free_memory +\d+$",
     f"vhost-user-balloon discard off {CONTROL}": r"\Amemory is kept$",
@@ -393,12 +393,14 @@ def environment(**more: str) -> dict[str, str]:
     return {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", **more}
 
 
-def follow(line: str, folder: Path, timeout: float = 600, **more: str) -> subprocess.CompletedProcess[str]:
+def follow(
+    line: str, folder: Path, timeout: float = 600, more: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
     """Run a command as a reader would, in a folder; AssertionError when it fails."""
     done = subprocess.run(
         ["sh", "-c", line],
         cwd=folder,
-        env=environment(**more),
+        env=environment(**(more or {})),
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -495,7 +497,7 @@ READY = "the guest is ready"
 def qemu_arguments(folder: Path) -> str:
     """What the documents leave to the reader: a kernel, and a system that reports its memory and stays."""
     image, _ = resolve_kernel("knownzero")
-    chosen = accel.choose("auto", folder / "bin" / "qemu-system-x86_64", image)
+    chosen = accel.choose("auto", resolve_qemu(None), image)
     script = f"{FLUSH}; echo {READY} > /dev/console; sleep 1000"
     initramfs.write(folder / "initrd", ["sh", "-ec", script], "none", [], [])
     words = ["-nodefaults", "-display", "none", "-no-reboot", "-machine", "q35", *accel.cpu(chosen)]
@@ -540,7 +542,9 @@ def test_the_daemon_can_be_used_as_described(machine: Path) -> None:
                     live.send_signal(signal.SIGINT)
                     assert live.wait(20) == 0
             else:
-                said = follow(line.replace("/run/vm1", str(machine)), REPO, PATH=path).stdout.strip()
+                said = follow(
+                    line.replace("/run/vm1", str(machine)), REPO, more={"PATH": path}
+                ).stdout.strip()
                 assert re.search(wanted, said), f"{line}: {said}"
 
 
@@ -551,7 +555,7 @@ def test_the_daemon_can_be_used_as_described(machine: Path) -> None:
 @pytest.mark.parametrize("line", BY_NIGHT)
 def test_what_takes_longer(line: str) -> None:
     # Tests that run tests: those by day only, or this would have no end.
-    done = follow(line, REPO, timeout=3000, KNOWNZERO_NIGHTLY="")
+    done = follow(line, REPO, timeout=3000, more={"KNOWNZERO_NIGHTLY": ""})
     assert done.stdout.strip()
 
 
@@ -617,7 +621,7 @@ def test_the_series_can_be_taken_and_changed(tmp_path: Path) -> None:
                 f"git clone -q {home}/kz/linux {tree} && git -C {tree} checkout -q base", tmp_path, **names
             )
         where = tree if line.startswith("git ") else repository
-        follow(line.replace("/tmp/knownzero", str(tmp_path / "mails")), where, timeout=3000, **names)
+        follow(line.replace("/tmp/knownzero", str(tmp_path / "mails")), where, timeout=3000, more=names)
     assert (home / "kz" / "obj" / "mm" / "page_zeroed.o").is_file()
     for part in ("new", "patches"):
         assert contents(repository / "linux" / part) == contents(REPO / "linux" / part)
