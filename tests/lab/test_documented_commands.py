@@ -239,6 +239,9 @@ ELSEWHERE: dict[str, tuple[str, str]] = {
     },
 }
 
+# Run one by one, in their order, by test_the_tutorial_can_be_followed.
+OF_THE_TUTORIAL = [line for line in commands(TUTORIAL) if line not in ELSEWHERE and line not in BY_NIGHT]
+
 RUN_HERE = {
     *IN_A_GUEST,
     *ON_ANY_MACHINE,
@@ -248,7 +251,7 @@ RUN_HERE = {
     *IN_A_COPY,
     *BY_NIGHT,
     SHELL,
-    *(line for line in commands(TUTORIAL) if line not in ELSEWHERE),
+    *OF_THE_TUTORIAL,
 }
 
 
@@ -418,7 +421,7 @@ def follow(
 
 
 @pytest.mark.boots
-@pytest.mark.parametrize("line", [line for line in commands(TUTORIAL) if line not in ELSEWHERE])
+@pytest.mark.parametrize("line", OF_THE_TUTORIAL)
 def test_the_tutorial_can_be_followed(line: str) -> None:
     done = follow(line, REPO)
     if "zeropages" in line:
