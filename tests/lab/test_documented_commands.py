@@ -184,11 +184,12 @@ PLACEHOLDER = "it names files of the reader's"
 LONG = "it takes as long as a kernel takes to build"
 OTHERS_TREE = "without --path it works on the tree in the cache, which is the reader's"
 CHANGES = "it changes the machine: a guest is changed instead"
-A_BENCH = "it takes minutes to an hour: by day all of them are gone through with results that are made up"
+A_BENCH = "it takes minutes to an hour"
 COMPARED = "tests/bench/test_compare.py::test_the_verb_prints_json_and_a_table"
 INSTALLED = "tests/guest/test_debian.py::test_systemd_boots_and_memory_is_not_zeroed_twice"
 FUZZED = "tests/rust/test_fuzz.py::test_nothing_is_found"
 IN_ORDER = "tests/kernel/test_both_series.py::test_series_is_in_order"
+STAGE = "tests/lab/test_nightly.py::test_what_a_stage_runs"
 HERE = "tests/lab/test_documented_commands.py"
 ELSEWHERE: dict[str, tuple[str, str]] = {
     "./kz top": (ENDLESS, "tests/lab/test_top.py::test_on_a_terminal_it_goes_on_until_ctrl_c"),
@@ -208,6 +209,16 @@ ELSEWHERE: dict[str, tuple[str, str]] = {
     "./kz series save linux": (OTHERS_TREE, f"{HERE}::test_the_series_can_be_taken_and_changed"),
     "./kz series check linux": ("it has passed in this run, or with the same files before", IN_ORDER),
     "./kz series check linux --each": ("it takes hours", f"{AT_NIGHT}: series check"),
+    "./kz series check linux --against newest": (
+        "it asks the mirror, and downloads a kernel",
+        "tests/lab/test_against.py::test_versions_are_found_on_the_mirror",
+    ),
+    "./kz series export linux ~/mails --ready": (
+        "it wants runs of all benches",
+        "tests/lab/test_sending.py::test_mails_that_are_in_order",
+    ),
+    "./kz test --nightly --stage fuzz --stage matrix": ("it takes hours", STAGE),
+    "./kz test --nightly --stage matrix --select configurations": ("it takes hours", STAGE),
     "make -C ~/kz/linux O=~/kz/obj -j2 bzImage": (
         LONG,
         "tests/lab/test_boot.py::test_output_and_exit_code_pass_through",
@@ -233,10 +244,7 @@ ELSEWHERE: dict[str, tuple[str, str]] = {
     "cargo test --locked": (MINUTES, "tests/rust/test_vhost_user_balloon.py::test_its_own_tests"),
     "cargo run --manifest-path fuzz/Cargo.toml --bin seeds -- fuzz/corpus": (MINUTES, FUZZED),
     "cargo +nightly fuzz run queues": ("it wants a toolchain of its own: the same target, without", FUZZED),
-    **{
-        f"./kz bench {name}": (A_BENCH, "tests/bench/test_bench.py::test_all_benches_make_one_page")
-        for name in (*BENCHES, "all")
-    },
+    **{f"./kz bench {name}": (A_BENCH, f"{AT_NIGHT}: bench all") for name in (*BENCHES, "all")},
 }
 
 # Run one by one, in their order, by test_the_tutorial_can_be_followed.
