@@ -129,4 +129,6 @@ def write(deb: Deb, folder: Path) -> Path:
             run.logged(
                 ["dpkg-deb", "--root-owner-group", "-Zzstd", "--build", root, part], log, what, "read the log"
             )
+            # apt reads it as a user of its own.
+            part.chmod(0o644)
     return folder / deb.file

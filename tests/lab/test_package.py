@@ -44,6 +44,8 @@ def test_a_package_has_its_files_links_and_scripts(tmp_path: Path) -> None:
         tmp_path / "out",
     )
     assert made.name == f"a-name_1.0+x2_{deb.architecture()}.deb"
+    # apt's own user reads it.
+    assert made.stat().st_mode & 0o777 == 0o644
     told = fields(made)
     assert (told["Package"], told["Version"], told["Depends"]) == ("a-name", "1.0+x2", "libc6 (>= 2.34)")
     root = unpacked(made, tmp_path / "root")
