@@ -176,7 +176,7 @@ def test_the_daemons_units_work_under_systemd(installed: Installed) -> None:
         cat /run/fifo >/run/inner &
         {inner.name} mem=512M initrd=/{debian.JOB}/bin/inner.cpio con=null ssl=null con0=null,fd:1 console=tty0 \
             virtio_uml.device=/run/vhost-user-balloon/guest.sock:5 </dev/null >/run/fifo 2>&1 & inner=$!
-        for second in $(seq 300); do
+        for second in $(seq 900); do
             ! grep -q 'inner is done' /run/inner && kill -0 $inner && sleep 1 || break
         done
         sed -n '/^{{/p' /run/inner
