@@ -18,6 +18,7 @@
 #define MAX_POOLS 8
 #define REPORTING "/sys/module/page_reporting/parameters"
 #define PREZERO "/sys/kernel/mm/zero_page"
+#define FREE_BLOCKS "/sys/kernel/debug/page_zeroed/free_blocks"
 
 enum source { REPORTED, FREED, INFLATED, PREZEROED, NR_SOURCES };
 
@@ -26,8 +27,8 @@ static const char *const source_names[NR_SOURCES] = { "reported", "freed", "infl
 struct zone {
 	int node;
 	char name[16];
-	uint64_t free, cached, zeroed, present;
-	uint64_t blocks[MAX_ORDERS];
+	uint64_t free, cached, zeroed, reported, present;
+	uint64_t blocks[MAX_ORDERS], reported_blocks[MAX_ORDERS], zeroed_blocks[MAX_ORDERS];
 	int nr_orders;
 };
 
@@ -59,6 +60,7 @@ struct snapshot {
 	uint64_t ns;
 	bool series;		/* the counters are there */
 	bool marked;		/* nr_free_zeroed is there */
+	int by_order;		/* 0 if FREE_BLOCKS could be read, else errno */
 	uint64_t set[NR_SOURCES], skip[NR_SOURCES];
 	uint64_t unwanted, lost, cleared, bad, free_zeroed, free;
 	int nr_zones;
@@ -284,6 +286,7 @@ static void add_zone(struct zone *to, const struct zone *zone)
 	to->free += zone->free;
 	to->cached += zone->cached;
 	to->zeroed += zone->zeroed;
+	to->reported += zone->reported;
 }
 
 static void add_zones(struct snapshot *s)
@@ -301,17 +304,19 @@ static void add_zones(struct snapshot *s)
 	}
 }
 
-static void read_orders(struct snapshot *s)
+/* Numbers of blocks by order: /proc/buddyinfo, or FREE_BLOCKS, which says what kind they are. 0 or errno. */
+static int read_orders(struct snapshot *s, const char *path)
 {
 	char line[512], name[16];
 	int node, used, i;
-	FILE *f = fopen(at("/proc/buddyinfo"), "re");
+	FILE *f = fopen(at("%s", path), "re");
 
 	if (!f)
-		return;
+		return errno;
 	while (fgets(line, sizeof(line), f)) {
 		struct zone *zone = NULL;
-		char *from, *end;
+		uint64_t *blocks;
+		char *from, *end, kind[16] = "";
 
 		if (sscanf(line, "Node %d, zone %15s%n", &node, name, &used) != 2)
 			continue;
@@ -320,15 +325,31 @@ static void read_orders(struct snapshot *s)
 				zone = &s->zones[i];
 		if (!zone)
 			continue;
-		for (from = line + used; zone->nr_orders < MAX_ORDERS; from = end) {
+		from = line + used;
+		if (sscanf(from, " %15[a-z]%n", kind, &used) == 1)
+			from += used;
+		if (!*kind)
+			blocks = zone->blocks;
+		else if (!strcmp(kind, "reported"))
+			blocks = zone->reported_blocks;
+		else if (!strcmp(kind, "zeroed"))
+			blocks = zone->zeroed_blocks;
+		else
+			continue;
+		for (i = 0; i < MAX_ORDERS; i++, from = end) {
 			uint64_t value = strtoull(from, &end, 10);
 
 			if (end == from)
 				break;
-			zone->blocks[zone->nr_orders++] = value;
+			blocks[i] = value;
+			if (blocks == zone->reported_blocks)
+				zone->reported += value << i;
 		}
+		if (blocks == zone->blocks)
+			zone->nr_orders = i;
 	}
 	fclose(f);
+	return 0;
 }
 
 static void read_threads(struct snapshot *s)
@@ -540,8 +561,9 @@ static void look(struct snapshot *s)
 	s->ns = kz_now_ns();
 	read_vmstat(s);
 	read_zones(s);
+	read_orders(s, "/proc/buddyinfo");
+	s->by_order = read_orders(s, FREE_BLOCKS);
 	add_zones(s);
-	read_orders(s);
 	read_prezero(s);
 	read_pools(s);
 	read_balloon(&s->balloon);
@@ -660,6 +682,10 @@ static void show_known(FILE *out, const struct snapshot *s, const char *name, co
 	fprintf(out, "%-18s", name);
 	cell(out, z->free);
 	cell(out, z->cached);
+	if (s->by_order)
+		fprintf(out, "%12s", "?");
+	else
+		cell(out, z->reported);
 	if (s->marked) {
 		cell(out, z->zeroed);
 		cell(out, dirty_pages(z->free, z->cached, z->zeroed));
@@ -669,11 +695,21 @@ static void show_known(FILE *out, const struct snapshot *s, const char *name, co
 	fputc('\n', out);
 }
 
+static void show_orders(FILE *out, const char *name, const uint64_t *blocks, int orders)
+{
+	int i;
+
+	fprintf(out, "\n%-18s", name);
+	for (i = 0; i < orders; i++)
+		fprintf(out, "%7" PRIu64, blocks[i]);
+}
+
 static void show_memory(FILE *out, const struct snapshot *s)
 {
 	int i, j, orders = 0;
 
-	fprintf(out, "%-18s%12s%12s%12s%12s\n", "memory", "free", "CPU lists", "known zero", "dirty");
+	fprintf(out, "%-18s%12s%12s%12s%12s%12s\n", "memory", "free", "CPU lists", "reported",
+		"known zero", "dirty");
 	for (i = 0; i < s->nr_zones; i++) {
 		const struct zone *z = &s->zones[i];
 		char name[32];
@@ -694,14 +730,22 @@ static void show_memory(FILE *out, const struct snapshot *s)
 	for (j = 0; j < orders; j++)
 		fprintf(out, "%7d", j);
 	for (i = 0; i < s->nr_zones; i++) {
+		const struct zone *z = &s->zones[i];
 		char name[32];
 
-		snprintf(name, sizeof(name), "node %d %s", s->zones[i].node, s->zones[i].name);
-		fprintf(out, "\n%-18s", name);
-		for (j = 0; j < s->zones[i].nr_orders; j++)
-			fprintf(out, "%7" PRIu64, s->zones[i].blocks[j]);
+		snprintf(name, sizeof(name), "node %d %s", z->node, z->name);
+		show_orders(out, name, z->blocks, z->nr_orders);
+		if (s->by_order)
+			continue;
+		show_orders(out, "  reported", z->reported_blocks, z->nr_orders);
+		show_orders(out, "  known zero", z->zeroed_blocks, z->nr_orders);
 	}
-	fprintf(out, "\n%-18s(free ones; the kernel does not count known-zero memory by order)\n", "");
+	if (s->by_order && s->marked)
+		fprintf(out, "\n%-18s(free ones; what of them is known zero or reported is in %s: %s)", "",
+			FREE_BLOCKS, s->by_order == EACCES ? "only for root" :
+			s->by_order == ENOENT ? "no debugfs, or an older kernel" :
+			strerror(s->by_order));
+	fputc('\n', out);
 }
 
 static void show_sources(FILE *out, const struct snapshot *s, const struct snapshot *before)
@@ -836,11 +880,25 @@ static void json_known(FILE *out, const struct snapshot *s, const struct zone *z
 			dirty_pages(z->free, z->cached, z->zeroed) * page_size);
 	else
 		fprintf(out, ", \"known_zero_bytes\": null, \"dirty_bytes\": null");
+	if (s->by_order)
+		fprintf(out, ", \"reported_bytes\": null");
+	else
+		fprintf(out, ", \"reported_bytes\": %" PRIu64, z->reported * page_size);
+}
+
+static void json_orders(FILE *out, const char *name, const uint64_t *blocks, int orders)
+{
+	int i;
+
+	fprintf(out, ", \"%s\": [", name);
+	for (i = 0; i < orders; i++)
+		fprintf(out, "%s%" PRIu64, i ? ", " : "", blocks[i]);
+	fputc(']', out);
 }
 
 static void json_memory(FILE *out, const struct snapshot *s)
 {
-	int i, j;
+	int i;
 
 	fprintf(out, ", \"zones\": [");
 	for (i = 0; i < s->nr_zones; i++) {
@@ -848,10 +906,14 @@ static void json_memory(FILE *out, const struct snapshot *s)
 
 		fprintf(out, "%s{\"node\": %d, \"zone\": \"%s\", ", i ? ", " : "", z->node, z->name);
 		json_known(out, s, z);
-		fprintf(out, ", \"free_blocks\": [");
-		for (j = 0; j < z->nr_orders; j++)
-			fprintf(out, "%s%" PRIu64, j ? ", " : "", z->blocks[j]);
-		fprintf(out, "]}");
+		json_orders(out, "free_blocks", z->blocks, z->nr_orders);
+		if (s->by_order) {
+			fprintf(out, ", \"reported_blocks\": null, \"known_zero_blocks\": null}");
+			continue;
+		}
+		json_orders(out, "reported_blocks", z->reported_blocks, z->nr_orders);
+		json_orders(out, "known_zero_blocks", z->zeroed_blocks, z->nr_orders);
+		fputc('}', out);
 	}
 	fprintf(out, "], \"nodes\": [");
 	for (i = 0; i < s->nr_nodes; i++) {

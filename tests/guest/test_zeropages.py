@@ -67,6 +67,14 @@ Node 1, zone  Movable
         present  0
 """
 BUDDYINFO = "Node 0, zone      DMA      4      2      8\nNode 1, zone   Normal      0      4    248\n"
+FREE_BLOCKS = "/sys/kernel/debug/page_zeroed/free_blocks"
+KNOWN = """Node 0, zone      DMA     free      4      2      8
+Node 0, zone      DMA reported      0      0      3
+Node 0, zone      DMA   zeroed      1      0      2
+Node 1, zone   Normal     free      0      4    248
+Node 1, zone   Normal reported      0      0    200
+Node 1, zone   Normal   zeroed      0      2    149
+"""
 
 
 class Machine:
@@ -134,7 +142,37 @@ def test_memory_is_added_up_by_zone_and_node(machine: Machine) -> None:
         "cpu_list_bytes": 13 * 4096,
         "known_zero_bytes": 608 * 4096,
         "dirty_bytes": 445 * 4096,
+        "reported_bytes": None,
     }
+
+
+def test_blocks_by_order_are_told_where_the_kernel_tells_them(machine: Machine) -> None:
+    for zone in machine.look()["zones"]:
+        assert zone["reported_blocks"] is zone["known_zero_blocks"] is zone["reported_bytes"] is None
+    assert f"in {FREE_BLOCKS}: no debugfs, or an older kernel)" in machine.call("--once").stdout
+    machine.put(FREE_BLOCKS, KNOWN)
+    told = machine.look()
+    dma, normal = told["zones"]
+    assert (dma["free_blocks"], normal["free_blocks"]) == ([4, 2, 8], [0, 4, 248])
+    assert (dma["reported_blocks"], normal["reported_blocks"]) == ([0, 0, 3], [0, 0, 200])
+    assert (dma["known_zero_blocks"], normal["known_zero_blocks"]) == ([1, 0, 2], [0, 2, 149])
+    assert [node["reported_bytes"] for node in told["nodes"]] == [3 * 4 * 4096, 200 * 4 * 4096]
+    assert told["memory"]["reported_bytes"] == 203 * 4 * 4096
+    shown = machine.call("--once").stdout
+    assert FREE_BLOCKS not in shown
+    rows = [line.split() for line in shown.split("blocks by order")[1].splitlines()[1:7]]
+    assert rows[1] == ["reported", "0", "0", "3"]
+    assert rows[5] == ["known", "zero", "0", "2", "149"]
+
+
+@pytest.mark.parametrize(
+    "damaged", ["", "Node\n", "Node 7, zone DMA reported 1 2\n", "Node 0, zone DMA other 1\n"]
+)
+def test_a_file_of_blocks_that_is_not_understood_adds_nothing(machine: Machine, damaged: str) -> None:
+    machine.put(FREE_BLOCKS, damaged)
+    dma = machine.look()["zones"][0]
+    assert dma["free_blocks"] == [4, 2, 8]
+    assert dma["reported_blocks"] == dma["known_zero_blocks"] == [0, 0, 0]
 
 
 def test_every_counter_is_shown_as_it_is(machine: Machine) -> None:
@@ -318,6 +356,23 @@ def test_it_tells_what_the_kernel_counts() -> None:
         expect_at_most(abs(told["memory"]["free_bytes"] // 4096 - before["nr_free_pages"]), 1024)
         blocks = sum(n << order for zone in told["zones"] for order, n in enumerate(zone["free_blocks"]))
         expect_at_most(abs(blocks - told["memory"]["free_bytes"] // 4096), 1024)
+        in_blocks = {
+            kind: [
+                sum(zone[f"{kind}_blocks"][order] for zone in told["zones"])
+                for order in range(len(told["zones"][0]["free_blocks"]))
+            ]
+            for kind in ("free", "reported", "known_zero")
+        }
+        pages = {kind: sum(n << order for order, n in enumerate(of)) for kind, of in in_blocks.items()}
+        # The rest is in the lists of the CPU.
+        expect_at_most(pages["known_zero"], known + 512)
+        expect_at_least(pages["known_zero"], known - told["memory"]["cpu_list_bytes"] // 4096 - 512)
+        assert pages["reported"] * 4096 == told["memory"]["reported_bytes"]
+        for order in (9, 10):
+            assert in_blocks["reported"][order] <= in_blocks["free"][order] + 1
+            # The device answered for all that it was told of.
+            assert in_blocks["reported"][order] <= in_blocks["known_zero"][order] + 1
+        expect_at_least(pages["reported"], 256 << 8)
         assert told["state"] == "working"
         expect_at_least(told["sources"]["reported"]["skip_pages"], 128 << 8)
         pool = next(pool for pool in told["hugetlb"] if pool["page_size"] == 2 << 20)

@@ -76,6 +76,7 @@ def attributes() -> set[str]:
 NAMES: dict[str, Callable[[], set[str]]] = {
     "/proc/vmstat": lambda: set(found(r'"(pgzeroed_\w+|nr_free_zeroed)"', files=r"^mm/vmstat\.c$")),
     "/sys/kernel/mm/zero_page": attributes,
+    "/sys/kernel/debug/page_zeroed": lambda: set(found(r'debugfs_create_file\("([^"]+)"', files=r"\.c$")),
     "Module parameters": parameters,
     "Boot parameters": lambda: set(
         found(r'\b(?:__setup|early_param|__setup_param)\("([^"]+)"', files=r"\.c$")
