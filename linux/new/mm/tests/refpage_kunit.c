@@ -7,8 +7,10 @@
 
 #include <linux/gfp.h>
 #include <linux/highmem.h>
+#include <linux/memcontrol.h>
 #include <linux/mm.h>
 #include <linux/page_tags.h>
+#include <linux/rcupdate.h>
 #include <linux/string.h>
 #include <linux/vmstat.h>
 
@@ -311,7 +313,58 @@ static struct kunit_suite refpage_tags_test_suite = {
 	.test_cases = refpage_tags_test_cases,
 };
 
-kunit_test_suites(&refpage_test_suite, &refpage_tags_test_suite);
+/*
+ * Use of what is never reclaimed.
+ */
+
+#define USES		100000
+
+/* How much older @folio's being used makes what its lruvec has reclaimed. */
+static long aged_by_use(struct folio *folio)
+{
+	atomic_long_t *age;
+	long before;
+	int i;
+
+	guard(rcu)();
+	age = &folio_lruvec(folio)->nonresident_age;
+	before = atomic_long_read(age);
+	for (i = 0; i < USES; i++)
+		workingset_activation(folio);
+
+	return atomic_long_read(age) - before;
+}
+
+static void page_of_no_mapping_ages_nothing(struct kunit *test)
+{
+	struct folio *folio = folio_alloc(GFP_KERNEL, 0);
+	struct address_space mapping = {};
+
+	KUNIT_ASSERT_NOT_NULL(test, folio);
+	KUNIT_ASSERT_EQ(test, mem_cgroup_charge(folio, NULL, GFP_KERNEL), 0);
+
+	/* Others may use something meanwhile, but not that often. */
+	KUNIT_EXPECT_LT(test, aged_by_use(folio), USES);
+
+	folio->mapping = &mapping;
+	KUNIT_EXPECT_GE(test, aged_by_use(folio), USES);
+	folio->mapping = NULL;
+
+	folio_put(folio);
+}
+
+static struct kunit_case refpage_use_test_cases[] = {
+	KUNIT_CASE(page_of_no_mapping_ages_nothing),
+	{}
+};
+
+static struct kunit_suite refpage_use_test_suite = {
+	.name = "refpage_use",
+	.test_cases = refpage_use_test_cases,
+};
+
+kunit_test_suites(&refpage_test_suite, &refpage_tags_test_suite,
+		  &refpage_use_test_suite);
 
 MODULE_DESCRIPTION("KUnit tests for pages with other content than zeros");
 MODULE_LICENSE("GPL");
