@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 import json
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any, cast
 
 import pytest
 
-from lab import report, seeds
+from lab import charted, report, seeds
 from lab.bench import (
     BenchOptions,
     churn,
@@ -23,6 +24,7 @@ from lab.bench import (
     hugetlb,
     jobs,
     kzeropaged,
+    lockhold,
     order0,
     page_fault,
     prezero,
@@ -154,6 +156,13 @@ def everything(monkeypatch: pytest.MonkeyPatch) -> list[Metric]:
 
     sizes = (*scale.SIZES, scale.MORE)
     scaled = {(word, gb): scale.Series(TWO, TWO) for word in scale.WORDS for gb in sizes}
+    locks = lockhold.Found()
+    for kernel, steps in (("base", lockhold.BASE_STEPS), ("ours", lockhold.OURS_STEPS)):
+        locks.holds |= {
+            (kernel, step, gb): lockhold.Holds({"rmqueue_bulk": Counter({900: 2, 500: 9})})
+            for step in steps
+            for gb in sizes
+        }
     return [
         *thp.measure(both, options)[0],
         *order0.measure(both, options)[0],
@@ -170,6 +179,8 @@ def everything(monkeypatch: pytest.MonkeyPatch) -> list[Metric]:
         *device.metrics_of(devices),
         device.punch_metric(options),
         *scale.metrics_of(scaled),
+        *lockhold.growth(locks, sizes, "scale.lock_hold"),
+        *lockhold.against_base(locks, sizes),
         *zerobytes.measure(options, IMAGES),
     ]
 
@@ -195,8 +206,8 @@ def test_every_figure_has_a_sentence(written: list[Metric]) -> None:
 def test_the_page_names_no_figure_that_nobody_writes(written: list[Metric]) -> None:
     """A name that is misspelt would leave a chart, a headline or a posted table without ours."""
     known = {metric.name for metric in written}
-    wanted = [name for _, _, bars in report.CHARTS for name, _ in bars]
-    wanted += [name for name, _ in report.HEADLINES]
+    wanted = [name for _, _, bars in charted.CHARTS for name, _ in bars]
+    wanted += [name for name, _ in charted.HEADLINES]
     wanted += [row.metric for table in seeds.TABLES for row in table.rows if row.metric]
     # Not every method has every figure, and a chart leaves out what is not there.
     never = {
