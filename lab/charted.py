@@ -355,6 +355,18 @@ CHARTS: tuple[tuple[str, str, tuple[tuple[str, str], ...]], ...] = (
     ),
     *(
         (
+            f"{title}, {what}",
+            sentence,
+            tuple((f"lockhold.{step}.{gb}gb.{metric}", f"a guest of {gb} GB") for gb in (1, 2, 4, 8)),
+        )
+        for step, what in (("program", "memory used and freed"), ("report", "reporting"))
+        for metric, title, sentence in (
+            ("p99", "99th percentile of the holds of a zone's lock", "Each hold counts once, however short."),
+            ("holds", "Holds of a zone's lock", "How many there were: a larger guest has more to do."),
+        )
+    ),
+    *(
+        (
             f"The longest hold of a zone's lock, {sizes}",
             "In instructions: bars of one length, where a hold does not depend on the guest's memory.",
             tuple(
