@@ -196,6 +196,8 @@ fn lists_of_any_length() {
 fn a_guest_that_refills_its_ring() {
     use std::os::unix::fs::FileExt;
     use std::sync::atomic::{AtomicBool, Ordering};
+    // What two turns have room for where a hole takes a tenth of a microsecond, which is less than any does.
+    const LISTS: u16 = 16;
     let vm = Vm::started(ALL, options());
     // As many holes as a list can have, no two of which touch, and that list in each entry of the ring.
     let first = (PLAY >> 12) as u32;
@@ -225,12 +227,13 @@ fn a_guest_that_refills_its_ring() {
     assert!(eventually(|| vm.used_index(0) != 0), "it has begun");
     vm.socket.set_read_timeout(Some(LONG)).unwrap();
     let mut socket = vm.socket.try_clone().unwrap();
-    let mut slowest = Duration::ZERO;
+    // In lists and not in seconds: how long one takes depends on what else the machine has to do.
+    let mut most = 0;
     let mut answered = |vm: &Vm, request, body: &[u8], reply: usize| {
-        let began = Instant::now();
+        let before = vm.used_index(0);
         vm.raw(request, 1, body, &[]);
         socket.read_exact(&mut vec![0; 12 + reply]).expect("an answer");
-        slowest = slowest.max(began.elapsed());
+        most = most.max(vm.used_index(0).wrapping_sub(before));
     };
     for _ in 0..10 {
         answered(&vm, GET_CONFIG, &[words(&[0, 16, 0]), vec![0; 16]].concat(), 12 + 16);
@@ -240,7 +243,7 @@ fn a_guest_that_refills_its_ring() {
     answered(&vm, GET_VRING_BASE, &words(&[0, 0]), 8);
     stop.store(true, Ordering::Relaxed);
     guest.join().unwrap();
-    assert!(slowest < Duration::from_secs(1), "{slowest:?} for an answer");
+    assert!(most <= LISTS, "{most} lists were done before an answer");
     assert!(vm.rings[0].call.read().unwrap() >= 1, "the guest was told of what was done");
     assert_eq!(vm.status()["malformed"], 0);
     vm.end().unwrap();
