@@ -12,6 +12,8 @@ from lab import balloon
 from lab.bench import BenchOptions
 from lab.bench.hostmemory import fill, release
 from lab.bench.jobs import elapsed, within
+from lab.bench.repeat import NOTE as REPEATED
+from lab.bench.repeat import until_known
 from lab.bench.session import (
     DELAY,
     MIB,
@@ -38,10 +40,6 @@ WARM_UP_MS = 400
 LONG, SHORT = 2000, 250
 PAUSE_MS = 50
 DEVICE = balloon.device(free_page_reporting="on")
-# A repetition has several allocations in it; --pairs counts what has one.
-SHARE = 2
-LEAST = 3
-BACK_ROUNDS = 3
 BACK_PERCENT = 90
 BEYOND = 10.0
 
@@ -78,6 +76,11 @@ class Series:
     cpu_ms: list[float] = field(default_factory=list)  # the same, task-clock
     cycles: list[float] = field(default_factory=list)  # a second, of all processes
 
+    @property
+    def times(self) -> tuple[list[float], list[float]]:
+        """What an allocation took."""
+        return self.wall_ms, self.cpu_ms
+
 
 # (side, delay)
 Key = tuple[str, int]
@@ -109,18 +112,20 @@ def specs(options: BenchOptions, images: Built) -> list[tuple[str, BootSpec]]:
     ]
 
 
-def allocations(sides: Sequence[Side], turns: int, found: Found) -> None:
+def allocations(sides: Sequence[Side], pairs: int, found: Found) -> None:
     """Both jobs in all guests by turns."""
     for job in JOBS:
-        with step(f"{job.words}: {turns} runs in each of {len(sides)} guests"):
+        done: dict[Key, Series] = {}
+        with step(f"{job.words}: up to {pairs} runs in each of {len(sides)} guests"):
             for side in sides:
                 side.json(*job.argv(WARM_UP_MS))
-            for turn in range(turns):
+                done[key_of(side)] = found.runs.setdefault((job.name, key_of(side)), Series())
+            for turn in until_known(pairs, [one for series in done.values() for one in series.times]):
                 for side in by_turns(sides, turn):
                     key = key_of(side)
                     warm_host(job.processes * job.size_mb * MIB)
                     told = side.json(*job.argv(RUN_MS[key[1]]))
-                    series = found.runs.setdefault((job.name, key), Series())
+                    series = done[key]
                     series.wall_ms.append(told["cycle_wall_ns"] / told["cycles"] / 1e6)
                     series.cpu_ms.append(told["cycle_cpu_ns"] / told["cycles"] / 1e6)
                     series.cycles.append(told["per_second"] * 4096 / (job.size_mb * MIB))
@@ -145,17 +150,18 @@ def time_until_back(side: Side, timeout: float = 120.0) -> float:
     return seconds
 
 
-def give_back(sides: Sequence[Side], found: Found) -> None:
+def give_back(sides: Sequence[Side], pairs: int, found: Found) -> None:
     """Memory freed in the two guests of each delay at the same time: what takes long is waiting."""
     with (
-        step(f"host memory: {FILL_MB} MB freed, {BACK_ROUNDS} times in each of {len(sides)} guests"),
+        step(f"host memory: {FILL_MB} MB freed, up to {pairs} times in each of {len(sides)} guests"),
         ThreadPoolExecutor(max_workers=2) as pool,
     ):
-        for _ in range(BACK_ROUNDS):
-            for delay in RUN_MS:
-                both = [side for side in sides if key_of(side)[1] == delay]
-                for side, seconds in zip(both, pool.map(time_until_back, both), strict=True):
-                    found.back_s.setdefault(key_of(side), []).append(seconds)
+        for delay in RUN_MS:
+            both = [side for side in sides if key_of(side)[1] == delay]
+            done = [found.back_s.setdefault(key_of(side), []) for side in both]
+            for _ in until_known(pairs, done):
+                for series, seconds in zip(done, pool.map(time_until_back, both), strict=True):
+                    series.append(seconds)
 
 
 def metrics_of(found: Found) -> list[Metric]:
@@ -231,13 +237,12 @@ def run(options: BenchOptions) -> Result:
     began = time.monotonic()
     images = built(options)
     found = Found()
-    turns = max(LEAST, options.pairs // SHARE)
     with guests(specs(options, images)) as sides:
         for side in sides:
             side.sh(f"echo {key_of(side)[1]} > {DELAY}")
         accel = sides[0].guest.accel
-        allocations(sides, turns, found)
-        give_back(sides, found)
+        allocations(sides, options.pairs, found)
+        give_back(sides, options.pairs, found)
     return Result(
         name="churn",
         accelerator=accel,
@@ -248,7 +253,6 @@ def run(options: BenchOptions) -> Result:
             "memory": MEMORY,
             "cpus": CPUS,
             "pairs": options.pairs,
-            "runs": turns,
             "fill_mb": FILL_MB,
         },
         host=host_facts(),
@@ -259,7 +263,8 @@ def run(options: BenchOptions) -> Result:
             f"The six processes have {FILL_MB} MB together, so that no guest swaps or runs out of memory. Each "
             f"kernel and delay has a guest of its own; a run is {', '.join(f'{ms} ms' for ms in RUN_MS.values())} "
             f"long at a delay of {', '.join(f'{ms} ms' for ms in RUN_MS)}, and its value is the mean of its "
-            f"allocations. {turns} runs were made for --pairs {options.pairs}.",
+            f"allocations.",
+            REPEATED,
             f"Slower is what the 95 % bootstrap interval of the change of the median says, or a change of more "
             f"than {BEYOND:.0f} %, however wide that interval.",
         ],

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field, replace
 
 from lab import balloon
 from lab.bench import BenchOptions
-from lab.bench.hostmemory import ROUNDS, fill, release
+from lab.bench.hostmemory import fill, release
 from lab.bench.jobs import HUGE, WARM_UPS, elapsed, within
+from lab.bench.repeat import until_known
 from lab.bench.session import (
     DELAY,
     MIB,
@@ -112,18 +113,23 @@ def shuffles(side: Side) -> bool:
     return side.sh(f"cat {SHUFFLE} 2> /dev/null || echo N")[-1] == "Y"
 
 
-def memory(sides: list[Side], found: Found) -> None:
+def memory(sides: list[Side], pairs: int, found: Found) -> None:
     """Memory filled and freed in each guest, and what the host has of it then."""
     reports = {row.name: row.reports for row in ROWS}
-    with step(f"host memory: {FILL_MB} MB filled and freed, {ROUNDS} times in each guest"):
-        for turn in range(ROUNDS):
+    done = {
+        side.name: (found.full.setdefault(side.name, []), found.freed.setdefault(side.name, []))
+        for side in sides
+    }
+    with step(f"host memory: {FILL_MB} MB filled and freed, up to {pairs} times in each guest"):
+        for turn in until_known(pairs, [one for both in done.values() for one in both]):
             for side in by_turns(sides, turn):
                 # Nobody is there to be told.
                 side.has_flush = side.has_flush and reports[side.name]
-                found.full.setdefault(side.name, []).append(float(fill(side, FILL_MB)))
+                full, freed = done[side.name]
+                full.append(float(fill(side, FILL_MB)))
                 release(side)
                 side.sh("wait")
-                found.freed.setdefault(side.name, []).append(float(side.settle()))
+                freed.append(float(side.settle()))
 
 
 def faults(sides: list[Side], options: BenchOptions, found: Found) -> None:
@@ -243,7 +249,7 @@ def run(options: BenchOptions) -> Result:
                 f"not obey {SHUFFLED}."
             )
         faults(sides, options, found)
-        memory(sides, found)
+        memory(sides, options.pairs, found)
     return Result(
         name="page-fault",
         accelerator=accel,

@@ -15,6 +15,8 @@ from lab.bench import BenchOptions, lockhold
 from lab.bench.hostmemory import fill, release
 from lab.bench.jobs import WARM_UPS, elapsed, within
 from lab.bench.kzeropaged import FOLDER, PACE, Cost, zero_all
+from lab.bench.repeat import NOTE as REPEATED
+from lab.bench.repeat import until_known
 from lab.bench.session import (
     BALLOON,
     DELAY,
@@ -47,9 +49,6 @@ BACK_PERCENT = 90
 # Less than a flush: what the CPU keeps of freed memory in lists of its own, huge pages among it, is not reported.
 REPORTED_PERCENT = 80
 AT_ONCE = f"echo 1 > {DELAY}"
-# A repetition is gigabytes: fewer of them than --pairs says.
-SHARE = 3
-LEAST = 3
 LIMIT, BEYOND = 25.0, 50.0
 SIDES = ["smallest guest", "larger guest"]
 LOOK_S = 0.02
@@ -193,16 +192,24 @@ def specs(
     ]
 
 
-def rounds(sides: Sequence[Side], turns: int, name: str, found: Found) -> None:
+def rounds(sides: Sequence[Side], pairs: int, name: str, found: Found) -> None:
     """One step in all guests by turns."""
     what = {"report": report, "flush": flush, "prezero": prezero}[name]
-    with step(f"{name}: {turns} runs in each of {len(sides)} guests"):
-        for turn in range(-WARM_UPS, turns):
+    done = {
+        side.name: found.setdefault(
+            ("report_base" if side.name.startswith("base") else name, gb_of(side)), Series()
+        )
+        for side in sides
+    }
+    with step(f"{name}: up to {pairs} runs in each of {len(sides)} guests"):
+        for turn in range(WARM_UPS):
             for side in by_turns(sides, turn):
-                size, seconds, spent = what(side)
-                if turn >= 0:
-                    word = "report_base" if side.name.startswith("base") else name
-                    found.setdefault((word, gb_of(side)), Series()).add(size, seconds, spent)
+                what(side)
+        for turn in until_known(
+            pairs, [one for series in done.values() for one in (series.wall_s, series.cpu_s)]
+        ):
+            for side in by_turns(sides, turn):
+                done[side.name].add(*what(side))
 
 
 def metrics_of(found: Found) -> list[Metric]:
@@ -237,22 +244,21 @@ def run(options: BenchOptions) -> Result:
     began = time.monotonic()
     images = built(options)
     gbs = sizes(available_gb())
-    turns = max(LEAST, options.pairs // SHARE)
     found: Found = {}
     with guests(specs(options, images, ("base", "ours"), gbs, BALLOON)) as sides:
         accel = sides[0].guest.accel
         for side in sides:
             side.sh(AT_ONCE)
-        rounds(sides, turns, "report", found)
+        rounds(sides, options.pairs, "report", found)
         ours = [side for side in sides if side.name.startswith("ours")]
         for side in ours:
             side.sh(LATE)
-        rounds(ours, turns, "flush", found)
+        rounds(ours, options.pairs, "flush", found)
     # Without a balloon: what is reported is not zeroed.
     with guests(specs(options, images, ("ours",), gbs, None)) as sides:
         for side in sides:
             side.sh(PACE)
-        rounds(sides, turns, "prezero", found)
+        rounds(sides, options.pairs, "prezero", found)
     locks = lockhold.measure(options, images, gbs)
     return Result(
         name="scale",
@@ -260,14 +266,14 @@ def run(options: BenchOptions) -> Result:
         versions=images.versions(),
         reproduce=reproduce("scale", options, accel),
         metrics=[*metrics_of(found), *lockhold.growth(locks, gbs, "scale.lock_hold")],
-        job={"sizes_gb": list(gbs), "cpus": CPUS, "pairs": options.pairs, "runs": turns},
+        job={"sizes_gb": list(gbs), "cpus": CPUS, "pairs": options.pairs},
         host=host_facts(),
         notes=[
             f"Each guest fills {FILL_PERCENT} % of its memory and frees it. A report is measured from there until "
             f"the host has {REPORTED_PERCENT} % back, so the time to free it is part of it; a flush from the write "
             "to the parameter to its return; zeroing from turning kzeropaged on, without pauses, until it has "
-            "nothing more to do. CPU time is that of QEMU, guest included, and for zeroing that of kzeropaged. "
-            f"{turns} runs were made for --pairs {options.pairs}.",
+            "nothing more to do. CPU time is that of QEMU, guest included, and for zeroing that of kzeropaged.",
+            REPEATED,
             f"Growing faster than the memory is what the whole 95 % bootstrap interval of the change says when it "
             f"is above {LIMIT:.0f} %, or a change of more than {BEYOND:.0f} %, however wide that interval.",
             lockhold.NOTE,

@@ -10,12 +10,13 @@ from pathlib import Path
 from lab.bench import BenchOptions
 from lab.bench.jobs import elapsed, settle_both
 from lab.bench.plugin import build_plugin
+from lab.bench.repeat import NOTE as REPEATED
+from lab.bench.repeat import until_known
 from lab.bench.session import MIB, Built, Side, built, host_facts, pair, reproduce
 from lab.progress import step
 from lab.results import Metric, Result, Target
 
 MODES = ("populate", "touch_all")
-PAIRS = 3
 LIMIT = 1.0
 BEHIND_S = 0.05  # the plugin writes its count every few milliseconds
 NOTE = (
@@ -44,10 +45,10 @@ def measure(options: BenchOptions, images: Built) -> list[Metric]:
         extra = {name: ["-plugin", f"{plugin},out={file}"] for name, file in files.items()}
         with (
             pair(options.with_accel("tcg"), images, extra) as both,
-            step(f"bytes stored by rep stos: {PAIRS} pairs for each of {', '.join(MODES)}"),
+            step(f"bytes stored by rep stos: up to {options.pairs} pairs for each of {', '.join(MODES)}"),
         ):
             for mode in MODES:
-                for turn in range(PAIRS):
+                for turn in until_known(options.pairs, found[mode].values()):
                     settle_both(both)
                     for side in both.sides(turn):
                         found[mode][side.name].append(_job(side, options, mode, files[side.name]))
@@ -78,8 +79,8 @@ def run(options: BenchOptions) -> Result:
         versions=images.versions(),
         reproduce=reproduce("zerobytes", options, "tcg"),
         metrics=metrics,
-        job={"size_mb": options.size_mb, "memory": options.memory, "cpus": 1, "pairs": PAIRS},
+        job={"size_mb": options.size_mb, "memory": options.memory, "cpus": 1, "pairs": options.pairs},
         host=host_facts(),
-        notes=[NOTE],
+        notes=[NOTE, REPEATED],
         seconds=elapsed(began),
     )

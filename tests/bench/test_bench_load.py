@@ -164,7 +164,7 @@ def measured(**more: float) -> page_fault.Found:
     for fake in fakes(guests):
         fake.back = more.get(fake.name, 0.0 if fake.name in ("base", "off") else 1.0)
     page_fault.faults(guests, BenchOptions(pairs=4), found)
-    page_fault.memory(guests, found)
+    page_fault.memory(guests, 2, found)
     return found
 
 
@@ -205,7 +205,7 @@ def test_lost_page_faults_are_named() -> None:
 
 def test_a_guest_without_a_device_is_not_told_to_flush() -> None:
     guests = sides(["base", "off", "on"])
-    page_fault.memory(guests, page_fault.Found())
+    page_fault.memory(guests, 2, page_fault.Found())
     assert [side.has_flush for side in guests] == [False, False, True]
 
 
@@ -240,7 +240,7 @@ def churned() -> churn.Found:
     found = churn.Found()
     guests = sides(NAMES)
     churn.allocations(guests, 3, found)
-    churn.give_back(guests, found)
+    churn.give_back(guests, 4, found)
     return found
 
 
@@ -249,7 +249,7 @@ def test_churn_measures_both_jobs_at_all_delays() -> None:
     assert len(found.runs) == len(churn.JOBS) * len(NAMES)
     assert {len(series.wall_ms) for series in found.runs.values()} == {3}
     assert found.runs["six", ("ours", 250)].wall_ms == [100.0] * 3
-    assert {len(values) for values in found.back_s.values()} == {churn.BACK_ROUNDS}
+    assert {len(values) for values in found.back_s.values()} == {4}
     metrics = {one.name: one for one in churn.metrics_of(found)}
     assert metrics["churn.loop.50ms.alloc_task_clock"].ours.median == 50
     assert len(metrics) == 2 * (3 * 3 + 2) + 4

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: GPL-2.0
+"""What is repeated until it is known well enough: the interval is what it says, and the end comes when it should."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lab.bench import repeat
+from lab.bench.repeat import is_narrow, median_interval, until_known
+
+
+@pytest.mark.parametrize(
+    ("n", "ranks"),
+    # Hollander, Wolfe and Chicken, table of the binomial distribution with p = 1/2.
+    [(5, None), (6, (1, 6)), (8, (1, 8)), (9, (2, 8)), (10, (2, 9)), (20, (6, 15)), (100, (40, 61))],
+)
+def test_the_interval_is_between_the_ranks_of_the_table(n: int, ranks: tuple[int, int] | None) -> None:
+    values = [float(value) for value in range(1, n + 1)]
+    random.Random(1).shuffle(values)
+    assert median_interval(values) == ranks
+
+
+def test_the_interval_has_the_median_of_the_whole_in_it_as_often_as_it_says() -> None:
+    rng = random.Random(7)
+    for n in (6, 10, 15):
+        rounds = 4000
+        hits = 0
+        for _ in range(rounds):
+            low, high = median_interval([rng.expovariate(1.0) for _ in range(n)]) or (0.0, 0.0)
+            hits += low <= 0.693147 <= high
+        assert hits / rounds >= repeat.CONFIDENCE - 0.01
+
+
+@given(st.lists(st.floats(-1e9, 1e9), max_size=30))
+def test_the_interval_is_in_order_and_made_of_values(values: list[float]) -> None:
+    interval = median_interval(values)
+    assert (interval is None) == (len(values) < 6)
+    if interval:
+        assert interval[0] <= interval[1]
+        assert set(interval) <= set(values)
+
+
+@pytest.mark.parametrize(
+    ("values", "narrow"),
+    [
+        ([], False),
+        ([100.0] * 5, False),
+        ([100.0] * 6, True),
+        ([0.0] * 6, True),
+        ([95.0, 100, 100, 100, 100, 105], True),
+        ([94.9, 100, 100, 100, 100, 100], False),
+        ([100.0, 100, 100, 100, 100, 105.1], False),
+        # One wild value of nine decides nothing.
+        ([100.0] * 8 + [900], True),
+    ],
+)
+def test_narrow(values: list[float], narrow: bool) -> None:
+    assert is_narrow(values) is narrow
+
+
+@pytest.mark.parametrize(
+    ("pairs", "spread", "times"), [(3, 0.0, 3), (10, 0.0, 6), (10, 50.0, 10), (0, 0.0, 0)]
+)
+def test_it_ends_when_all_is_known_or_pairs_have_been_made(pairs: int, spread: float, times: int) -> None:
+    found: dict[str, list[float]] = {"calm": [], "other": []}
+    turns = []
+    for turn in until_known(pairs, found.values()):
+        turns.append(turn)
+        found["calm"].append(10.0)
+        found["other"].append(100.0 + spread * (turn % 2))
+    assert turns == list(range(times))
+
+
+def test_a_series_that_nobody_fills_is_not_known() -> None:
+    found: list[list[float]] = [[], []]
+    done = 0
+    for _ in until_known(8, found):
+        found[0].append(1.0)
+        done += 1
+    assert done == 8
