@@ -247,7 +247,10 @@ fn a_guest_that_refills_its_ring() {
     stop.store(true, Ordering::Relaxed);
     guest.join().unwrap();
     done.sort_unstable();
-    assert!(u128::from(done[done.len() / 2]) <= room, "{done:?} lists were done before answers, room for {room}");
+    assert!(
+        u128::from(done[done.len() / 2]) <= room,
+        "{done:?} lists were done before answers, room for {room}"
+    );
     assert!(vm.rings[0].call.read().unwrap() >= 1, "the guest was told of what was done");
     assert_eq!(vm.status()["malformed"], 0);
     vm.end().unwrap();
