@@ -155,7 +155,7 @@ def test_a_taint_is_a_fault_even_if_the_console_lost_it(fake: Fake) -> None:
 @pytest.mark.parametrize("how", ["hang", "die"])
 def test_an_emulated_guest_that_never_came_up_is_started_again(fake: Fake, tmp_path: Path, how: str) -> None:
     (tmp_path / how).touch()
-    assert boot.boot(fake("report(7)", timeout=4.0)).exit_code == 7
+    assert boot.boot(fake("report(7)", timeout=6.0)).exit_code == 7
     assert not (tmp_path / how).exists()
     (why,) = boot.started_again
     assert "console.log" in why
@@ -168,7 +168,8 @@ def test_a_running_guest_that_never_came_up_is_started_again(
     fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     (tmp_path / how).touch()
-    monkeypatch.setattr(boot, "COMES_UP", 2.0)
+    # Long enough for a busy machine to start what plays the guest.
+    monkeypatch.setattr(boot, "COMES_UP", 6.0)
     with boot.running(fake("report(7)")) as guest:
         assert guest.wait().exit_code == 7
     assert not (tmp_path / how).exists()
