@@ -56,7 +56,7 @@ class EmulatorFault(TestFailure):
 
 
 class _NeverCameUp(TestFailure):
-    """An emulated guest hung before it reached user space, or died there of what ``console.timer_race`` tells."""
+    """An emulated guest hung before it reached user space, or died there of what ``Guest.died_of_others`` tells."""
 
 
 # What such guests said that were then started again: a run of tests tells it at its end.
@@ -407,7 +407,7 @@ class Guest:
             return True
         while not self._ready.wait(0.1):
             if not self._reader.is_alive():
-                return self._ready.is_set() or not console.timer_race(self._console_text())
+                return self._ready.is_set() or not self.died_of_others(self._console_text())
             if time.monotonic() > self._began + COMES_UP:
                 return not console.is_hang(self._console_text())
         return True
@@ -490,10 +490,19 @@ class Guest:
             "run it again; if it comes back, it is not the emulator",
         )
 
+    def died_of_others(self, text: str) -> bool:
+        """Whether a guest with this console died of a race of Linux or of the emulator that is known, and no other."""
+        if console.timer_race(text):
+            return True
+        return self.spec.cpus > 1 and not console.violations(text) and console.stale_section(self._vmm_log())
+
+    def _vmm_log(self) -> str:
+        return (self.folder / "vmm.log").read_text(errors="replace").strip()
+
     def _fail(self, text: str, found: list[str]) -> None:
         if fault := self.emulator_fault(text):
             raise fault
-        forgiven = console.timer_race(text) or (self._late and console.is_hang(text))
+        forgiven = self.died_of_others(text) or (self._late and console.is_hang(text))
         early = self.accel == "tcg" and not self._ready.is_set()
         failure = _NeverCameUp if early and forgiven else TestFailure
         where = f"{_shown(text, found)}\n(console: {self.console})"
@@ -503,7 +512,7 @@ class Guest:
                 f"it {'was running its command' if self._ready.is_set() else 'had not reached user space'}; its console last said:\n{where}",
                 "look at the console log, or give it longer with --timeout",
             )
-        log = (self.folder / "vmm.log").read_text(errors="replace").strip()
+        log = self._vmm_log()
         if not text.strip() and self.process.returncode:
             raise LabError(
                 "the guest did not start",
@@ -579,7 +588,8 @@ def running(spec: BootSpec) -> Iterator[Guest]:
     guest = Guest(spec)
     if not guest.comes_up():
         text = guest._console_text()
-        _note_again(f"{_shown(text, console.violations(text))}\n(console: {guest.console})")
+        log = console.last_lines(guest._vmm_log())
+        _note_again(f"{_shown(text, console.violations(text))}\n(console: {guest.console})\n{log}".rstrip())
         guest.close()
         guest = Guest(spec)
     try:
@@ -600,8 +610,8 @@ def boot(spec: BootSpec) -> BootResult:
     """Boot, run the command to its end, and return what it said; see ``Guest.wait`` for errors.
 
     Under emulation one boot in some hundreds hangs in the first seconds, before user space: such a guest
-    is started again, once, and that is said. So is one that dies there of ``console.timer_race``, which was
-    seen once. Whatever else a kernel finds fault with is never forgiven.
+    is started again, once, and that is said. So is one that dies there of ``console.timer_race`` or
+    ``console.stale_section``, each of which was seen once. Whatever else a kernel finds fault with is never forgiven.
     """
     try:
         return _boot_once(spec)

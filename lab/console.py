@@ -106,6 +106,20 @@ def timer_race(text: str) -> bool:
     )
 
 
+# From the guest it cannot be: the region is no larger than what is asserted, and what is beyond is another's.
+_NOT_ITS_OWN = re.compile(r"hw/pci/msix\.c:\d+: msix_table_mmio_\w+: Assertion `addr \+ size <= ")
+
+
+def stale_section(log: str) -> bool:
+    """Whether QEMU, by what it said at its end, gave an access to a device that was not addressed.
+
+    An emulated CPU remembers devices by their number in the memory map, and looks that up in the map there is
+    now (``iotlb_to_section()`` of QEMU 10.0): while another CPU moves devices, as at the scan of the PCI bus,
+    it may meet another one there.
+    """
+    return bool(_NOT_ITS_OWN.search(log))
+
+
 def stale_breakpoint(text: str) -> bool:
     """Whether the first fault is a breakpoint where, by the same report, there is none.
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from lab import accel, boot, errors, initramfs, paths
 from lab.errors import LabError, TestFailure
-from tests.lab.test_console import RACE
+from tests.lab.test_console import ASSERTED, RACE
 
 # Plays QEMU: finds the channels by name in its arguments, then does what its script says.
 FAKE = """#!/usr/bin/env python3
@@ -42,6 +42,11 @@ if once("die"):
     with open(os.path.join(os.path.dirname(__file__), "last words")) as words:
         console.write(words.read())
     sys.exit(0)
+if once("abort"):
+    with open(os.path.join(os.path.dirname(__file__), "last words")) as words:
+        print(words.read(), file=sys.stderr, flush=True)
+    print("pci 0000:00:00.0: conventional PCI endpoint", file=console)
+    os.abort()
 tell("ctl", "ready 0\\n")
 """
 
@@ -74,7 +79,7 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., boot.
 
 @pytest.fixture
 def last_words(tmp_path: Path) -> Path:
-    """What a guest says that is to die early."""
+    """What a guest, or its QEMU, says that is to die early."""
     file = tmp_path / "last words"
     file.write_text(RACE)
     return file
@@ -180,6 +185,38 @@ def test_a_guest_that_dies_later_is_not(fake: Fake) -> None:
     with pytest.raises(TestFailure, match="died before"):
         boot.boot(fake('print("Kernel panic - not syncing: oh", file=console); tell("ctl", "exit")'))
     assert not boot.started_again
+
+
+@pytest.mark.parametrize(
+    ("said", "cpus", "forgiven"),
+    [
+        (ASSERTED, 2, True),
+        (ASSERTED, 1, False),
+        (ASSERTED.replace("pci/msix.c", "virtio/virtio-balloon.c"), 2, False),
+    ],
+)
+def test_an_emulator_that_dies_early_is_forgiven_for_what_is_known(
+    fake: Fake, tmp_path: Path, last_words: Path, said: str, cpus: int, forgiven: bool
+) -> None:
+    last_words.write_text(said)
+    spec = fake("report(7)", cpus=cpus)
+
+    def booted() -> int:
+        return boot.boot(spec).exit_code
+
+    def ran() -> int:
+        with boot.running(spec) as guest:
+            return guest.wait().exit_code
+
+    for how in (booted, ran):
+        (tmp_path / "abort").touch()
+        if forgiven:
+            assert how() == 7
+        else:
+            with pytest.raises(TestFailure, match="died before") as caught:
+                how()
+            assert said in caught.value.why
+    assert [said in why for why in boot.started_again] == ([True, True] if forgiven else [])
 
 
 @pytest.mark.parametrize("why", ["page_zeroed: BUG: page 0x1 is not zero", "Oops: 0000 [#1] SMP"])

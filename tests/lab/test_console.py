@@ -98,6 +98,20 @@ def test_a_race_of_linux_itself_is_known() -> None:
     assert not console.timer_race("fine\n")
 
 
+# As QEMU 10.0.13 said it.
+ASSERTED = (
+    "qemu-system-x86_64: ../hw/pci/msix.c:228: msix_table_mmio_write: "
+    "Assertion `addr + size <= dev->msix_entries_nr * PCI_MSIX_ENTRY_SIZE' failed."
+)
+
+
+def test_an_access_that_met_another_device_is_the_emulators_fault() -> None:
+    assert console.stale_section(f"warning: something\n{ASSERTED}")
+    assert not console.stale_section(ASSERTED.replace("hw/pci/msix.c", "hw/virtio/virtio-balloon.c"))
+    assert not console.stale_section(ASSERTED.replace("addr + size", "vector"))
+    assert not console.stale_section("")
+
+
 def test_a_hang_is_no_other_fault() -> None:
     assert console.is_hang("fine\n")
     assert console.is_hang("watchdog: BUG: soft lockup - CPU#0 stuck for 26s!\n")
