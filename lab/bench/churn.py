@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from lab import balloon
 from lab.bench import BenchOptions
-from lab.bench.hostmemory import fill, release
+from lab.bench.hostmemory import fill, release, until_back
 from lab.bench.jobs import elapsed, within
 from lab.bench.repeat import NOTE as REPEATED
 from lab.bench.repeat import until_known
@@ -24,12 +24,10 @@ from lab.bench.session import (
     guests,
     host_facts,
     reproduce,
-    resident,
     spec_for,
     warm_host,
 )
 from lab.boot import BootSpec
-from lab.errors import TestFailure
 from lab.progress import step
 from lab.results import Metric, Result, Target
 
@@ -136,15 +134,7 @@ def time_until_back(side: Side, timeout: float = 120.0) -> float:
     full = fill(side, SIX.size_mb, SIX.processes)
     began = time.monotonic()
     release(side)
-    while full - resident(side.guest.pid) < FILL_MB * MIB * BACK_PERCENT // 100:
-        if time.monotonic() - began > timeout:
-            raise TestFailure(
-                f"The host does not get its memory back ({side.name})",
-                f"{timeout:.0f} s after {FILL_MB} MB were freed it has "
-                f"{(full - resident(side.guest.pid)) // MIB} MB of them",
-                f"look at {DELAY} in the guest, and at the status of the balloon",
-            )
-        time.sleep(0.01)
+    until_back(side, full, FILL_MB * MIB * BACK_PERCENT // 100, timeout)
     seconds = time.monotonic() - began
     side.sh("wait")
     return seconds

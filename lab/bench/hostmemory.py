@@ -10,7 +10,7 @@ from lab.bench import BenchOptions
 from lab.bench.jobs import elapsed
 from lab.bench.repeat import NOTE as REPEATED
 from lab.bench.repeat import until_known
-from lab.bench.session import MIB, Pair, Side, built, host_facts, pair, reproduce, resident, warm_host
+from lab.bench.session import DELAY, MIB, Pair, Side, built, host_facts, pair, reproduce, resident, warm_host
 from lab.errors import TestFailure
 from lab.progress import step
 from lab.results import Metric, Result, Target
@@ -50,6 +50,23 @@ def fill(side: Side, size_mb: int = FILL_MB, processes: int = 1, *, more: str = 
 def release(side: Side) -> None:
     """Have what ``fill`` left running free its memory; does not wait until it has."""
     side.sh("echo >&9; exec 9>&-")
+
+
+def until_back(side: Side, full: int, wanted: int, timeout: float = 120.0) -> float:
+    """Seconds until the VMM, which had ``full`` resident bytes, has ``wanted`` less; TestFailure after ``timeout``.
+
+    A worker that was to run late, as the first one of a boot, is not called any sooner by a new delay.
+    """
+    began = time.monotonic()
+    while (back := full - resident(side.guest.pid)) < wanted:
+        if time.monotonic() - began > timeout:
+            raise TestFailure(
+                f"The host does not get its memory back ({side.name})",
+                f"after {timeout:.0f} s it has {back // MIB} MB of the {wanted // MIB} MB that are waited for",
+                f"look at {DELAY} in the guest, and at the status of the balloon",
+            )
+        time.sleep(0.005)
+    return time.monotonic() - began
 
 
 def fill_and_free(side: Side) -> tuple[float, float]:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from lab.bench import BenchOptions, lockhold
-from lab.bench.hostmemory import fill, release
+from lab.bench.hostmemory import fill, release, until_back
 from lab.bench.jobs import WARM_UPS, elapsed, within
 from lab.bench.kzeropaged import FOLDER, PACE, Cost, zero_all
 from lab.bench.repeat import NOTE as REPEATED
@@ -124,15 +124,7 @@ def report(side: Side, timeout: float = 120.0) -> tuple[int, float, float]:
     full = fill(side, fill_mb(side))
     cpu, began = cpu_ns(side.guest.pid), time.monotonic()
     release(side)
-    while full - resident(side.guest.pid) < size * REPORTED_PERCENT // 100:
-        if time.monotonic() - began > timeout:
-            raise TestFailure(
-                f"The host does not get its memory back ({side.name})",
-                f"{timeout:.0f} s after {size // MIB} MB were freed it has "
-                f"{(full - resident(side.guest.pid)) // MIB} MB of them",
-                f"look at {DELAY} in the guest, and at the status of the balloon",
-            )
-        time.sleep(0.005)
+    until_back(side, full, size * REPORTED_PERCENT // 100, timeout)
     found = full - resident(side.guest.pid), time.monotonic() - began, (cpu_ns(side.guest.pid) - cpu) / 1e9
     side.sh("wait")
     return found
