@@ -45,13 +45,16 @@ def is_narrow(values: Sequence[float]) -> bool:
     return max(median - interval[0], interval[1] - median) <= abs(median) * NARROW / 100
 
 
-def until_known(pairs: int, found: Iterable[Sequence[float]]) -> Iterator[int]:
-    """Count up to ``pairs``, and end sooner when each of ``found``, which grows meanwhile, is known well enough.
+def until_known(pairs: int, found: Iterable[Sequence[float]], least: int = 0) -> Iterator[int]:
+    """Count up to ``pairs``, and end sooner when each of ``found``, which grows meanwhile, is known well enough,
+    but not before ``least`` turns.
 
     What is in ``found`` is looked at anew after each turn, so it may be a view of a dictionary.
     """
     for turn in range(pairs):
         yield turn
+        if turn + 1 < least:
+            continue
         series = list(found)
         if series and all(map(is_narrow, series)):
             return

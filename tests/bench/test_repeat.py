@@ -63,12 +63,23 @@ def test_narrow(values: list[float], narrow: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("pairs", "spread", "times"), [(3, 0.0, 3), (10, 0.0, 6), (10, 50.0, 10), (0, 0.0, 0)]
+    ("pairs", "least", "spread", "times"),
+    [
+        (3, 0, 0.0, 3),
+        (10, 0, 0.0, 6),
+        (10, 0, 50.0, 10),
+        (0, 0, 0.0, 0),
+        (10, 8, 0.0, 8),
+        (10, 8, 50.0, 10),
+        (3, 8, 0.0, 3),
+    ],
 )
-def test_it_ends_when_all_is_known_or_pairs_have_been_made(pairs: int, spread: float, times: int) -> None:
+def test_it_ends_when_all_is_known_or_pairs_have_been_made(
+    pairs: int, least: int, spread: float, times: int
+) -> None:
     found: dict[str, list[float]] = {"calm": [], "other": []}
     turns = []
-    for turn in until_known(pairs, found.values()):
+    for turn in until_known(pairs, found.values(), least):
         turns.append(turn)
         found["calm"].append(10.0)
         found["other"].append(100.0 + spread * (turn % 2))
