@@ -133,9 +133,9 @@ def corunner_metric(both: Pair, dirty: str = DIRTY) -> Metric:
         for turn in range(CORUNNER_TURNS):
             for on in (turn % 2 == 0, turn % 2 != 0):
                 side.sh(f"echo 0 > {FOLDER}/enabled; {dirty}")
-                # In one step: the guest is idle between two, and the thread at work.
-                start = f"echo {int(on)} > {FOLDER}/enabled; exec corunner --ms {CORUNNER_MS}"
-                told = side.json("sh", "-c", start)
+                # In one step: the guest is idle between two, and the thread would be at work.
+                switch = f"echo %d > {FOLDER}/enabled"
+                told = side.json("sh", "-c", f"{switch % on}; corunner --ms {CORUNNER_MS}; {switch % False}")
                 found["ours" if on else "base"].append(told["steps"] / told["wall_ns"] * 1e9)
                 if on and number(side, "node0/free_zeroed_bytes") > 0.9 * free_bytes(side):
                     raise TestFailure(
