@@ -52,8 +52,8 @@ def release(side: Side) -> None:
     side.sh("echo >&9; exec 9>&-")
 
 
-def until_back(side: Side, full: int, wanted: int, timeout: float = 120.0) -> float:
-    """Seconds until the VMM, which had ``full`` resident bytes, has ``wanted`` less; TestFailure after ``timeout``.
+def until_back(side: Side, full: int, wanted: int, timeout: float = 120.0) -> None:
+    """Wait until the VMM, which had ``full`` resident bytes, has ``wanted`` less; TestFailure after ``timeout`` s.
 
     A worker that was to run late, as the first one of a boot, is not called any sooner by a new delay.
     """
@@ -66,7 +66,6 @@ def until_back(side: Side, full: int, wanted: int, timeout: float = 120.0) -> fl
                 f"look at {DELAY} in the guest, and at the status of the balloon",
             )
         time.sleep(0.005)
-    return time.monotonic() - began
 
 
 def fill_and_free(side: Side) -> tuple[float, float]:
