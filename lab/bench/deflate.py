@@ -27,10 +27,13 @@ LEFT_MB = 448  # what the guest keeps while the balloon is full
 # What was never in the balloon would be taken as well: all of it but what the kernel wants for itself is in use.
 SPARE_MB = 80
 REST = "/tmp/rest"
+# What was spared is in smaller blocks than what the balloon gives back, so it is what would be taken first.
+FRAGMENTS = "/tmp/fragments"
+KEEP_FRAGMENTS = f"dd if=/dev/zero of={FRAGMENTS} bs=1M count={SPARE_MB}"
 KEEP_REST = f"dd if=/dev/zero of={REST} bs=1M count=$(($(awk '/^MemFree/ {{ print $2 }}' /proc/meminfo) / 1024 - {SPARE_MB}))"
 REST_IN_USE = (
     f"What is free while the balloon is full is taken by a file in memory, but for {SPARE_MB} MB, so that the job uses "
-    "pages that were in the balloon."
+    "pages that were in the balloon. As much is taken once more afterwards, since the smallest free blocks go first."
 )
 LIMIT = 1.0
 KINDS = ("thp", "nothp")
@@ -39,11 +42,12 @@ KINDS = ("thp", "nothp")
 def in_and_out(side: Side) -> None:
     """Make free memory dirty, put it into the balloon, and take it out again."""
     full = balloon.actual(side.guest)
-    side.sh(f"rm -f {REST}; fillfree --share 85")
+    side.sh(f"rm -f {REST} {FRAGMENTS}; fillfree --share 85")
     side.sh(DROP)
     balloon.resize(side.guest, LEFT_MB * MIB)
     side.sh(f"{KEEP_REST} 2> /dev/null")
     balloon.resize(side.guest, full)
+    side.sh(f"{KEEP_FRAGMENTS} 2> /dev/null")
 
 
 def allocate(both: Pair, options: BenchOptions, kind: str) -> Phase:
