@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from lab.bench import BenchOptions
 from lab.bench.jobs import Phase
+from lab.bench.repeat import until_known
 from lab.bench.session import DROP, MIB, Pair, Side, warm_host
 from lab.errors import TestFailure
 from lab.progress import step
@@ -22,6 +23,8 @@ PACE = f"echo 0 > {FOLDER}/delay_millisecs"
 DIRTY = f"fillfree --share 90 > /dev/null; {DROP}"
 CORUNNER_MS = 1500
 CORUNNER_TURNS = 10
+# How many turns there are at most until the speed is known well enough.
+CORUNNER_MOST = 30
 
 
 @dataclass
@@ -128,9 +131,11 @@ def background_metrics(cost: Cost) -> list[Metric]:
 def corunner_metric(both: Pair, dirty: str = DIRTY) -> Metric:
     """How far another program comes while the thread has work to do, on the only CPU there is."""
     found: dict[str, list[float]] = {"base": [], "ours": []}
-    with step(f"co-runner: {CORUNNER_TURNS} pairs of {CORUNNER_MS} ms on ours, the thread off and on"):
+    with step(
+        f"co-runner: {CORUNNER_TURNS} to {CORUNNER_MOST} pairs of {CORUNNER_MS} ms on ours, the thread off and on"
+    ):
         side = both.ours
-        for turn in range(CORUNNER_TURNS):
+        for turn in until_known(CORUNNER_MOST, found.values(), least=CORUNNER_TURNS):
             for on in (turn % 2 == 0, turn % 2 != 0):
                 side.sh(f"echo 0 > {FOLDER}/enabled; {dirty}")
                 # In one step: the guest is idle between two, and the thread would be at work.

@@ -48,7 +48,8 @@ def is_narrow(values: Sequence[float]) -> bool:
 def until_known(pairs: int, found: Iterable[Sequence[float]], least: int = 0) -> Iterator[int]:
     """Count up to ``pairs``, and end sooner when each of ``found``, which grows meanwhile, is known well enough.
 
-    It does not end before ``least`` turns, if ``pairs`` are as many. What is in ``found`` is looked at anew after each turn, so it may be a view of a dictionary.
+    It does not end before ``least`` turns, if ``pairs`` are as many. What is in ``found`` is looked at anew after
+    each turn, so it may be a view of a dictionary.
     """
     for turn in range(pairs):
         yield turn
