@@ -157,8 +157,8 @@ IN_A_COPY = (
     "./kz tree linux --path ~/kz/linux",
     "mkdir -p ~/kz/obj",
     "./kz boot --kernel debug -- zcat /proc/config.gz > ~/kz/obj/.config",
-    "make -C ~/kz/linux O=~/kz/obj olddefconfig",
-    "make -C ~/kz/linux O=~/kz/obj mm/page_zeroed.o",
+    "make -C ~/kz/linux O=$HOME/kz/obj olddefconfig",
+    "make -C ~/kz/linux O=$HOME/kz/obj mm/page_zeroed.o",
     "./kz series save linux --path ~/kz/linux",
     "./kz series export linux /tmp/knownzero",
     "git am --empty=drop /tmp/knownzero/*.patch",
@@ -219,7 +219,7 @@ ELSEWHERE: dict[str, tuple[str, str]] = {
     ),
     "./kz test --nightly --stage fuzz --stage matrix": ("it takes hours", STAGE),
     "./kz test --nightly --stage matrix --select configurations": ("it takes hours", STAGE),
-    "make -C ~/kz/linux O=~/kz/obj -j2 bzImage": (
+    "make -C ~/kz/linux O=$HOME/kz/obj -j2 bzImage": (
         LONG,
         "tests/lab/test_boot.py::test_output_and_exit_code_pass_through",
     ),
