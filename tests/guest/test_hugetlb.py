@@ -28,6 +28,8 @@ GIGANTIC = "/sys/kernel/mm/hugepages/hugepages-1048576kB"
 COUNT = "grep -E 'pgzeroed_|nr_free_zeroed' /proc/vmstat"
 MB = 128
 PAGES = MB << 8
+# What the hunter ends with when it got no page at all.
+NOTHING_CHECKED = 3
 ALLOC = f"alloc_once --size {MB} --pages hugetlb --verify --mode touch_all"
 HUNTER_KINDS = (
     "hugetlb_pool", "hugetlb_surplus", "hugetlb_noreserve", "hugetlb_memfd", "hugetlb_grow", "hugetlb_file",
@@ -184,14 +186,15 @@ def test_gigantic_of_which_a_part_is_dirty() -> None:
     """What a fault allocates is zeroed only where it has to be."""
     result = run(
         f"{REPORT}; fillfree --share 10 > /dev/null; echo 1 > {GIGANTIC}/nr_overcommit_hugepages; "
-        f"{COUNT}; leak_hunter --kind hugetlb_1g_noreserve --workers 1 --dirty 0 --seconds 1; {COUNT}",
+        f"{COUNT}; leak_hunter --kind hugetlb_1g_noreserve --workers 1 --dirty 0 --seconds 1 "
+        f"|| [ $? = {NOTHING_CHECKED} ]; {COUNT}",
         memory="5G",
         timeout=400.0,
     )
     fine(result)
     before, after = steps(result)
     hunter = next(found for found in objects(result) if "checked_pages" in found)
-    assert hunter["checked_pages"]["hugetlb_1g_noreserve"] >= 1 << 18
+    expect_at_least(hunter["checked_pages"].get("hugetlb_1g_noreserve", 0), 1 << 18)
     expect_at_least(after["pgzeroed_skip_reported"], before["pgzeroed_skip_reported"] + 1)
     assert after["pgzeroed_bad"] == 0
 

@@ -47,9 +47,11 @@ GROUPS = {
         "uffd-stress shmem-private 20 16", "uffd-wp-mremap",
     ),
 }  # fmt: skip
-# What the hunter does beside: it must not take pages of a pool that a test counts.
+# What the hunter does beside: it must not take pages of a pool that a test counts, or counts on.
+BESIDE_A_POOL = ("anon_4k", "thp", "shmem_mmap", "page_tables", "fork_cow")
 KINDS = {
-    "hugetlb": ("anon_4k", "thp", "shmem_mmap", "page_tables", "fork_cow"),
+    "hugetlb": BESIDE_A_POOL,
+    "userfaultfd": BESIDE_A_POOL,
     # khugepaged is given three seconds to find a range.
     "collapsed": ("anon_4k", "page_tables"),
 }
