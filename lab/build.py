@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -638,15 +638,20 @@ def missing_packages(what: str) -> list[str]:
     return list(dict.fromkeys(package for check, package in TOOLS[what] if not has(check)))
 
 
-def need_tools(what: str) -> None:
-    """Install what a build needs, or say which command does it."""
-    absent = missing_packages(what)
+def need_tools(*what: str) -> None:
+    """Install what builds need, all at once, or say which command does it."""
+    failure = "cannot build " + " and ".join(what)
+    absent = _missing(what)
     if absent:
-        apt.install(absent, f"cannot build {what}")
+        apt.install(absent, failure)
         compiler.cache_clear()
-        still = missing_packages(what)
+        still = _missing(what)
         if still:
-            raise LabError(f"cannot build {what}", "still missing: " + ", ".join(still), "run `kz doctor`")
+            raise LabError(failure, "still missing: " + ", ".join(still), "run `kz doctor`")
+
+
+def _missing(what: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(package for name in what for package in missing_packages(name)))
 
 
 def need_compiler(arch: str) -> None:

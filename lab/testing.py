@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shlex
@@ -12,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from lab import build, errors, fetch, guest, lock, paths, progress, run
+from lab import ahead, build, errors, fetch, guest, lock, paths, progress, run
 from lab.errors import LabError
 
 # What guests in tests are made of; the slowest first, so that nothing waits at the end.
@@ -28,9 +29,9 @@ LAST_WORDS = 40.0  # seconds, of which pytest's workers may take ten to end
 
 def prepare() -> None:
     """Build every kernel, QEMU and program the tests use; quick when the cache has them."""
-    for name in fetch.NAMES:
-        build.need_tools(name)
-    build.build_qemu("knownzero")
+    build.need_tools(*fetch.NAMES)
+    with contextlib.nullcontext() if build.find_qemu() else ahead.of_kernels():
+        build.build_qemu("knownzero")
     build_qtests()
     for variant, arch in KERNELS:
         build.build_linux(variant, arch)
