@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from lab import boot as guests
-from lab import build
+from lab import build, testing
 from lab.errors import MACHINE, LabError
 from lab.progress import duration
 
@@ -29,7 +29,24 @@ _told = pytest.StashKey[list[tuple[str, object]]]()
 @pytest.fixture(scope="session")
 def image() -> Callable[..., Path]:
     """``image("debug")``: a kernel by the name of its variant, built when needed."""
-    return build.build_linux
+    return lambda *which, **more: build.build_linux(*which, **more)
+
+
+@pytest.fixture(autouse=True)
+def no_kernel_but_those_that_are_prepared(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With an empty cache, a test would build a kernel beside the other tests, and be late."""
+    if request.node.get_closest_marker("nightly"):
+        return
+    really = build.build_linux
+
+    def build_linux(variant: str, arch: str = "x86_64", config: str = "") -> Path:
+        if variant in build.VARIANTS and arch in build.ARCHES and (variant, arch) not in testing.KERNELS:
+            pytest.fail(f"`kz test` does not build {variant} for {arch} (KERNELS in lab/testing.py)")
+        return really(variant, arch, config)
+
+    monkeypatch.setattr(build, "build_linux", build_linux)
 
 
 @pytest.fixture(scope="session")

@@ -144,7 +144,7 @@ def test_base_and_ours_are_compared() -> None:
     assert len(lockhold.notes(found(250))) == 12
 
 
-@pytest.mark.parametrize("variant", ["base", "knownzero"])
+@pytest.mark.parametrize("variant", [pytest.param("base", marks=pytest.mark.nightly), "knownzero"])
 def test_holds_are_counted_as_they_are(variant: str) -> None:
     """Reading /proc/pagetypeinfo takes the lock a known number of times, and walks each list under it."""
     with lockhold.watched(
