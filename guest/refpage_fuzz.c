@@ -1239,7 +1239,7 @@ static void op_mremap(void)
 {
 	struct range r = run_of_pages(MAX_RUN / 2), to = { 0, 0 };
 	unsigned long number = r.number, flags = 0, i;
-	bool keeps = percent(25), fixed = percent(60), outside;
+	bool keeps = percent(25), fixed = percent(60), is_free, outside;
 	enum op op = keeps ? MREMAP_DONTUNMAP_ : MREMAP;
 	long ret;
 
@@ -1257,13 +1257,16 @@ static void op_mremap(void)
 		flags |= MREMAP_MAYMOVE;
 	if (keeps)
 		flags |= MREMAP_DONTUNMAP;
-	if (fixed) {
+	if (fixed)
 		flags |= MREMAP_FIXED;
+	/* The address is a hint when the source is kept, and says nothing when it is not. */
+	if (fixed || keeps) {
 		to.number = number;
 		to.first = rng() % (nr_pages - number + 1);
 		if (to.first < r.first + r.number && r.first < to.first + number)
 			return;
 	}
+	is_free = all(to, NONE);
 	for (i = 0; i < r.number; i++)
 		moving[i] = pages[r.first + i];
 	ret = SYS(mremap, address(r.first), r.number * PAGE, number * PAGE, flags, address(to.first));
@@ -1297,8 +1300,9 @@ static void op_mremap(void)
 			return;
 		}
 	} else if (!fixed) {
-		to = (struct range){ r.first, number };
-		if (ret != (long)address(r.first))
+		if (!keeps)
+			to = (struct range){ r.first, number };
+		if (ret != (long)address(to.first) || (keeps && !is_free))
 			violation("mremap went elsewhere", r.first, 0, (unsigned long)ret, 0);
 	}
 	for (i = 0; i < number; i++)
