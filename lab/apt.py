@@ -7,6 +7,7 @@ named here: the mirror is whatever the machine's apt already uses for Debian.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -298,8 +299,21 @@ def may_install() -> list[str] | None:
     return None
 
 
+def update() -> None:
+    """Fetch the lists of the machine's apt when this user may; nothing happens otherwise, or when it fails."""
+    prefix = may_install()
+    if prefix is None:
+        return
+    log = paths.log_file("apt-update")
+    with progress.step("fetching the lists of packages", log), contextlib.suppress(LabError):
+        run.logged([*prefix, "apt-get", "update"], log, "cannot fetch the lists of packages", "see the log")
+
+
 def install(packages: list[str], what: str) -> None:
-    """Install Debian packages when this user may; otherwise name the one command to run."""
+    """Install Debian packages when this user may; otherwise name the one command to run.
+
+    Nothing is removed for them: that is left to whoever runs the command.
+    """
     command = ["apt-get", "install", "-y", "--no-install-recommends", *packages]
     prefix = may_install()
     if prefix is None:
@@ -308,9 +322,10 @@ def install(packages: list[str], what: str) -> None:
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
     fix = "see the log, then run: sudo " + " ".join(command)
     with progress.step("installing " + " ".join(packages), log):
+        careful = [*prefix, *command, "--no-remove"]
         try:
-            run.logged([*prefix, *command], log, what, fix, env=environment)
+            run.logged(careful, log, what, fix, env=environment)
         except LabError:
             # Lists that are old or absent: refresh them and try once more.
             run.logged([*prefix, "apt-get", "update"], log, what, fix, env=environment)
-            run.logged([*prefix, *command], log, what, fix, env=environment)
+            run.logged(careful, log, what, fix, env=environment)

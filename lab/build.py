@@ -10,15 +10,14 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from lab import apt, debs, fetch, lock, paths, progress, run, series
+from lab import debs, fetch, lock, paths, progress, run, series, tools
 from lab.errors import LabError, UsageError
 from lab.run import Argv
 
@@ -78,7 +77,6 @@ QEMU_OPTIONS = (
 
 
 # Compilers by ccache, under the names of the real ones.
-CCACHE = "/usr/lib/ccache"
 
 
 def jobs() -> int:
@@ -190,7 +188,7 @@ def clean_environment() -> dict[str, str]:
 def cached_environment() -> dict[str, str]:
     """The same with compilers that remember, by ccache, what they compiled in whatever folder."""
     environment = clean_environment()
-    environment["PATH"] = f"{CCACHE}:{environment.get('PATH', os.defpath)}"
+    environment["PATH"] = f"{tools.CCACHE}:{environment.get('PATH', os.defpath)}"
     return environment | {"CCACHE_DIR": str(paths.sub("ccache")), "CCACHE_MAXSIZE": "5G"}
 
 
@@ -252,13 +250,13 @@ def build_linux(variant: str, arch: str = "x86_64", config: str = "") -> Path:
     System.map and metadata.json stand beside the image.
     """
     _checked_fragments(variant, arch, config)
-    need_compiler(arch)
+    tools.need_compiler(arch)
     found = find_linux(variant, arch, config)
     if found:
         with contextlib.suppress(OSError):
             os.utime(found.parent)
         return found
-    need_tools("linux")
+    tools.need("linux")
     source = fetch.obtain("linux")
     name = _linux_name(variant, arch, config)
     with lock.locked(f"build-linux-{name}"):
@@ -403,8 +401,8 @@ def build_part(variant: str, arch: str, targets: list[str], config: str = "") ->
     For what only needs to compile; what was built and did not change is not built again.
     """
     files = _checked_fragments(variant, arch, config)
-    need_tools("linux")
-    need_compiler(arch)
+    tools.need("linux")
+    tools.need_compiler(arch)
     source = fetch.obtain("linux")
     name = _linux_name(variant, arch, config)
     with contextlib.ExitStack() as stack:
@@ -476,7 +474,7 @@ def build_qemu(variant: str = "knownzero") -> Path:
         with contextlib.suppress(OSError):
             os.utime(found.parents[2])
         return found
-    need_tools("qemu")
+    tools.need("qemu")
     source = fetch.obtain("qemu")
     with lock.locked(f"build-qemu-{variant}"):
         key = qemu_key(variant, source)
@@ -574,87 +572,3 @@ def prune_images(keep: int = KEEP_IMAGES) -> None:
     for log in paths.sub("logs").iterdir():
         if time.time() - log.stat().st_mtime > 14 * 86400:
             log.unlink(missing_ok=True)
-
-
-# What each build needs from the machine: (a check, the Debian package).
-TOOLS: dict[str, tuple[tuple[str, str], ...]] = {
-    "linux": (
-        ("cc", "gcc"), ("ld", "binutils"), ("make", "make"), ("flex", "flex"), ("bison", "bison"), ("bc", "bc"),
-        ("perl", "perl"), ("tar", "tar"), ("xz", "xz-utils"), ("lz4", "lz4"), ("git", "git"), ("dpkg-deb", "dpkg"),
-        ("<stdio.h>", "libc6-dev"), ("<gelf.h>", "libelf-dev"),
-    ),
-    "qemu": (
-        ("cc", "gcc"), ("ld", "binutils"), ("make", "make"), ("pkg-config", "pkg-config"), ("git", "git"), ("tar", "tar"),
-        ("xz", "xz-utils"), ("dpkg-deb", "dpkg"), ("<stdio.h>", "libc6-dev"), ("glib-2.0.pc", "libglib2.0-dev"), ("<libfdt.h>", "libfdt-dev"),
-    ),
-    # Building after each patch.
-    "steps": ((f"{CCACHE}/gcc", "ccache"),),
-    "package": (("dpkg-deb", "dpkg"), ("dpkg-shlibdeps", "dpkg-dev")),
-    # A distribution to boot; for users who are not root, the last two.
-    "debian": (
-        ("perl", "perl"), ("tar", "tar"), ("/sbin/mke2fs", "e2fsprogs"),
-        *((("fakeroot", "fakeroot"), ("newuidmap", "uidmap")) if os.geteuid() else ()),
-    ),
-    # Kernels of other architectures, and programs for them.
-    "arm64": (
-        ("aarch64-linux-gnu-gcc", "gcc-aarch64-linux-gnu"),
-        ("/usr/aarch64-linux-gnu/include/stdio.h", "libc6-dev-arm64-cross"),
-    ),
-    "i386": (
-        ("i686-linux-gnu-gcc", "gcc-i686-linux-gnu"),
-        ("/usr/i686-linux-gnu/include/stdio.h", "libc6-dev-i386-cross"),
-    ),
-    "riscv": (("riscv64-linux-gnu-gcc", "gcc-riscv64-linux-gnu"),),
-}  # fmt: skip
-
-
-def has(check: str) -> bool:
-    """Whether a program, a file (by its path), a header ``<x.h>`` or a pkg-config file ``x.pc`` is there."""
-    if check.startswith("/"):
-        return Path(check).is_file()
-    if check.startswith("<"):
-        try:
-            done = subprocess.run(
-                ["cc", "-E", "-"], input=f"#include {check}\n", capture_output=True, text=True, check=False
-            )
-        except FileNotFoundError:
-            return False
-        return done.returncode == 0
-    if check.endswith(".pc"):
-        try:
-            return (
-                subprocess.run(
-                    ["pkg-config", "--exists", check[:-3]], capture_output=True, check=False
-                ).returncode
-                == 0
-            )
-        except FileNotFoundError:
-            return False
-    return shutil.which(check) is not None
-
-
-def missing_packages(what: str) -> list[str]:
-    """Debian packages that building something in TOOLS needs and the machine lacks."""
-    return list(dict.fromkeys(package for check, package in TOOLS[what] if not has(check)))
-
-
-def need_tools(*what: str) -> None:
-    """Install what builds need, all at once, or say which command does it."""
-    failure = "cannot build " + " and ".join(what)
-    absent = _missing(what)
-    if absent:
-        apt.install(absent, failure)
-        compiler.cache_clear()
-        still = _missing(what)
-        if still:
-            raise LabError(failure, "still missing: " + ", ".join(still), "run `kz doctor`")
-
-
-def _missing(what: Iterable[str]) -> list[str]:
-    return list(dict.fromkeys(package for name in what for package in missing_packages(name)))
-
-
-def need_compiler(arch: str) -> None:
-    """Install the cross compiler of an architecture that needs one, or say which command does it."""
-    if arch in TOOLS:
-        need_tools(arch)

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from lab import lock, paths, progress, run
+from lab import lock, paths, progress, run, tools
 from lab.errors import LabError, TestFailure
 
 WORKSPACE = paths.REPO / "vhost-user-balloon"
@@ -44,6 +44,7 @@ def target_dir() -> Path:
 
 def cargo(arguments: list[str], log: Path, what: str, timeout: float | None = None) -> None:
     """Run cargo in the workspace, with the locked versions; raises LabError when it fails."""
+    tools.need("daemon")
     environment = {
         **os.environ,
         "CARGO_TARGET_DIR": str(target_dir()),
@@ -55,7 +56,7 @@ def cargo(arguments: list[str], log: Path, what: str, timeout: float | None = No
             ["cargo", *arguments],
             log,
             what,
-            "mend the first error above (the log has the rest); cargo and rustc 1.88 or newer are needed",
+            "mend the first error above (the log has the rest)",
             cwd=WORKSPACE,
             env=environment,
             timeout=timeout,

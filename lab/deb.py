@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from lab import build, lock, paths, run
+from lab import lock, paths, run, tools
 from lab.errors import LabError
 
 MAINTAINER = "The Knownzero maintainers <maintainers@localhost>"
@@ -77,7 +77,7 @@ def architecture() -> str:
 
 def shared_libraries(binaries: list[Path]) -> tuple[str, ...]:
     """The packages, with their versions, that programs need; by the machine's own libraries."""
-    build.need_tools("package")
+    tools.need("package")
     with tempfile.TemporaryDirectory(prefix=".shlibs-", dir=paths.sub("work")) as folder:
         control = Path(folder) / "debian" / "control"
         control.parent.mkdir()

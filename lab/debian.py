@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lab import apt, build, debs, lock, paths, progress, run, stock
+from lab import apt, build, debs, lock, paths, progress, run, stock, tools
 from lab.boot import BootSpec
 from lab.errors import LabError
 
@@ -107,7 +107,7 @@ def base(more: Sequence[str] = ()) -> Path:
     Its key is the release, and all packages with their versions, as the lists say that apt has here.
     packages.json beside it names them.
     """
-    build.need_tools("debian")
+    tools.need("debian")
     source = apt.PrivateApt(apt.codename())
     wanted = sorted({*PACKAGES, *more})
 

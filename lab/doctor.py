@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import re
 import shutil
 import socket
 import subprocess
@@ -14,13 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lab import accel, apt, build, fetch, paths, run
+from lab import accel, apt, build, fetch, paths, run, tools
 from lab.errors import LabError
 
 NEEDED_GB = 12
 BALLOON = "virtio-balloon-pci"
 REPORTED = 6  # VIRTIO_BALLOON_F_DEVICE_INIT_REPORTED
-RUST = (1, 88)
+VERBS = ("test", "build")
 INFLATE = 7  # VIRTIO_BALLOON_F_DEVICE_INIT_ON_INFLATE
 
 
@@ -39,7 +38,7 @@ def examine() -> list[Finding]:
     found = [Finding("python", "ok", platform.python_version()), _machine(), _space(), _mirror()]
     for name in fetch.NAMES:
         found += [_tools(name), _source(name)]
-    found.append(_cargo())
+    found += [_tools(name) for name in tools.TESTS if name not in fetch.NAMES]
     found += _images()
     found += _qemu()
     found.append(_kvm())
@@ -80,31 +79,21 @@ def _mirror() -> Finding:
 
 
 def _tools(name: str) -> Finding:
-    absent = build.missing_packages(name)
+    """Kernels and QEMU need the first of them; the tests need all."""
+    absent = tools.missing(name)
     if not absent:
-        return Finding(
-            f"tools for {name}", "ok", "all there" if shutil.which("cc") is None else build.compiler()
-        )
-    how = (
-        "kz build installs them"
-        if apt.may_install() is not None
-        else "run: sudo apt-get install -y --no-install-recommends " + " ".join(absent)
-    )
-    state = "note" if apt.may_install() is not None else "missing"
-    return Finding(f"tools for {name}", state, "absent: " + ", ".join(absent), how)
+        if name in tools.DEMO:
+            return Finding(f"tools for {name}", "ok", build.compiler())
+        return Finding(f"tools for {name}", "ok", _version("cargo") if name == "daemon" else "all there")
+    text = "absent: " + ", ".join(absent)
+    if apt.may_install() is not None:
+        return Finding(f"tools for {name}", "note", text, f"kz {VERBS[name in tools.DEMO]} installs them")
+    command = "run: sudo apt-get install -y --no-install-recommends " + " ".join(absent)
+    return Finding(f"tools for {name}", "missing" if name in tools.DEMO else "note", text, command)
 
 
-def _cargo() -> Finding:
-    """The daemon's compiler; kernels and QEMU do without."""
-    fix = "install Rust 1.88 or newer (rustup, or your distribution's cargo)"
-    try:
-        text = run.output(["cargo", "--version"], "no cargo", fix).strip()
-    except LabError as error:
-        return Finding("cargo", "note", f"{error.why}: the vhost-user daemon cannot be built", fix)
-    found = re.match(r"cargo (\d+)\.(\d+)", text)
-    if found and (int(found[1]), int(found[2])) >= RUST:
-        return Finding("cargo", "ok", text)
-    return Finding("cargo", "note", f"{text} is too old for the vhost-user daemon", fix)
+def _version(program: str) -> str:
+    return f"{program} " + ".".join(map(str, tools.version(program)))
 
 
 def _source(name: str) -> Finding:

@@ -9,7 +9,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from lab import build, debs, fetch, lock, paths, run
+from lab import build, debs, fetch, lock, paths, run, tools
 from lab.errors import LabError
 
 # What programs are compiled for, and Debian's name of it where that is not the machine's.
@@ -56,7 +56,7 @@ def build_programs(arch: str = "x86_64") -> dict[str, Path]:
             "choose one of them",
             2,
         )
-    build.need_compiler(arch)
+    tools.need_compiler(arch)
     prefix = build.MACHINES[arch].prefix
     sources = sorted((paths.REPO / "guest").glob("*.c"))
     return {
@@ -110,7 +110,7 @@ def build_selftest(name: str, arch: str = "x86_64") -> Path:
     see BINARIES; libraries of other architectures are not looked for. Cached by content; LabError when
     there is no such test, or it does not compile.
     """
-    build.need_compiler(arch)
+    tools.need_compiler(arch)
     prefix = build.MACHINES[arch].prefix
     place = Path("tools", "testing", "selftests", "mm")
     kernel = fetch.pristine(fetch.obtain("linux"))

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from lab import build, daemon, deb, fetch, lock, paths, progress, series, stock
+from lab import build, daemon, deb, fetch, lock, paths, progress, series, stock, tools
 from lab.errors import LabError, UsageError
 
 ROOM = "usr/lib/qemu-knownzero"
@@ -162,7 +162,7 @@ def _kernel_with_modules(config: str) -> tuple[Path, list[deb.Item], str]:
                 f"'{config}' is none of small, server and cloud, nor a file",
                 "name the .config to use",
             )
-    build.need_tools("linux")
+    tools.need("linux")
     source = fetch.obtain("linux")
     log = paths.log_file(f"package-kernel-{name}")
     with (
@@ -227,7 +227,7 @@ def register(app: typer.Typer) -> None:
             raise UsageError("Bad argument", f"'{what}' cannot be packaged", "name kernel, qemu or daemon")
         if config != SMALL and what != "kernel":
             raise UsageError("Bad --config", f"{what} has none", "leave it out")
-        build.need_tools("package")
+        tools.need("package")
         if what == "kernel":
             made = package_kernel(folder, config)
         else:

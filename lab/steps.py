@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Protocol
 
-from lab import build, export, fetch, lock, paths, progress, run, series
+from lab import build, export, fetch, lock, paths, progress, run, series, tools
 from lab import tree as tree_of
 from lab.errors import LabError
 
@@ -162,9 +162,7 @@ def build_each(what: series.Series, whole: bool, first: int = 0) -> Iterator[Fou
     What passed once is not built again as long as nothing it depends on changes, so that a run that was
     interrupted goes on where it was. $KNOWNZERO_AGAIN builds everything.
     """
-    build.need_tools(what.name)
-    if what.name == "linux":
-        build.need_tools("steps")
+    tools.need(what.name, *(["steps"] if what.name == "linux" else []))
     source = fetch.obtain(what.name)
     pristine = fetch.pristine(source)
     tree = paths.sub("work") / f"each-{source.key[:12]}"

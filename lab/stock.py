@@ -9,7 +9,7 @@ import re
 import shutil
 from pathlib import Path
 
-from lab import apt, debs, lock, paths, run
+from lab import debs, lock, paths, run, tools
 from lab.errors import LabError
 
 KERNEL_PACKAGE = "linux-image-cloud-amd64"
@@ -66,8 +66,7 @@ def _known() -> str:
 
 def depmod() -> str:
     """The program that indexes modules; installed when it is missing."""
-    if not shutil.which("depmod", path=SBIN):
-        apt.install(["kmod"], "cannot index the modules of a kernel")
+    tools.need("stock kernel")
     return shutil.which("depmod", path=SBIN) or "depmod"
 
 

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from lab import ahead, build, errors, fetch, guest, lock, paths, progress, run
+from lab import ahead, build, errors, fetch, guest, lock, paths, progress, run, tools
 from lab.errors import LabError
 
 # What guests in tests are made of; the slowest first, so that nothing waits at the end.
@@ -29,7 +29,7 @@ LAST_WORDS = 40.0  # seconds, of which pytest's workers may take ten to end
 
 def prepare() -> None:
     """Build every kernel, QEMU and program the tests use; quick when the cache has them."""
-    build.need_tools(*fetch.NAMES)
+    tools.need(*tools.TESTS)
     with contextlib.nullcontext() if build.find_qemu() else ahead.of_kernels():
         build.build_qemu("knownzero")
     build_qtests()

@@ -18,11 +18,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from lab import ahead, fetch
+from lab import ahead, tools
 from lab.bench import BenchOptions
 from lab.bench.evidence import SNAPSHOT
 from lab.boot import BootSpec, Guest, running
-from lab.build import VARIANTS, build_linux, build_qemu, find_linux, find_qemu, metadata, need_tools
+from lab.build import VARIANTS, build_linux, build_qemu, find_linux, find_qemu, metadata
 from lab.errors import LabError, TestFailure
 from lab.paths import REPO
 
@@ -267,7 +267,7 @@ def built(options: BenchOptions) -> Built:
 
     kernels = [kernel for kernel in (options.base, options.ours) if kernel in VARIANTS]
     if not find_qemu() and not all(find_linux(kernel) for kernel in kernels):
-        need_tools(*fetch.NAMES)
+        tools.need(*tools.DEMO)
         with ahead.of_kernels():
             build_qemu("knownzero")
     return Built(build_qemu("knownzero"), image(options.base), image(options.ours))

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lab import build, errors, lock, paths, run
+from lab import build, errors, lock, paths, run, tools
 from lab.errors import LabError
 
 SYMBOL = st.from_regex(r"CONFIG_[A-Z0-9_]{1,12}", fullmatch=True)
@@ -67,7 +67,7 @@ def test_all_variants_share_the_base_configuration(variant: str, arch: str) -> N
 def test_other_architectures_have_the_series_as_well(arch: str) -> None:
     assert build.requested(build.fragments("debug", arch))["CONFIG_PAGE_ZEROED_DEBUG"] == "y"
     assert build.MACHINES[arch].prefix
-    assert [package for _, package in build.TOOLS[arch]]
+    assert [package for _, package in tools.TOOLS[arch]]
 
 
 @pytest.mark.parametrize("name", build.configurations())
@@ -221,33 +221,3 @@ def test_the_environment_of_a_build_is_clean(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("ARCH", "arm64")
     monkeypatch.setenv("MAKEFLAGS", "-j99")
     assert {"ARCH", "MAKEFLAGS"}.isdisjoint(build.clean_environment())
-
-
-def test_packages_are_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build, "has", lambda check: False)
-    absent = build.missing_packages("linux")
-    assert "flex" in absent
-    assert len(absent) == len(set(absent))
-
-
-def test_without_the_right_to_install_the_command_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    from lab import apt
-
-    monkeypatch.setattr(apt, "may_install", lambda: None)
-    monkeypatch.setattr(build, "has", lambda check: check != "bison")
-    with pytest.raises(LabError) as caught:
-        build.need_tools("linux")
-    assert caught.value.fix == "run: sudo apt-get install -y --no-install-recommends bison"
-    assert caught.value.code == errors.MACHINE
-
-
-def test_a_cross_compiler_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    from lab import apt
-
-    monkeypatch.setattr(apt, "may_install", lambda: None)
-    monkeypatch.setattr(build, "has", lambda check: False)
-    with pytest.raises(LabError) as caught:
-        build.build_linux("debug", "arm64")
-    assert caught.value.fix.endswith(" gcc-aarch64-linux-gnu libc6-dev-arm64-cross")
-    assert caught.value.code == errors.MACHINE
-    build.need_compiler("x86_64")

@@ -195,3 +195,14 @@ class TestBootstrap:
         assert done.returncode == errors.MACHINE
         assert "cannot install the lab's Python packages" in done.stderr
         assert not list((tmp_path / "venv").glob("*/.ready"))
+
+    def test_one_command_installs_all_that_a_bare_machine_lacks(self, tmp_path: Path) -> None:
+        """Python has no venv, there is no other program, and the user may not install any."""
+        (tmp_path / "ensurepip.py").write_text("raise ImportError\n", encoding="utf-8")
+        done = self.run("test", KNOWNZERO_CACHE=str(tmp_path), PYTHONPATH=str(tmp_path), PATH=str(tmp_path))
+        assert done.returncode == errors.MACHINE
+        command = next(line for line in done.stderr.splitlines() if line.startswith("  fix: run: sudo "))
+        packages = command.split("--no-install-recommends ")[1].split()
+        assert packages[0] == "python3-venv"
+        assert {"gcc", "flex", "libglib2.0-dev", "cargo", "rust-clippy", "dpkg-dev"} < set(packages)
+        assert len(packages) == len(set(packages))

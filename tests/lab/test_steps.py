@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lab import build, series, steps
+from lab import series, steps, tools
 from lab.errors import LabError
 
 PATCH = """From: A B <a@b>
@@ -102,7 +102,7 @@ def fake(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fake:
     (source / "Makefile").write_text("VERSION = 7\nPATCHLEVEL = 3\nSUBLEVEL = 4\n", encoding="utf-8")
     monkeypatch.setenv("KNOWNZERO_LINUX_SOURCE", str(source))
     monkeypatch.delenv(steps.AGAIN, raising=False)
-    monkeypatch.setattr(build, "need_tools", lambda name: None)
+    monkeypatch.setattr(tools, "need", lambda *names: None)
     made = Fake()
     monkeypatch.setattr(steps, "_Parts", lambda what: made)
     return made
