@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
@@ -12,7 +13,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from lab import initramfs, lock, paths, progress
+from lab import guest, initramfs, lock, paths, progress, run
 from lab.errors import LabError, UsageError
 
 CHOICES = ("auto", "kvm", "tcg")
@@ -35,6 +36,18 @@ def cpu(accel: str, arch: str = "x86_64", mte: bool = False) -> list[str]:
     if accel == "kvm":
         return ["-accel", "kvm", "-cpu", "host"]
     return ["-accel", "tcg", "-cpu", "qemu64,+pdpe1gb"]
+
+
+@functools.cache
+def tsc_khz() -> int:
+    """How fast the machine's time stamp counter counts, in kHz; 0 where there is none (not x86_64).
+
+    LabError when it cannot be measured.
+    """
+    if platform.machine() != "x86_64":
+        return 0
+    program = guest.build_host_program(Path(__file__).with_name("tsc_khz.c"))
+    return int(run.output([program], "the time stamp counter cannot be measured", "run `kz doctor`"))
 
 
 def choose(wanted: str, qemu: Path, kernel: Path, arch: str = "x86_64") -> str:

@@ -66,12 +66,17 @@ def build_programs(arch: str = "x86_64") -> dict[str, Path]:
     }
 
 
+def build_host_program(source: Path) -> Path:
+    """Compile a program that runs beside guests, not in them. Cached by content; LabError when it does not compile."""
+    return _program(source)
+
+
 def flags_of(name: str) -> tuple[str, ...]:
     """What a guest program is compiled with."""
     return FREESTANDING_FLAGS if name in FREESTANDING else FLAGS
 
 
-def _program(source: Path, prefix: str) -> Path:
+def _program(source: Path, prefix: str = "") -> Path:
     text = source.read_bytes()
     flags = flags_of(source.stem)
     common = _headers() + build.compiler(prefix)
