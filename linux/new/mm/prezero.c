@@ -186,17 +186,19 @@ VISIBLE_IF_KUNIT unsigned long prezero_debt_ms(unsigned long pages,
 					       unsigned long bytes_per_sec,
 					       u64 elapsed_ns)
 {
-	u64 ns;
+	const u64 gone = DIV_ROUND_UP_ULL(elapsed_ns, NSEC_PER_MSEC);
+	u64 ms;
 
 	if (!bytes_per_sec)
 		return 0;
 
-	ns = mul_u64_u64_div_u64((u64)pages << PAGE_SHIFT, NSEC_PER_SEC,
+	/* In nanoseconds, 19 GB at a byte per second are more than 64 bits. */
+	ms = mul_u64_u64_div_u64((u64)pages << PAGE_SHIFT, MSEC_PER_SEC,
 				 bytes_per_sec);
-	if (ns <= elapsed_ns)
+	if (ms <= gone)
 		return 0;
 
-	return min_t(u64, div_u64(ns - elapsed_ns, NSEC_PER_MSEC), UINT_MAX);
+	return min_t(u64, ms - gone, UINT_MAX);
 }
 
 VISIBLE_IF_KUNIT bool prezero_any_poisoned(struct page *page,

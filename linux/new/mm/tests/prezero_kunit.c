@@ -184,6 +184,7 @@ static const struct debt_param debt_params[] = {
 	{ "less than a millisecond", SZ_1M >> PAGE_SHIFT, SZ_1M,
 	  NSEC_PER_SEC - 1, 0 },
 	{ "hardly any", SZ_1G >> PAGE_SHIFT, 1, 0, UINT_MAX },
+	{ "hardly any of much", 32 * (SZ_1G >> PAGE_SHIFT), 1, 0, UINT_MAX },
 	{ "nothing done", 0, SZ_1M, 0, 0 },
 };
 KUNIT_ARRAY_PARAM_DESC(debt, debt_params, desc);
