@@ -91,6 +91,9 @@ MORE = (
     HotPath("order3", "alloc_free_order3", "one order-3 page (32 KiB) allocated and freed", "list3"),
     HotPath("order9", "alloc_free_order9", "one order-9 page (2 MiB) allocated and freed", "list9"),
     HotPath(
+        "fork", "fork_exit", "a process that is forked, ends at once and is waited for", "fork", 1, FEW, 200.0
+    ),
+    HotPath(
         "exec", "fork_exec", "a process that is forked, executes a program and ends", "exec", 1, FEW, 200.0
     ),
 )

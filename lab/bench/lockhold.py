@@ -50,8 +50,10 @@ MAGIC = b"KZLOCKS1"
 TAKE, RELEASE = ("_raw_spin_lock", "_raw_spin_trylock"), ("_raw_spin_unlock",)
 # They take zone->lock and no other lock.
 LEARN = ("free_pcppages_bulk", "free_one_page")
-# So begin the functions that hold the lock for a report.
-REPORTING = "page_reporting"
+# So begin the functions that hold the lock for a report, and for kzeropaged. What the CPU's lists give back
+# meanwhile, late, is of whoever freed it.
+REPORTING = ("page_reporting",)
+ZEROING = ("prezero", "putback_untouched_block")
 
 # With huge pages; and with small ones, of which each takes an emulated page fault.
 FILL_PERCENT, SMALL_PERCENT = 40, 12
@@ -159,9 +161,9 @@ class Holds:
             made.by_function.setdefault(table[1][at] if at >= 0 else "?", Counter())[length] += count
         return made
 
-    def of(self, prefix: str) -> Holds:
+    def of(self, prefixes: tuple[str, ...]) -> Holds:
         """Those of functions that begin so."""
-        return Holds({name: counts for name, counts in self.by_function.items() if name.startswith(prefix)})
+        return Holds({name: counts for name, counts in self.by_function.items() if name.startswith(prefixes)})
 
     @property
     def lengths(self) -> Counter[int]:
@@ -309,7 +311,7 @@ def flush(side: Side, watch: Watch) -> Holds:
 
 
 def prezero(side: Side, watch: Watch, gb: int) -> tuple[Holds, int]:
-    """Zero what is free, much of it in pieces of 64 KiB; holds, and entries of the longest list."""
+    """Zero what is free, much of it in pieces of 64 KiB; holds of kzeropaged, and entries of the longest list."""
     side.sh(PACE)
     fill(side, fill_mb(gb), more="--nothp --gaps 64", warm=False)
     side.sh(DROP)
@@ -318,7 +320,7 @@ def prezero(side: Side, watch: Watch, gb: int) -> tuple[Holds, int]:
         zero_all(side, Cost(), look=REST_S / 2)
     release(side)
     side.sh("wait")
-    return found, longest
+    return found.of(ZEROING), longest
 
 
 @dataclass
