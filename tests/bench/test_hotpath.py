@@ -72,7 +72,7 @@ def test_names_that_others_read() -> None:
 @pytest.mark.parametrize("prefix", [hotpath.IDLE, hotpath.OFF])
 def test_each_path_beyond_the_limit_is_broken_down(prefix: str, asked: list[tuple[str, str]]) -> None:
     made = hotpath.compare(OPTIONS, IMAGES, counts(BOUND, 1000), counts(BOUND, 1005), BOUND, prefix)
-    assert all(metric.target and metric.target.met for metric in made) and len(made) == len(BOUND) == 6
+    assert all(metric.target and metric.target.met for metric in made) and len(made) == len(BOUND) == 7
     assert asked == []
     made = hotpath.compare(OPTIONS, IMAGES, counts(BOUND, 1000), counts(BOUND, 1006), BOUND, prefix)
     assert [metric.target.met for metric in made if metric.target] == [False] * len(BOUND)
