@@ -15,7 +15,6 @@ from lab.errors import TestFailure
 from lab.progress import step
 from lab.results import Metric, Result, Target
 
-ROUNDS = 2  # beside other figures
 FILL_MB = 768
 
 
@@ -76,7 +75,7 @@ def fill_and_free(side: Side) -> tuple[float, float]:
     return float(full), float(side.settle())
 
 
-def measure(both: Pair, options: BenchOptions, rounds: int = ROUNDS) -> list[Metric]:
+def measure(both: Pair, options: BenchOptions, rounds: int) -> list[Metric]:
     """Fill and free much of it a few times on a running pair: ``rounds`` times, or until that is known well enough."""
     # Before it was filled, full, and after it was freed.
     found: dict[str, tuple[list[float], ...]] = {name: ([], [], []) for name in ("base", "ours")}

@@ -36,7 +36,7 @@ from lab.results import Metric
 
 # The other ways to have zeros, on the base kernel; both are older than this series.
 PEERS = {"init_on_alloc": "init_on_alloc=1", "init_on_free": "init_on_free=1"}
-PEER_TURNS = 5
+PEER_TURNS = 6
 PEER_SHARE = 0.5
 LOAD = ("build_load", "--steps", "40", "--size", "8")
 LOAD_BEYOND = 5.0
@@ -44,7 +44,7 @@ STORES_MS = 400
 STORES_TURNS = 10
 UM_MEMORY = "512M"
 UM_MB = 256
-UM_TURNS = 5
+UM_TURNS = 6
 # Used, so that nothing is known of it; to write to each page would take it ten seconds.
 UM_DIRTY = f"alloc_once --size 384 --pages nothp --mode populate > /dev/null; {DROP}"
 DEFAULT_PACE = f"echo 1000 > {FOLDER}/delay_millisecs"

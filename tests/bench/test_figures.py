@@ -168,7 +168,7 @@ def everything(monkeypatch: pytest.MonkeyPatch) -> list[Metric]:
         *order0.measure(both, options)[0],
         *hugetlb.measure(both, options)[0],
         *deflate.measure(both, options),
-        *hostmemory.measure(both, options),
+        *hostmemory.measure(both, options, 2),
         *prezero.measure(both, options)[0],
         *prezero_cost.measure(options, IMAGES)[0],
         *refpage.measure(both.ours, 2),
