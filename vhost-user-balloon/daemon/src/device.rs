@@ -455,15 +455,15 @@ impl Device {
         }
     }
 
-    /// The page frames in a chain: of the whole chain, or none if it is not a list of page frames.
-    fn list(&mut self, chain: &Chain) -> Vec<u32> {
+    /// The page frames in a chain: of the whole chain, or `None` if it is not a list of page frames.
+    fn list(&mut self, chain: &Chain) -> Option<Vec<u32>> {
         let length = chain.readable.iter().fold(0_usize, |sum, (_, length)| {
             sum.saturating_add(usize::try_from(*length).unwrap_or(usize::MAX))
         });
         if chain.malformed || length > MAX_LIST_BYTES {
             self.metrics.malformed();
             limited!(self.limiter, length, "a list of page frames that is too long or malformed");
-            return Vec::new();
+            return None;
         }
         let mut bytes = vec![0; length];
         let mut rest = bytes.as_mut_slice();
@@ -473,22 +473,22 @@ impl Device {
             if let Err(error) = self.memory.map().read_slice(part, GuestAddress(*address)) {
                 self.metrics.malformed();
                 limited!(self.limiter, %error, address, "a list of page frames outside of memory");
-                return Vec::new();
+                return None;
             }
             rest = later;
         }
         match parse_pfns(&bytes) {
-            Ok(pfns) => pfns.collect(),
+            Ok(pfns) => Some(pfns.collect()),
             Err(error) => {
                 self.metrics.malformed();
                 limited!(self.limiter, %error, "cannot read a list of page frames");
-                Vec::new()
+                None
             }
         }
     }
 
     fn inflate(&mut self, chain: &Chain) -> u32 {
-        let pfns = self.list(chain);
+        let Some(pfns) = self.list(chain) else { return 0 };
         let bytes = u64::try_from(pfns.len()).unwrap_or(u64::MAX).saturating_mul(PAGE_SIZE);
         let mut taken = Taken::default();
         // Pages of the host's own size go in runs, the others when every part of them is here.
@@ -596,7 +596,11 @@ impl Device {
     }
 
     fn deflate(&mut self, chain: &Chain) {
-        for pfn in self.list(chain) {
+        let Some(pfns) = self.list(chain) else {
+            // Any page may be in use once this is answered.
+            return self.forget_pages();
+        };
+        for pfn in pfns {
             let address = u64::from(pfn) << PAGE_SHIFT;
             let place =
                 self.memory.regions().enumerate().find_map(|(n, region)| region.host_page_of(n, address));

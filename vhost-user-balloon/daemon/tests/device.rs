@@ -688,6 +688,54 @@ fn large_host_pages_and_a_reset() {
     vm.end().unwrap();
 }
 
+/// Whatever cannot be read of a deflate request, the driver may use any page again once it is answered.
+#[test]
+fn large_host_pages_and_a_list_that_is_none() {
+    let large = vhost_user_balloon::device::Options { discard_unit: 0x2000, ..options() };
+    let mut vm = Vm::started(ALL, large);
+    let first = ((8 * MIB) >> 12) as u32;
+    let list: Vec<u8> = first.to_le_bytes().repeat((1 << 14) + 1);
+    vm.write(32 * MIB, &list);
+    let cases: [(&str, &[(u64, u32, bool)]); 5] = [
+        ("too long", &[(32 * MIB, list.len() as u32, false)]),
+        ("too long in parts", &[(32 * MIB, 1 << 16, false), (32 * MIB, 4, false)]),
+        ("not whole page frames", &[(32 * MIB, 6, false)]),
+        ("outside of memory", &[(32 * MIB, 4, false), (RAM * 2, 4, false)]),
+        ("in the wrong order", &[(0xc000, 1, true), (32 * MIB, 4, false)]),
+    ];
+    // One of two parts is in the balloon.
+    let begin = |vm: &mut Vm| {
+        vm.pages(1, &[first, first + 1]);
+        vm.fill(8 * MIB, 0x2000);
+        vm.pages(0, &[first]);
+    };
+    for (what, parts) in cases {
+        begin(&mut vm);
+        assert_eq!(vm.ask(1, parts), 0, "{what}");
+        vm.pages(0, &[first + 1]);
+        assert!(vm.is_filled(8 * MIB, 0x2000), "{what}: a page in use was discarded");
+        vm.pages(0, &[first]);
+        assert!(vm.is_zero(8 * MIB, 0x2000), "{what}: both are in the balloon");
+    }
+    // Without an end: more parts than a list can have.
+    begin(&mut vm);
+    vm.descriptor(1, 0, 32 * MIB, 4, 1, 0);
+    vm.offer(1, 0);
+    vm.kick(1);
+    assert_eq!(vm.used(1), Some((0, 0)));
+    vm.pages(0, &[first + 1]);
+    assert!(vm.is_filled(8 * MIB, 0x2000), "a page in use was discarded");
+    // A request to inflate that cannot be read takes nothing out of the balloon.
+    begin(&mut vm);
+    for (what, parts) in cases {
+        assert_eq!(vm.ask(0, parts), 0, "{what}");
+    }
+    assert!(vm.is_filled(8 * MIB, 0x2000));
+    vm.pages(0, &[first + 1]);
+    assert!(vm.is_zero(8 * MIB, 0x2000));
+    vm.end().unwrap();
+}
+
 #[test]
 fn many_reports_at_once() {
     let mut vm = Vm::started(ALL, options());

@@ -71,7 +71,8 @@ impl HostPages {
         }
     }
 
-    /// Forget everything: the driver has begun anew, or its memory is another one.
+    /// Forget everything: the driver has begun anew, its memory is another one, or nobody knows what it took
+    /// out of the balloon.
     pub fn clear(&mut self) {
         self.parts.clear();
     }
