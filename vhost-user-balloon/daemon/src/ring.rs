@@ -78,6 +78,8 @@ pub struct Ring {
     enabled: bool,
     broken: bool,
     addressed: bool,
+    /// It may hold what nobody will kick for again: it has been started or enabled since it was looked at.
+    pending: bool,
     /// The index of the available ring when it was looked at last, since it was set up.
     index: Option<u16>,
 }
@@ -97,6 +99,7 @@ impl Ring {
             enabled: false,
             broken: false,
             addressed: false,
+            pending: false,
             index: None,
         })
     }
@@ -117,6 +120,7 @@ impl Ring {
         self.kick = None;
         self.index = None;
         self.broken = false;
+        self.pending = false;
     }
 
     /// How many descriptors it has.
@@ -169,6 +173,7 @@ impl Ring {
     /// Allow or forbid its use.
     pub fn set_enabled(&mut self, enabled: bool) {
         self.enabled = enabled;
+        self.pending |= enabled;
     }
 
     /// Whether its use is allowed.
@@ -211,7 +216,15 @@ impl Ring {
     fn start(&mut self) {
         if self.addressed && self.kick.is_some() {
             self.queue.set_ready(true);
+            self.pending = true;
         }
+    }
+
+    /// Whether to look at it although nobody has kicked: once after it was started or enabled, and not
+    /// before it is running. A kick from before that may have been taken, and a driver that waits for an
+    /// answer makes no other.
+    pub fn take_pending(&mut self) -> bool {
+        self.is_running() && std::mem::take(&mut self.pending)
     }
 
     /// What the driver kicks.
@@ -372,4 +385,45 @@ fn usable(file: File, ring: usize, what: &'static str) -> Result<File, RingError
     let flags = rustix::fs::fcntl_getfl(&file).map_err(fcntl)?;
     rustix::fs::fcntl_setfl(&file, flags | OFlags::NONBLOCK).map_err(fcntl)?;
     Ok(file)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn event() -> Option<File> {
+        let flags = rustix::event::EventfdFlags::CLOEXEC;
+        Some(File::from(rustix::event::eventfd(0, flags).unwrap()))
+    }
+
+    /// More often than once, and whoever serves it would turn round for ever.
+    #[test]
+    fn a_ring_is_pending_once_and_only_while_it_runs() {
+        let memory = GuestMemoryMmap::<()>::from_ranges(&[(GuestAddress(0), 0x4000)]).unwrap();
+        let mut ring = Ring::new().unwrap();
+        ring.set_size(128);
+        assert!(!ring.take_pending());
+        ring.set_enabled(true);
+        assert!(!ring.take_pending(), "not started");
+        ring.set_addresses(0, 0x1000, 0x2000, &memory).unwrap();
+        ring.set_kick(0, None).unwrap();
+        assert!(!ring.take_pending(), "not started without a kick");
+        ring.set_kick(0, event()).unwrap();
+        assert!(ring.take_pending(), "started");
+        assert!(!ring.take_pending());
+        ring.set_enabled(false);
+        assert!(!ring.take_pending(), "disabled");
+        // A kick that is lost changes nothing about what is in the ring.
+        ring.set_kick(0, None).unwrap();
+        ring.set_enabled(true);
+        assert!(ring.take_pending(), "enabled");
+        assert!(!ring.take_pending());
+        ring.set_enabled(true);
+        ring.stop();
+        assert!(!ring.take_pending(), "stopped");
+        ring.set_kick(0, event()).unwrap();
+        assert!(ring.take_pending(), "started again");
+        ring.reset();
+        assert!(!ring.take_pending(), "reset");
+    }
 }

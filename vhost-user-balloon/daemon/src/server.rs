@@ -19,6 +19,7 @@ use crate::control::{self, Request, Status};
 use crate::device::{Device, Options};
 use crate::exporter::{Client, Service, TextFile, listen};
 use crate::limited;
+use crate::ring::Ring;
 use balloon_protocol::QueueMap;
 
 /// A message of the front end comes in one piece; one that stops in the middle is not waited for.
@@ -190,6 +191,7 @@ impl Server {
             }
             let mut device = self.backend.device();
             for (index, (kicked, more)) in ready.kicks.iter().zip(busy.iter_mut()).enumerate() {
+                *more |= device.ring_mut(index).is_some_and(Ring::take_pending);
                 if *kicked {
                     *more |= device.kicked(index);
                 } else if *more {

@@ -437,6 +437,38 @@ fn a_paused_guest_keeps_its_statistics_buffer() {
     vm.end().unwrap();
 }
 
+/// The driver waits for the device, so it does not kick.
+#[test]
+fn statistics_can_be_asked_for_when_the_ring_goes_on() {
+    let mut vm = Vm::started(ALL, options());
+    vm.write(0xa000, &stats_bytes());
+    let restarts: [(&str, fn(&mut Vm)); 2] = [
+        ("enabled", |vm| {
+            vm.frontend.set_vring_enable(2, false).unwrap();
+            vm.frontend.set_vring_enable(2, true).unwrap();
+        }),
+        ("started", |vm| {
+            let base = vm.frontend.get_vring_base(2).unwrap();
+            vm.frontend.set_vring_base(2, base as u16).unwrap();
+            vm.frontend.set_vring_kick(2, &vm.rings[2].kick).unwrap();
+        }),
+    ];
+    for (n, (what, restart)) in restarts.into_iter().enumerate() {
+        let head = vm.put(2, &[(0xa000, 20, false)]);
+        vm.kick(2);
+        // Each restart takes it once more.
+        let taken = format!("vhost_user_balloon_requests_total{{queue=\"stats\"}} {}\n", 2 * n + 1);
+        assert!(eventually(|| {
+            vm.control(r#"{"command":"metrics"}"#)["text"].as_str().unwrap().contains(&taken)
+        }));
+        restart(&mut vm);
+        let mut asker = UnixStream::connect(&vm.control).unwrap();
+        std::io::Write::write_all(&mut asker, b"{\"command\":\"stats\"}\n").unwrap();
+        assert_eq!(vm.used(2), Some((head, 0)), "{what}");
+    }
+    vm.end().unwrap();
+}
+
 #[test]
 fn a_target_is_pushed_and_read() {
     let mut vm = Vm::bare(options());
@@ -560,6 +592,45 @@ fn a_disabled_ring_is_not_looked_at_and_goes_on_later() {
     assert!(vm.is_filled(PLAY, MIB));
     vm.frontend.set_vring_enable(REPORTING, true).unwrap();
     assert_eq!(vm.used(REPORTING).unwrap().1, 0x10_0000);
+    vm.end().unwrap();
+}
+
+/// One kick for more than a turn has room for, and a pause in the middle.
+#[test]
+fn a_ring_that_is_enabled_again_goes_on_without_a_kick() {
+    let mut vm = Vm::started(ALL, options());
+    // Lists that take long: as many holes as one can have, no two of which touch.
+    let first = (PLAY >> 12) as u32;
+    let list: Vec<u8> = (0..1_u32 << 14).flat_map(|n| (first + n * 2 % 0x2000).to_le_bytes()).collect();
+    vm.write(32 * MIB + PLAY, &list);
+    for _ in 0..SIZE {
+        vm.put(0, &[(32 * MIB + PLAY, list.len() as u32, false)]);
+    }
+    vm.kick(0);
+    assert!(eventually(|| vm.used_index(0) != 0));
+    vm.frontend.set_vring_enable(0, false).unwrap();
+    // An answer: the turn in which the ring was disabled is over.
+    vm.pages(1, &[first]);
+    let done = vm.used_index(0);
+    assert!(done < SIZE, "the pause came too late for this test");
+    // The others need not take as long.
+    for slot in 0..SIZE {
+        vm.descriptor(0, slot, 32 * MIB + PLAY, 4, 0, 0);
+    }
+    vm.frontend.set_vring_enable(0, true).unwrap();
+    assert!(eventually(|| vm.used_index(0) == SIZE), "{} of {SIZE}, {done} before", vm.used_index(0));
+    vm.end().unwrap();
+}
+
+/// What was put into a ring before the device had it.
+#[test]
+fn a_ring_that_is_started_is_looked_at_without_a_kick() {
+    let mut vm = Vm::started(ALL, options());
+    assert_eq!(vm.frontend.get_vring_base(REPORTING).unwrap(), 0);
+    vm.put(REPORTING, &[(PLAY, 0x1000, true)]);
+    vm.frontend.set_vring_base(REPORTING, 0).unwrap();
+    vm.frontend.set_vring_kick(REPORTING, &vm.rings[REPORTING].kick).unwrap();
+    assert!(vm.used(REPORTING).is_some());
     vm.end().unwrap();
 }
 

@@ -28,6 +28,7 @@ const SET_VRING_BASE: u32 = 10;
 const GET_VRING_BASE: u32 = 11;
 const SET_VRING_KICK: u32 = 12;
 const SET_VRING_CALL: u32 = 13;
+const SET_VRING_ENABLE: u32 = 18;
 const SET_BACKEND_REQ_FD: u32 = 21;
 const GET_CONFIG: u32 = 24;
 
@@ -341,6 +342,34 @@ fn kicks_that_are_none() {
     assert!(vm.is_alive(REPORTING));
     // No descriptor at all: the ring is not started by that.
     assert!(vm.raw_accepted(SET_VRING_KICK, &longs(&[1 | 0x100]), &[]));
+    assert!(vm.is_alive(REPORTING));
+    vm.end().unwrap();
+}
+
+/// Enabling a ring has it looked at: also one that there is no way to look at.
+#[test]
+fn rings_that_are_enabled_and_not_started() {
+    let mut vm = Vm::bare(options());
+    vm.negotiate();
+    vm.share_memory();
+    vm.frontend.set_features(ALL | VERSION_1 | PROTOCOL).unwrap();
+    let enable = |vm: &mut Vm| {
+        for index in 0..5 {
+            assert!(vm.raw_accepted(SET_VRING_ENABLE, &words(&[index, 1]), &[]));
+        }
+        assert!(!vm.raw_accepted(SET_VRING_ENABLE, &words(&[5, 1]), &[]));
+    };
+    enable(&mut vm);
+    vm.start_device(ALL);
+    // One that is no queue; one whose kick is gone; one that is stopped; one that is broken.
+    vm.start_ring(4, 0);
+    assert!(vm.raw_accepted(SET_VRING_KICK, &longs(&[1 | 0x100]), &[]));
+    vm.frontend.get_vring_base(2).unwrap();
+    vm.write(vm.rings[0].available() + 2, &40_000_u16.to_le_bytes());
+    enable(&mut vm);
+    assert!(eventually(|| vm.status()["queues"][0]["state"] == "broken"));
+    enable(&mut vm);
+    assert_eq!(malformed(&vm), 1);
     assert!(vm.is_alive(REPORTING));
     vm.end().unwrap();
 }
