@@ -1206,8 +1206,9 @@ static void test_inflate_two_backends(void)
 
 static void test_inflate_hugetlb(void)
 {
-    g_autofree uint32_t *pfns = g_new(uint32_t, 2 * PIECES);
+    g_autofree uint32_t *pfns = g_new(uint32_t, 2 * PIECES + 4);
     uint8_t bitmap[2 * PIECES / 8];
+    uint64_t discarded, zero;
     unsigned int i;
     Balloon *b;
 
@@ -1251,6 +1252,33 @@ static void test_inflate_hugetlb(void)
     expect_no_claim(b, PFN, PIECES / 2, PATTERN);
     expect_no_claim(b, PFN + PIECES / 2, PIECES / 2, PATTERN);
     g_assert_true(reads_as(b, BLOCK, BLOCK_SIZE, PATTERN));
+    g_assert_cmpuint(inflate_skipped(b, "partial-host-page"), ==,
+                     2 * BLOCK_SIZE);
+
+    /*
+     * No answer to so many pages. They are discarded and counted all the same,
+     * and here a piece that comes twice is one.
+     */
+    pfns[0] = PFN;
+    for (i = 0; i < 3; i++) {
+        pfns[2 * PIECES + i] = PFN + 2 * PIECES + 7 * i;
+    }
+    pfns[2 * PIECES + 3] = pfns[2 * PIECES];
+    discarded = inflate_counted(b, "discarded");
+    zero = inflate_counted(b, "zero");
+    fill_pages(b, PFN, 3 * PIECES);
+    g_assert_cmpuint(inflate(b, pfns, 2 * PIECES + 4, bitmap, sizeof(bitmap)),
+                     ==, 0);
+    for (i = 0; i < sizeof(bitmap); i++) {
+        g_assert_cmphex(bitmap[i], ==, UNTOUCHED);
+    }
+    g_assert_true(reads_as(b, BLOCK, 2 * BLOCK_SIZE, 0));
+    g_assert_true(reads_as(b, BLOCK + 2 * BLOCK_SIZE, BLOCK_SIZE, PATTERN));
+    g_assert_cmpuint(inflate_counted(b, "discarded"), ==,
+                     discarded + 2 * BLOCK_SIZE);
+    g_assert_cmpuint(inflate_counted(b, "zero"), ==, zero);
+    g_assert_cmpuint(inflate_skipped(b, "partial-host-page"), ==,
+                     2 * BLOCK_SIZE + 3 * PAGE);
     balloon_free(b);
 }
 
