@@ -424,6 +424,44 @@ def test_a_daemon_that_is_killed_while_the_balloon_is_full() -> None:
         fine(guest.wait())
 
 
+def test_how_fast_the_guest_writes_is_measured() -> None:
+    """QEMU logs what is written meanwhile. A daemon cannot, and is not asked to: neither one nor its successor."""
+    script = (
+        f"{LATE}; {DIRTY}; pause filled; {REPORT}; pause reported; alloc_once --size 128 --pages thp --verify"
+    )
+
+    def measured() -> None:
+        deadline = time.monotonic() + 60
+        while (told := guest.qmp("query-dirty-rate"))["status"] != "measured":
+            assert time.monotonic() < deadline, told
+            time.sleep(0.1)
+        assert told["mode"] == "dirty-bitmap"
+
+    with guest_with(script) as guest:
+        device = device_of(guest)
+        log = guest.folder / "vmm.log"
+        until(guest, "filled")
+        guest.qmp("calc-dirty-rate", **{"calc-time": 1, "mode": "dirty-bitmap"})
+        measured()
+        assert "the backend is gone" not in log.read_text()
+        guest.qmp("calc-dirty-rate", **{"calc-time": 5, "mode": "dirty-bitmap"})
+        device.kill()
+        device.restart()
+        device.wait_for("a front end", lambda status: status["working"] is True)
+        measured()
+        assert log.read_text().count("the backend is gone") == 1
+        guest.send("")
+        until(guest, "reported")
+        status = device.status()
+        assert status["working"] is True
+        assert status["proven_zero"] == status["reported"] > 300 * MIB
+        assert status["malformed"] == status["refused"] == 0
+        guest.send("")
+        result = guest.wait()
+        fine(result)
+        expect_at_least(objects(result)[-1]["vmstat"]["pgzeroed_skip_reported"], 0.99 * (128 << 8))
+
+
 def test_memory_that_is_not_shared_is_refused() -> None:
     with daemon.running() as device, pytest.raises(LabError) as refused:
         extra = [
