@@ -21,6 +21,7 @@ from lab import daemon
 from lab.boot import BootResult, BootSpec, Guest, running
 from lab.errors import LabError
 from lab.run import output as run_output
+from tests import hugepages
 from tests.guest.guests import (
     CHECK,
     CHECKED,
@@ -40,6 +41,7 @@ from tests.guest.guests import (
 pytestmark = pytest.mark.boots
 
 MIB = 1 << 20
+HUGE = hugepages.HUGE
 DEVICE = "vhost-user,stats-interval=0"
 # Nothing is reported but by a flush.
 LATE = f"echo 3600000 > {DELAY}"
@@ -522,29 +524,14 @@ def test_a_backend_that_pushes_before_the_guest_has_started(tmp_path: Path) -> N
         assert guest.process.poll() is None
 
 
-POOL = Path("/sys/kernel/mm/hugepages/hugepages-2048kB")
-HUGE = 2 * MIB
-
-
 @pytest.fixture
 def huge_pages() -> Iterator[None]:
-    """Enough huge pages of the host for a guest of 512 MB; as many as before afterwards."""
-    before = (POOL / "nr_hugepages").read_text() if POOL.exists() else ""
+    """Enough huge pages of the host for a guest of 512 MB."""
     wanted = 512 * MIB // HUGE
-    try:
-        (POOL / "nr_hugepages").write_text(str(int(before) + wanted))
-    except (OSError, ValueError):
-        pytest.skip("this machine lets nobody reserve huge pages")
-    try:
-        if free_huge_pages() < wanted:
-            pytest.skip(f"this machine has {free_huge_pages()} free huge pages and not {wanted}")
+    with hugepages.reserved(wanted) as found:
+        if found < wanted:
+            pytest.skip(f"{found} huge pages of this machine are free or can be reserved, not {wanted}")
         yield
-    finally:
-        (POOL / "nr_hugepages").write_text(before)
-
-
-def free_huge_pages() -> int:
-    return int((POOL / "free_hugepages").read_text())
 
 
 def test_memory_of_huge_pages(huge_pages: None) -> None:
@@ -560,7 +547,7 @@ def test_memory_of_huge_pages(huge_pages: None) -> None:
     with guest_with(script, size="512M", device=device_init, shared_memory=backing) as guest:
         device = device_of(guest)
         until(guest, "filled")
-        filled, free = memory(guest), free_huge_pages()
+        filled, free = memory(guest), hugepages.free()
         expect_at_least(filled, 300 * MIB)
         guest.send("")
         until(guest, "reported")
@@ -568,7 +555,7 @@ def test_memory_of_huge_pages(huge_pages: None) -> None:
         regions = {(region["backing"], region["host_page"]) for region in status["regions"]}
         assert regions == {("hugetlbfs", HUGE)}
         assert status["proven_zero"] == status["reported"] == status["discarded"] > 200 * MIB
-        assert filled - memory(guest) == (free_huge_pages() - free) * HUGE > 200 * MIB
+        assert filled - memory(guest) == (hugepages.free() - free) * HUGE > 200 * MIB
         assert status["malformed"] == status["refused"] == 0
         guest.send("")
         until(guest, "again")

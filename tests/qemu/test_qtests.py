@@ -8,6 +8,7 @@ import functools
 import pytest
 
 from lab import paths, testing
+from tests import hugepages
 
 pytestmark = pytest.mark.slow
 
@@ -18,24 +19,47 @@ def test_the_series_brings_its_qtest() -> None:
     assert "virtio-balloon-reporting-test" in testing.qtest_programs()
 
 
+# As many as those of the qtests ask for that need some.
+HUGE_PAGES = 64
+WANT_OF_HUGE_PAGES = f"needs {HUGE_PAGES} free huge pages"
+
+
 @functools.cache
-def results(name: str) -> list[str]:
-    """TAP result lines of one qtest."""
+def results(name: str) -> tuple[list[str], int]:
+    """TAP result lines of one qtest, and how many huge pages were there for it."""
     log = paths.log_file(f"qtest-{name}")
-    testing.qtest(name, log)
+    with hugepages.reserved(HUGE_PAGES) as free:
+        testing.qtest(name, log)
     lines = [line for line in log.read_text().splitlines() if line.startswith(("ok ", "not ok "))]
     assert lines, f"no test ran (log: {log})"
-    return lines
+    return lines, free
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_qtest(name: str) -> None:
-    assert not [line for line in results(name) if line.startswith("not ok")]
-    assert [line for line in results(name) if "# SKIP" not in line]
+    lines, _ = results(name)
+    assert not [line for line in lines if line.startswith("not ok")]
+    assert [line for line in lines if "# SKIP" not in line]
+
+
+def check_skips(lines: list[str], free: int) -> None:
+    """AssertionError when a test was skipped, unless there were too few huge pages: pytest's skip then."""
+    skipped = [line for line in lines if "# SKIP" in line]
+    assert not [line for line in skipped if free >= HUGE_PAGES or WANT_OF_HUGE_PAGES not in line]
+    if skipped:
+        pytest.skip("; ".join(skipped))
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_qtest_skips_nothing(name: str) -> None:
-    skipped = [line.partition(" - ")[2] or line for line in results(name) if "# SKIP" in line]
-    if skipped:
-        pytest.skip("; ".join(skipped))
+def test_qtest_skips_only_for_want_of_huge_pages(name: str) -> None:
+    check_skips(*results(name))
+
+
+def test_a_skip_for_another_reason_is_found() -> None:
+    run, for_pages, other = "ok 1 /a", f"ok 2 /b # SKIP {WANT_OF_HUGE_PAGES} of 2 MiB", "ok 3 /c # SKIP no memfd"
+    check_skips([run], 0)
+    with pytest.raises(pytest.skip.Exception, match="ok 2 /b"):
+        check_skips([run, for_pages], HUGE_PAGES - 1)
+    for lines, free in (([run, for_pages], HUGE_PAGES), ([other], 0), ([for_pages, other], 0)):
+        with pytest.raises(AssertionError):
+            check_skips(lines, free)
