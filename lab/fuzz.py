@@ -79,11 +79,30 @@ def seed(folder: Path) -> None:
     run.output([program, folder], "the seeds cannot be written", "see whether the folder can be written to")
 
 
+def _code(status: int) -> str:
+    """How a program ended, by its status as subprocess has it."""
+    return f"exit code {status}" if status >= 0 else f"signal {-status}"
+
+
+def inputs(artifacts: Path) -> dict[str, int]:
+    """The inputs that fuzzers have left in a folder because of what they do, and when (ns since the epoch)."""
+    # What is merely slow has a file, too, and ends nothing.
+    return {
+        file.name: file.stat().st_mtime_ns
+        for file in artifacts.iterdir()
+        if not file.name.startswith("slow-unit-")
+    }
+
+
 def fuzz(programs: Path, target: str, corpus: Path, seconds: int) -> Fuzzed:
-    """Run a target; TestFailure when it finds something, whose input is kept beside the log."""
+    """Run a target for some seconds, beginning with the inputs in ``corpus``, to which it adds.
+
+    TestFailure when it finds something, whose input is kept in out/fuzz; LabError when it ends for another reason.
+    """
     log = paths.log_file(f"fuzz-{target}")
     artifacts = paths.out() / "fuzz" / target
     artifacts.mkdir(parents=True, exist_ok=True)
+    before = inputs(artifacts)
     argv = [
         str(programs / target),
         str(corpus),
@@ -98,10 +117,19 @@ def fuzz(programs: Path, target: str, corpus: Path, seconds: int) -> Fuzzed:
         done = subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output, check=False)
     text = log.read_text(errors="replace")
     if done.returncode:
+        why = "\n".join(text.splitlines()[-25:]) + f"\n(log: {log})"
+        # By name and time: who finds the same again writes the same file again.
+        found = sorted(name for name, _ in inputs(artifacts).items() - before.items())
+        if not found:
+            raise LabError(
+                f"the fuzzer {target} ended with {_code(done.returncode)}, and has left no input",
+                why,
+                "see the last lines above: has it lost its corpus, its memory or its disk? Then run it again",
+            )
         raise TestFailure(
             f"fuzzing {target} has found something",
-            "\n".join(text.splitlines()[-25:]) + f"\n(log: {log})",
-            f"run {argv[0]} with the file it has left in {artifacts}; mend it, and keep the file in "
+            why,
+            f"run {argv[0]} with {artifacts / found[0]}; mend it, and keep the file in "
             f"vhost-user-balloon/fuzz/found/{target}",
         )
     runs = re.search(r"^Done (\d+) runs", text, re.MULTILINE)

@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from lab import fuzz
+from lab import fuzz, paths
 
 SECONDS = int(os.environ.get("KNOWNZERO_FUZZ_SECONDS", "300"))
 
@@ -21,17 +22,24 @@ def programs() -> Path:
     return fuzz.build()
 
 
+@pytest.fixture
+def corpus(target: str) -> Iterator[Path]:
+    """Seeds of a target, in a folder that nobody else removes: pytest's are gone after its third run from then."""
+    with tempfile.TemporaryDirectory(prefix=f".fuzz-{target}-", dir=paths.sub("work")) as folder:
+        fuzz.seed(Path(folder))
+        yield Path(folder) / target
+
+
 @pytest.mark.parametrize("target", fuzz.TARGETS)
 def test_nothing_is_found(
-    target: str, programs: Path, tmp_path: Path, record_property: Callable[[str, object], None]
+    target: str, programs: Path, corpus: Path, record_property: Callable[[str, object], None]
 ) -> None:
-    fuzz.seed(tmp_path)
-    seeds = list((tmp_path / target).iterdir())
+    seeds = list(corpus.iterdir())
     assert len(seeds) >= 8
-    done = fuzz.fuzz(programs, target, tmp_path / target, SECONDS)
+    done = fuzz.fuzz(programs, target, corpus, SECONDS)
     record_property("fuzz_inputs", done.runs)
     record_property("fuzz_edges", done.edges)
     assert done.runs > 10 * SECONDS
     # It has got somewhere: what is found is added to the seeds.
     assert done.edges > 100
-    assert len(list((tmp_path / target).iterdir())) > len(seeds)
+    assert len(list(corpus.iterdir())) > len(seeds)
