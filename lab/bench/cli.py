@@ -7,6 +7,7 @@ import os
 import re
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -18,7 +19,7 @@ from rich.table import Table
 from lab import paths
 from lab.bench import BENCHES, Accel, BenchOptions, evidence
 from lab.bench.evidence import Evidence
-from lab.errors import LabError, UsageError
+from lab.errors import LabError, TestFailure, UsageError
 from lab.progress import note
 from lab.results import FILE_NAME, Result, save_error
 from lab.units import human, percent
@@ -32,6 +33,12 @@ OursKernel = Annotated[str, typer.Option("--ours", help="The kernel measured: a 
 AsJson = Annotated[bool, typer.Option("--json", help="Print result.json on stdout instead of the table.")]
 Output = Annotated[
     Path | None, typer.Option("--output", help="The folder to write to (default: out/NAME/TIME).")
+]
+Strict = Annotated[
+    bool,
+    typer.Option(
+        "--strict", help="Exit with 1 when a target is missed; without, the exit code does not tell."
+    ),
 ]
 
 
@@ -111,11 +118,29 @@ def keep(result: Result, folder: Path, found: Evidence) -> None:
     note(f"wrote {folder / FILE_NAME} and {folder / 'report.html'}")
 
 
-def run_all(options: BenchOptions, parent: Path, as_json: bool) -> None:
+def check_targets(results: Sequence[Result], folder: Path) -> None:
+    """TestFailure that names each target which these results miss; ``folder`` has their report."""
+    missed = [
+        f"{result.name}: {metric.name} is meant to show: {metric.target.text}; "
+        f"{result.sides[0]} {human(metric.base.median, metric.unit)}, "
+        f"{result.sides[1]} {human(metric.ours.median, metric.unit)}"
+        for result in results
+        for metric in result.metrics
+        if metric.target and not metric.target.met
+    ]
+    if missed:
+        raise TestFailure(
+            f"{len(missed)} target{'s are' if len(missed) > 1 else ' is'} missed",
+            "\n".join(missed),
+            f"see {folder / 'report.html'}; on a busy machine, measure again with more --pairs",
+        )
+
+
+def run_all(options: BenchOptions, parent: Path, as_json: bool, strict: bool = False) -> None:
     """Every bench once, each in a folder of its own under ``parent``, and one report of all of them.
 
     A bench that fails leaves ``results.ERROR_NAME`` in its folder and does not stop the others; the first such
-    error is raised in the end.
+    error is raised in the end. If there is none, and ``strict``, TestFailure when a target is missed.
     """
     # thp contains some of the others: they are measured again, by themselves.
     results: list[Result] = []
@@ -141,6 +166,8 @@ def run_all(options: BenchOptions, parent: Path, as_json: bool) -> None:
             print(parent)
     if failed:
         raise failed[0]
+    if strict:
+        check_targets(results, parent)
 
 
 def register(app: typer.Typer) -> None:
@@ -155,9 +182,13 @@ def register(app: typer.Typer) -> None:
         base: BaseKernel = "base",
         ours: OursKernel = "knownzero",
         output: Output = None,
+        strict: Strict = False,
         as_json: AsJson = False,
     ) -> None:
-        """Do the main job end to end: fetch, build, boot base and ours side by side, measure, report."""
+        """Do the main job end to end: fetch, build, boot base and ours side by side, measure, report.
+
+        A target that is missed is marked NO and does not change the exit code, unless --strict is given.
+        """
         options = checked(pairs, size, memory, accel, base, ours)
         with evidence.collecting() as found:
             result = BENCHES["thp"].run(options)
@@ -166,6 +197,8 @@ def register(app: typer.Typer) -> None:
             folder = output or folder_for("demo")
             keep(result, folder, found)
         show(result, folder, as_json)
+        if strict:
+            check_targets([result], folder)
 
     @app.command("bench")
     def bench(
@@ -180,19 +213,25 @@ def register(app: typer.Typer) -> None:
         base: BaseKernel = "base",
         ours: OursKernel = "knownzero",
         output: Output = None,
+        strict: Strict = False,
         as_json: AsJson = False,
     ) -> None:
-        """Measure base and ours side by side; writes out/NAME/TIME/result.json and report.html."""
+        """Measure base and ours side by side; writes out/NAME/TIME/result.json and report.html.
+
+        A target that is missed is marked NO and does not change the exit code, unless --strict is given.
+        """
         options = checked(pairs, size, memory, accel, base, ours)
         if name != "all" and name not in BENCHES:
             raise UsageError(
                 f"There is no bench '{name}'", f"known are {', '.join(BENCHES)} and all", "name one of them"
             )
         if name == "all":
-            run_all(options, output or folder_for("all"), as_json)
+            run_all(options, output or folder_for("all"), as_json, strict)
             return
         with evidence.collecting() as found:
             result = BENCHES[name].run(options)
             folder = output or folder_for(name)
             keep(result, folder, found)
         show(result, folder, as_json)
+        if strict:
+            check_targets([result], folder)

@@ -14,7 +14,7 @@ from lab import paths
 from lab.bench import BENCHES, Bench, BenchOptions, jobs, session
 from lab.bench.cli import checked, folder_for, register, table
 from lab.boot import Guest
-from lab.errors import USAGE, LabError, TestFailure, UsageError
+from lab.errors import FAILED, USAGE, LabError, TestFailure, UsageError
 from lab.results import Metric, Result, Target, load, load_error
 
 MIB = 1 << 20
@@ -226,6 +226,44 @@ def test_all_benches_make_one_page(tmp_path: Any, monkeypatch: pytest.MonkeyPatc
     page = (tmp_path / "here" / "report.md").read_text()
     assert [line.split()[1] for line in page.splitlines() if line.startswith("## ")] == list(BENCHES)
     assert told.stdout.splitlines()[-1] == str(tmp_path / "here")
+
+
+def with_targets(name: str, **met: bool) -> Result:
+    metrics = [
+        Metric.of(f"{name}.{what}", "ms", [2.0], [1.0], target=Target(f"{what}, less", so))
+        for what, so in met.items()
+    ]
+    return Result(name, "tcg", {}, f"./kz bench {name}", metrics)
+
+
+@pytest.mark.parametrize("verb", [["demo"], ["bench", "order0"], ["bench", "all"]], ids=" ".join)
+def test_a_missed_target_is_an_error_only_when_asked(
+    verb: list[str], tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Bench, "run", lambda self, options: with_targets(self.name, fine=True, bad=False))
+    monkeypatch.setattr("lab.paths.out", lambda: tmp_path)
+    assert CliRunner().invoke(verbs(), verb).exit_code == 0
+    folder = tmp_path / "here"
+    told = CliRunner().invoke(verbs(), [*verb, "--strict", "--output", str(folder)])
+    assert isinstance(told.exception, TestFailure)
+    assert told.exception.code == FAILED
+    names = {"demo": ["thp"], "order0": ["order0"], "all": list(BENCHES)}[verb[-1]]
+    lines = told.exception.why.splitlines()
+    assert [line.split()[1] for line in lines] == [f"{name}.bad" for name in names]
+    assert all("bad, less" in line for line in lines)
+    assert told.exception.what.startswith(f"{len(names)} target")
+    # All is kept, and said, all the same.
+    assert told.stdout.splitlines()[-1] == str(folder)
+    assert (folder / "report.html").is_file() and str(folder) in told.exception.fix
+
+
+@pytest.mark.parametrize("verb", [["demo"], ["bench", "order0"], ["bench", "all"]], ids=" ".join)
+def test_targets_that_are_met_are_no_error(
+    verb: list[str], tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Bench, "run", lambda self, options: with_targets(self.name, fine=True))
+    told = CliRunner().invoke(verbs(), [*verb, "--strict", "--output", str(tmp_path / "here")])
+    assert told.exit_code == 0, told.output
 
 
 def test_a_bench_that_fails_does_not_stop_the_others(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
