@@ -71,50 +71,69 @@ mutant "merge: one of the sources is forgotten" page_zeroed.h \
 mutant "merge: not looked at when blocks merge" functions.h \
 	's/^\t\tpage_zeroed_merge(.*/\t\t;/'
 mutant "merge: the head is that of the buddy" functions.h \
-	's/page_zeroed_merge(page, buddy, page + (combined_pfn - pfn), order)/page_zeroed_merge(page, buddy, buddy, order)/'
+	'/page_zeroed_merge(/s/page + (combined_pfn - pfn)/buddy/'
 mutant "split: expand() does not mark the parts" functions.h \
 	's/^\t\tpage_zeroed_split(page, &page\[size\]);/\t\t;/'
 mutant "split: the whole loses its mark" page_zeroed.h \
-	's/page_zeroed_mark(part, page_zeroed_sources(page))/page_zeroed_mark(part, page_zeroed_take((struct page *)page))/'
+	'/page_zeroed_mark(part, /s/_sources(page)/_take((struct page *)page)/'
 mutant "split_large_buddy(): marked when already freed" functions.h \
 	'/^static void split_large_buddy/,/^}/{/^\t\tpage_zeroed_mark(page, zeroed);/d
 s/^\t\t__free_one_page(.*/&\n\t\tpage_zeroed_mark(page, zeroed);/}'
 mutant "split_large_buddy(): the parts are not marked" functions.h \
 	'/^static void split_large_buddy/,/^}/s/^\t\tpage_zeroed_mark(page, zeroed);/\t\t;/'
 mutant "split_large_buddy(): the next part is marked" functions.h \
-	'/^static void split_large_buddy/,/^}/{s/^\t\tpage_zeroed_mark(page, zeroed);/\t\tpage_zeroed_mark(page + (1 << order), zeroed);/}'
+	'/^static void split_large_buddy/,/^}/{
+s/^\t\tpage_zeroed_mark(page, zeroed);/\t\tpage_zeroed_mark(page + (1 << order), zeroed);/
+}'
 mutant "take off: the mark stays where it was" functions.h \
-	'/^static void break_down_buddy_pages/,/^}/s/page_zeroed_take(page)/page_zeroed_sources(page)/'
+	'/^static void break_down_buddy_pages/,/^}/{
+s/page_zeroed_take(page)/page_zeroed_sources(page)/
+}'
 mutant "take off: the parts are not marked" functions.h \
 	'/^static void break_down_buddy_pages/,/^}/s/^\t\tpage_zeroed_mark(.*/\t\t;/'
 mutant "take off: guard pages are marked" functions.h \
-	'/^static void break_down_buddy_pages/,/^}/s/^\t\tif (set_page_guard(zone, current_buddy, high))/\t\tpage_zeroed_mark(current_buddy, zeroed);\n&/'
+	'/^static void break_down_buddy_pages/,/^}/{
+/^\t\tif (set_page_guard(/i\
+		page_zeroed_mark(current_buddy, zeroed);
+}'
 mutant "contiguous: the first block vouches for all" functions.h \
-	'/^static void merge_free_frozen_pages/,/^}/s/if (nr_zeroed == nr_pages)/if (page_zeroed_sources(head) || zeroed)/'
+	'/^static void merge_free_frozen_pages/,/^}/{
+s/if (nr_zeroed == nr_pages)/if (page_zeroed_sources(head) || zeroed)/
+}'
 mutant "contiguous: never known zero" functions.h \
 	'/^static void merge_free_frozen_pages/,/^}/s/if (nr_zeroed == nr_pages)/if (0)/'
 mutant "contiguous: other heads keep their marks" functions.h \
-	'/^static void merge_free_frozen_pages/,/^}/s/page_zeroed_take(page)/page_zeroed_sources(page)/'
+	'/^static void merge_free_frozen_pages/,/^}/{
+s/page_zeroed_take(page)/page_zeroed_sources(page)/
+}'
 mutant "contiguous: not looked at" functions.h \
 	'/^static void merge_free_frozen_pages/,/^}/s/if (!page_zeroed_tracked())/if (1)/'
 mutant "contiguous: a part is what its first block is" functions.h \
-	'/^static unsigned int take_free_frozen_pages/,/^}/s/bitmap_set(dirty, first, last - first + 1)/bitmap_set(dirty, first, 1)/'
+	'/^static unsigned int take_free_frozen_pages/,/^}/{
+s/bitmap_set(dirty, first, last - first + 1)/bitmap_set(dirty, first, 1)/
+}'
 mutant "contiguous: all parts are dirty" functions.h \
 	'/^static unsigned int take_free_frozen_pages/,/^}/s/return nr_used ? zeroed : 0/return 0/'
 mutant "contiguous: no part is dirty" functions.h \
 	'/^static unsigned int take_free_frozen_pages/,/^}/s/^\t\t\t\tbitmap_set(.*/\t\t\t\t;/'
 mutant "contiguous: heads of parts keep their marks" functions.h \
-	'/^static unsigned int take_free_frozen_pages/,/^}/s/page_zeroed_detach(page, i)/page_zeroed_sources(page)/'
+	'/^static unsigned int take_free_frozen_pages/,/^}/{
+s/page_zeroed_detach(page, i)/page_zeroed_sources(page)/
+}'
 mutant "allocation: the mark stays" page_zeroed.h \
-	's/^\tunsigned int sources = page_zeroed_take(page);/\tunsigned int sources = page_zeroed_sources(page);/'
+	's/^\(\tunsigned int sources = page_zeroed_\)take(page);/\1sources(page);/'
 mutant "allocation: never taken for zero" page_zeroed.h \
 	's/^\tif (sources && page_zeroed_consume(page, order, sources, wanted))/\tif (0)/'
 mutant "allocation: liars are believed" functions.h \
-	'/^bool page_zeroed_consume/,/^}/s/if (unlikely(READ_ONCE(page_zeroed_distrusted) & sources))/if (0)/'
+	'/^bool page_zeroed_consume/,/^}/{
+s/if (unlikely(READ_ONCE(page_zeroed_distrusted) & sources))/if (0)/
+}'
 mutant "claim: liars are believed" functions.h \
 	's/if (!page_zeroed_trusted(source))/if (0)/'
 mutant "claim: what was known before stays" functions.h \
-	'/^void page_zeroed_claim/,/^}/s/known = page_zeroed_take(page);/known = false; sources |= page_zeroed_take(page);/'
+	'/^void page_zeroed_claim/,/^}/{
+s/known = page_zeroed_take(page);/known = false; sources |= page_zeroed_take(page);/
+}'
 mutant "free: everything is zero" functions.h \
 	'/^static void __free_pages_ok/,/^}/s/if (fpi_flags & FPI_ZEROED)/if (1)/'
 mutant "free: the host's word passes for the kernel's own" functions.h \
@@ -122,7 +141,11 @@ mutant "free: the host's word passes for the kernel's own" functions.h \
 mutant "free: zeros are forgotten" functions.h \
 	'/^static void __free_pages_ok/,/^}/s/if (fpi_flags & FPI_ZEROED)/if (0)/'
 mutant "free: what was queued goes by the flags of others" functions.h \
-	'/^static void free_one_page/,/^}/s/unsigned int p_order = p->private;/&\n\t\t\tif (fpi_flags \& FPI_ZEROED)\n\t\t\t\tpage_zeroed_mark(p, BIT(PAGE_ZEROED_FREED));/'
+	'/^static void free_one_page/,/^}/{
+/unsigned int p_order = p->private;/a\
+			if (fpi_flags & FPI_ZEROED)\
+				page_zeroed_mark(p, BIT(PAGE_ZEROED_FREED));
+}'
 mutant "report: what is not confirmed keeps its mark" functions.h \
 	's/^\t\t\tpage_zeroed_drop(page, order, PAGE_ZEROED_LOST_REPORT);/\t\t\t;/'
 mutant "report: the answer counts though it failed" functions.h \
@@ -136,9 +159,12 @@ mutant "report: told after it was put back" functions.h \
 		__putback_isolated_page(page, order, mt);
 /^\t\t__putback_isolated_page(page, order, mt);/d}'
 mutant "reported: parts of a block that was not" functions.h \
-	'/^static.* expand(/,/^}/s/page_reporting_inherit(&page\[size\], reported)/page_reporting_inherit(\&page[size], true)/'
+	'/^static.* expand(/,/^}/{
+s/page_reporting_inherit(&page\[size\], reported)/page_reporting_inherit(\&page[size], true)/
+}'
 mutant "compaction: all that it gives back is zero" functions.h \
-	'/^void putback_untouched_block/,/^}/s/split_large_buddy(/page_zeroed_mark(page, 1);\n\t&/; /release_free_list(/,/^}/s/if (page_zeroed_sources(page) && .*)/if (1)/'
+	'/^void putback_untouched_block/,/^}/s/split_large_buddy(/page_zeroed_mark(page, 1);\n\t&/
+/release_free_list(/,/^}/s/if (page_zeroed_sources(page) && .*)/if (1)/'
 mutant "compaction: what it gives back is not zero" functions.h \
 	'/release_free_list(/,/^}/s/if (page_zeroed_sources(page) && .*)/if (0)/'
 mutant "resume: some is not forgotten" functions.h \
