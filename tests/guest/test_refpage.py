@@ -160,8 +160,9 @@ def test_many_references() -> None:
 
 @pytest.mark.parametrize(
     ("without", "count"),
-    [("word two_words", 3), pytest.param("", 5, marks=pytest.mark.nightly, id="all")],
+    [("word two_words", 3), pytest.param("", 5, id="all")],
 )
+@pytest.mark.nightly
 def test_all_with_few_references_each(without: str, count: int) -> None:
     """Pages are worn out all the time, by two CPUs."""
     others = " ".join(f"-V {pattern}" for pattern in without.split())
