@@ -76,9 +76,6 @@ QEMU_OPTIONS = (
 )
 
 
-# Compilers by ccache, under the names of the real ones.
-
-
 def jobs() -> int:
     """How many compilers may run at once: one per CPU this process may use."""
     return max(1, len(os.sched_getaffinity(0)))

@@ -19,7 +19,6 @@ from lab.errors import LabError
 NEEDED_GB = 12
 BALLOON = "virtio-balloon-pci"
 REPORTED = 6  # VIRTIO_BALLOON_F_DEVICE_INIT_REPORTED
-VERBS = ("test", "build")
 INFLATE = 7  # VIRTIO_BALLOON_F_DEVICE_INIT_ON_INFLATE
 
 
@@ -87,7 +86,8 @@ def _tools(name: str) -> Finding:
         return Finding(f"tools for {name}", "ok", _version("cargo") if name == "daemon" else "all there")
     text = "absent: " + ", ".join(absent)
     if apt.may_install() is not None:
-        return Finding(f"tools for {name}", "note", text, f"kz {VERBS[name in tools.DEMO]} installs them")
+        verb = "build" if name in tools.DEMO else "test"
+        return Finding(f"tools for {name}", "note", text, f"kz {verb} installs them")
     command = "run: sudo apt-get install -y --no-install-recommends " + " ".join(absent)
     return Finding(f"tools for {name}", "missing" if name in tools.DEMO else "note", text, command)
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from lab.errors import LabError
 
+# Compilers by ccache, under the names of the real ones.
 CCACHE = "/usr/lib/ccache"
 # The oldest Rust that compiles the daemon (vhost-user-balloon/Cargo.toml says so, too).
 RUST = (1, 88)
