@@ -608,7 +608,8 @@ def running(spec: BootSpec) -> Iterator[Guest]:
         except Exception as error:
             # What the kernel has to say explains the rest, or is worse.
             if fault := _fault(guest):
-                raise fault from error
+                # The cause is not named where it is the emulator: for that the test is repeated, for the other never.
+                raise fault from (None if isinstance(fault, EmulatorFault) else error)
             raise
         if guest._reader.is_alive() and (fault := _fault(guest)):
             raise fault

@@ -128,7 +128,8 @@ def stale_breakpoint(text: str) -> bool:
     """Whether the first fault is a breakpoint where, by the same report, there is none.
 
     Linux patches code by way of breakpoints, and waits until all CPUs have seen them go, so none should be
-    met later. We take it that an emulated CPU has run what it translated before. Seen once, with two CPUs.
+    met later. A CPU of QEMU's can go on with what it translated before: a store of another one that had looked
+    up its TLB entry before the translation marked the page as code goes unnoticed. Seen twice, with two CPUs.
     """
     faults = violations(text)
     if not faults or "Oops: int3:" not in faults[0]:

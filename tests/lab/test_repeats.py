@@ -36,6 +36,39 @@ def test_emulator_the_second_time():
     if times("emulator") < 2:
         raise EmulatorFault("an emulated CPU ran code that was no longer there")
 
+from lab import boot
+from tests.lab.test_console import STALE
+
+class Guest(boot.Guest):
+    says = ""
+
+    def __init__(self, spec):
+        self.spec, self.accel, self.console = spec, "tcg", Path("console.log")
+
+    def comes_up(self):
+        return True
+
+    def _console_text(self):
+        return self.says
+
+    def close(self):
+        pass
+
+def test_emulator_behind_a_failure(monkeypatch):
+    first = times("behind") < 2
+    monkeypatch.setattr(boot, "Guest", Guest)
+    monkeypatch.setattr(Guest, "says", STALE)
+    with boot.running(boot.BootSpec(kernel="debug", cpus=2)):
+        assert not first
+        monkeypatch.setattr(Guest, "_reader", boot.threading.Thread(), raising=False)
+
+def test_kernel_behind_a_failure(monkeypatch):
+    times("kernel")
+    monkeypatch.setattr(boot, "Guest", Guest)
+    monkeypatch.setattr(Guest, "says", STALE.replace("<1f>", "<cc>"))
+    with boot.running(boot.BootSpec(kernel="debug", cpus=2)):
+        raise OutOfLuck("10 is less than 20")
+
 def test_skipped():
     import pytest
     pytest.skip("nothing to see")
@@ -98,13 +131,16 @@ def test_only_luck_is_tried_again_and_the_results_tell(tmp_path: Path) -> None:
         text=True,
         check=False,
     )
-    assert "5 failed, 4 passed, 1 skipped, 1 error, 5 rerun" in done.stdout, done.stdout
+    assert "6 failed, 5 passed, 1 skipped, 1 error, 6 rerun" in done.stdout, done.stdout
     assert "started again, test_it.py::test_guest: a guest hung" in done.stdout
     assert {
-        name: (tmp_path / name).stat().st_size for name in ("luck", "none", "emulator", "wrong", "worse")
+        name: (tmp_path / name).stat().st_size
+        for name in ("luck", "none", "emulator", "behind", "kernel", "wrong", "worse")
     } == {
         "luck": 2,
         "emulator": 2,
+        "behind": 2,
+        "kernel": 1,
         "none": 3,
         "wrong": 1,
         "worse": 1,
@@ -115,6 +151,8 @@ def test_only_luck_is_tried_again_and_the_results_tell(tmp_path: Path) -> None:
         "luck_the_second_time": (State.PASSED, 1),
         "no_luck": (State.FAILED, 2),
         "emulator_the_second_time": (State.PASSED, 1),
+        "emulator_behind_a_failure": (State.PASSED, 1),
+        "kernel_behind_a_failure": (State.FAILED, 0),
         "skipped": (State.SKIPPED, 0),
         "machine": (State.BROKEN, 0),
         "guest": (State.PASSED, 0),
