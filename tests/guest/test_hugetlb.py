@@ -202,7 +202,7 @@ def test_gigantic_of_which_a_part_is_dirty() -> None:
 def test_every_way_to_get_them() -> None:
     """The leak hunter's kinds, one by one, so that none is left out."""
     each = "; ".join(
-        f"{REPORT}; leak_hunter --kind {kind} --setup --seconds 5 --workers 2 --dirty 32"
+        f"{REPORT}; leak_hunter --kind {kind} --setup --seconds 2 --workers 2 --dirty 32"
         for kind in HUNTER_KINDS
     )
     result = run(f"{DIRTY}; {each}; {COUNT}", cpus=2, timeout=400.0)

@@ -317,7 +317,7 @@ def swapped(result: BootResult) -> dict[str, int]:
 @pytest.mark.fuzz
 def test_random_system_calls(record_property: Record) -> None:
     result, reports = fuzz(
-        tuple(f"--seconds 20 --steps 1000 --seed {SEED + i}" for i in range(2)), timeout=480.0
+        tuple(f"--seconds 10 --steps 1000 --seed {SEED + i}" for i in range(2)), timeout=480.0
     )
     tell(reports, record_property)
     all_had_their_turn(reports)
