@@ -19,13 +19,13 @@ import termios
 import threading
 import time
 import tty
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
 from lab import accel, build, console, daemon, initramfs, paths, progress, run, stock
-from lab.errors import LabError, TestFailure, UsageError
+from lab.errors import MACHINE, USAGE, LabError, TestFailure, UsageError
 
 # A kernel that went wrong ends its guest at once, and nobody waits for what its tasks will never say.
 ENDS = "panic=-1 oops=panic"
@@ -39,6 +39,13 @@ APPEND_ARM64 = f"console=ttyAMA0 {ENDS} mitigations=off"
 APPEND_UM = f"con=null con0=null,fd:1 console=tty0 earlyprintk {ENDS}"
 KEEP_RUNS = 200
 VHOST_USER = "vhost-user"
+BOOTED = ("x86_64", "um", "i386", "arm64")
+# As -m takes it, with what may follow (slots, the most of it); and as mem= does.
+MEMORY = re.compile(r"(?:size=)?(?=[\d.]*[1-9])\d+(?:\.\d+)?[BKMGT]?(?:,.*)?", re.IGNORECASE)
+MEMORY_UM = re.compile(r"(?=\d*[1-9])\d+[KMG]", re.IGNORECASE)
+# QEMU names the option that it refuses. The accelerator, and memory, may be refused by the machine.
+_REFUSED = re.compile(r"^[^\n:]+: -(?!accel\b)[a-z][\w-]*[ :]", re.MULTILINE)
+_NO_ROOM = re.compile(r"Cannot allocate memory|No space left|Permission denied")
 VIRTIO_ID_BALLOON = 5
 LAST_WORDS = 10.0  # seconds a guest gets to switch off after it has reported
 COMES_UP = 120.0  # seconds in which an emulated guest has reached user space, on the slowest of machines
@@ -139,7 +146,7 @@ def resolve_kernel(kernel: str | Path, arch: str = "x86_64") -> tuple[Path, list
         raise LabError(
             f"no kernel {kernel}",
             "it is neither a variant (base, knownzero, off, debug, stock) nor a file",
-            "name one of them with --kernel",
+            "name one of them",
             2,
         )
     return path.absolute(), []
@@ -166,14 +173,49 @@ def resolve_qemu(qemu: str | Path | None, arch: str = "x86_64") -> Path:
     return path.absolute()
 
 
+def _refuse(spec: BootSpec) -> None:
+    """UsageError for what no guest can have; whatever else only QEMU knows, QEMU refuses."""
+    if spec.arch not in BOOTED:
+        raise UsageError("Bad --arch", f"nothing here boots a guest of '{spec.arch}'", f"use {_or(BOOTED)}")
+    if spec.mte and spec.arch != "arm64":
+        raise UsageError(
+            "no memory tags here", f"the machine is {spec.arch}", "give --mte with --arch arm64 only"
+        )
+    sized = MEMORY_UM if spec.arch == "um" else MEMORY
+    if not sized.fullmatch(spec.memory):
+        raise UsageError(
+            "Bad --memory", f"'{spec.memory}' is not an amount of memory", "write it as 2G or 2048M"
+        )
+    if spec.arch != "um":
+        return
+    for option, given, why in (
+        ("--device", [name for name in spec.devices if name.split(",")[0] != VHOST_USER], "it has no QEMU"),
+        ("--qemu", spec.qemu, "it has no QEMU"),
+        ("--qemu-arg", spec.extra_qemu, "it has no QEMU"),
+        (
+            "--accel",
+            spec.accel if spec.accel not in ("auto", "um") else "",
+            "it runs on the machine's own CPU",
+        ),
+        ("--cpus", spec.cpus if spec.cpus != 1 else 0, "it has one CPU"),
+    ):
+        if given:
+            raise UsageError(
+                f"Bad {option}",
+                f"the guest is User-Mode Linux: {why}",
+                f"leave it out, or choose another --arch; its one device is --device {VHOST_USER}",
+            )
+
+
+def _or(words: Sequence[str]) -> str:
+    return f"{', '.join(words[:-1])} or {words[-1]}"
+
+
 class Guest:
     """A guest that runs. Made by ``running`` and ``boot``; ended by ``close`` at the latest."""
 
     def __init__(self, spec: BootSpec, interactive: bool = False, talks: bool = True) -> None:
-        if spec.mte and spec.arch != "arm64":
-            raise UsageError(
-                "no memory tags here", f"the machine is {spec.arch}", "give --mte with --arch arm64 only"
-            )
+        _refuse(spec)
         self.spec = spec
         self.folder = run_folder()
         self.console = self.folder / "console.log"
@@ -529,6 +571,7 @@ class Guest:
                 console.last_lines(log)
                 + f"\n(exit code {self.process.returncode}, log: {self.folder / 'vmm.log'})",
                 "check the devices and options given; `kz doctor` shows the state of the machine",
+                USAGE if _REFUSED.search(log) and not _NO_ROOM.search(log) else MACHINE,
             )
         raise failure(
             f"the guest died before its command reported (QEMU's exit code {self.process.returncode})",

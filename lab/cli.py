@@ -14,6 +14,7 @@ from types import FrameType
 from typing import IO, Annotated, NoReturn
 
 import typer
+from typer.exceptions import TyperException
 
 from lab import errors
 from lab import nightly as nights
@@ -39,7 +40,9 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instea
 @build_app.command("linux")
 def build_linux(
     variant: Annotated[str, typer.Option(help="base, knownzero, off or debug.")] = "knownzero",
-    arch: Annotated[str, typer.Option(help="x86_64, um, i386 or arm64.")] = "x86_64",
+    arch: Annotated[
+        str, typer.Option(help="x86_64, um, i386, arm64, or riscv (which nothing here boots).")
+    ] = "x86_64",
     config: Annotated[
         str,
         typer.Option(help="More configuration, merged last: a name in linux/configs/matrix, or a file."),
@@ -412,6 +415,15 @@ def test(
     raise typer.Exit(testing.run_tests(select, junit, quick, pytest_options or []))
 
 
+@app.command(hidden=True)
+def reference() -> None:
+    """Write docs/reference/cli.md anew, from the definition of the command line."""
+    from lab import clidoc
+
+    clidoc.write()
+    print(clidoc.PAGE)
+
+
 LATER = {
     "lab.bench.cli": ("demo", "bench"),
     "lab.report": ("report",),
@@ -421,17 +433,16 @@ LATER = {
 }
 
 
-def _register_others() -> None:
+def _register_others(asked: str = "") -> None:
     """Verbs that live in modules of their own; one that cannot be loaded says why.
 
-    They load much, so another verb goes without them; help and suggestions want them all.
+    They load much, so another verb that is ``asked`` for goes without them; help and suggestions want them all.
     """
     here = {group.name for group in app.registered_groups}
     here |= {
         command.name or command.callback.__name__ for command in app.registered_commands if command.callback
     }
     known = here.union(*LATER.values())
-    asked = sys.argv[1] if len(sys.argv) > 1 else ""
     for module, verbs in LATER.items():
         if asked in known - set(verbs):
             continue
@@ -462,7 +473,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, _terminate)
     signal.signal(signal.SIGHUP, _terminate)
     try:
-        _register_others()
+        _register_others(*sys.argv[1:2])
         return _run()
     except errors.LabError as error:
         return _report(error)
@@ -478,13 +489,21 @@ def main() -> int:
 
 def _run() -> int:
     try:
-        app(prog_name="kz")
-    except SystemExit as end:
-        code = end.code if isinstance(end.code, int) else errors.FAILED if end.code else errors.OK
-        if code == errors.INTERRUPTED:
-            raise KeyboardInterrupt from None
-        return code
-    return errors.OK
+        code = app(prog_name="kz", standalone_mode=False)
+    except typer.Abort:
+        raise KeyboardInterrupt from None
+    except TyperException as error:
+        if not error.format_message():
+            return errors.USAGE  # nothing was asked for: the help has been printed
+        verb = getattr(getattr(error, "ctx", None), "command_path", "kz")
+        raise errors.UsageError(
+            f"Bad usage of {verb}", error.format_message(), f"see `{verb} --help`"
+        ) from None
+    except SystemExit as end:  # of a signal
+        code = end.code if isinstance(end.code, int) else errors.FAILED
+    if code == errors.INTERRUPTED:
+        raise KeyboardInterrupt
+    return code if isinstance(code, int) else errors.OK
 
 
 def _report(error: errors.LabError) -> int:

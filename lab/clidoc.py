@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0
-"""docs/reference/cli.md, from the definition of the command line: ``python -m lab.clidoc`` writes it."""
+"""docs/reference/cli.md, from the definition of the command line."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lab.paths import REPO
 
 PAGE = REPO / "docs" / "reference" / "cli.md"
 HEAD = """<!-- SPDX-License-Identifier: GPL-2.0 -->
-<!-- Written by `PYTHONPATH=. python -m lab.clidoc`; a test compares. -->
+<!-- Written by `./kz reference`; a test compares. -->
 # kz
 
 """
@@ -41,6 +41,8 @@ def verbs(command: Any, words: tuple[str, ...] = ("kz",)) -> Iterator[tuple[tupl
         yield words, command
         return
     for name in inner:
+        if inner[name].hidden:
+            continue
         yield from verbs(inner[name], (*words, name))
 
 
@@ -92,5 +94,6 @@ def _row(parameter: Any) -> str:
     return f"| {name.replace('|', '')} | {default} | {text} |\n"
 
 
-if __name__ == "__main__":
+def write() -> None:
+    """Write the page anew, if it has changed."""
     lock.write_if_changed(PAGE, page().encode())

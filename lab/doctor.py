@@ -19,6 +19,7 @@ from lab.errors import LabError
 NEEDED_GB = 12
 BALLOON = "virtio-balloon-pci"
 REPORTED = 6  # VIRTIO_BALLOON_F_DEVICE_INIT_REPORTED
+TRANSPORT = 24  # from here on bits are not the device's own (virtio 1.3, section 2.2)
 INFLATE = 7  # VIRTIO_BALLOON_F_DEVICE_INIT_ON_INFLATE
 
 
@@ -125,15 +126,16 @@ def _images() -> list[Finding]:
     return found
 
 
-def offered_bits(qemu: Path) -> list[int]:
+def offered_bits(qemu: Path, more: str = "") -> list[int]:
     """The device-specific feature bits a virtio-balloon with reporting on offers in this QEMU.
 
-    Asked of a QEMU that is started and not run. Raises LabError when it does not start.
+    ``more`` are further properties. Asked of a QEMU that is started and not run. Raises LabError when it does
+    not start.
     """
     ours, theirs = socket.socketpair()
     argv = [
         str(qemu), "-nodefaults", "-no-user-config", "-display", "none", "-machine", "q35", "-accel", "tcg", "-S", "-m", "64M",
-        "-device", f"{BALLOON},id=balloon,free-page-reporting=on",
+        "-device", f"{BALLOON},id=balloon,free-page-reporting=on{more}",
         "-chardev", f"socket,id=m,fd={theirs.fileno()}", "-mon", "chardev=m,mode=control",
     ]  # fmt: skip
     process = subprocess.Popen(
@@ -186,7 +188,7 @@ def _bits(features: dict[str, Any]) -> list[int]:
         NAMES[text.split(":")[0]] for text in features.get("dev-features", []) if text.split(":")[0] in NAMES
     }
     unknown = int(features.get("unknown-dev-features", 0))
-    return sorted(bits | {bit for bit in range(64) if unknown >> bit & 1})
+    return sorted(bits | {bit for bit in range(TRANSPORT) if unknown >> bit & 1})
 
 
 def _qemu() -> list[Finding]:
@@ -199,9 +201,10 @@ def _qemu() -> list[Finding]:
     found = [Finding("qemu", "ok", str(binary))]
     try:
         bits = offered_bits(binary)
+        on_inflate = INFLATE in bits or INFLATE in offered_bits(binary, ",device-init-on-inflate=on")
     except LabError as error:
         return [*found, Finding("balloon bits", "missing", error.why, error.fix)]
-    text = f"offers {', '.join(map(str, bits))}; bit {REPORTED} (device init reported): {'yes' if REPORTED in bits else 'no'}, bit {INFLATE} (on inflate): {'yes' if INFLATE in bits else 'no'}"
+    text = f"offers {', '.join(map(str, bits))}; bit {REPORTED} (device init reported): {'yes' if REPORTED in bits else 'no'}, bit {INFLATE} (on inflate): {'with device-init-on-inflate=on' if on_inflate else 'no'}"
     return [
         *found,
         Finding(

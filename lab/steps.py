@@ -16,7 +16,7 @@ from typing import Protocol
 
 from lab import build, export, fetch, lock, paths, progress, run, series, tools
 from lab import tree as tree_of
-from lab.errors import LabError
+from lab.errors import LabError, UsageError
 
 VARIANTS = ("knownzero", "off")
 # What is no part of a kernel.
@@ -162,10 +162,15 @@ def build_each(what: series.Series, whole: bool, first: int = 0) -> Iterator[Fou
     What passed once is not built again as long as nothing it depends on changes, so that a run that was
     interrupted goes on where it was. $KNOWNZERO_AGAIN builds everything.
     """
+    if not any(tree_of.number_of(patch.name) >= first for patch in what.patches()):
+        raise UsageError(
+            "Bad --from", f"no patch of {what.name} has the number {first:04} or more", "see patches/series"
+        )
     tools.need(what.name, *(["steps"] if what.name == "linux" else []))
     source = fetch.obtain(what.name)
     pristine = fetch.pristine(source)
     tree = paths.sub("work") / f"each-{source.key[:12]}"
+    built = before = 0
     with ExitStack() as stack:
         stack.enter_context(lock.locked(f"each-{what.name}"))
         todo = steps_of(what)
@@ -183,10 +188,12 @@ def build_each(what: series.Series, whole: bool, first: int = 0) -> Iterator[Fou
                 stamp = paths.sub("passed") / f"{prefix}{hashlib.sha256(key.encode()).hexdigest()[:24]}"
                 used.add(stamp.name)
                 if stamp.is_file() and not os.environ.get(AGAIN):
+                    before += 1
                     continue
                 series.at_step(what, pristine, tree, step.number, step.new)
                 name = f"{title} {arch} {variant}".rstrip()
                 wrong = one(tree, step, name, arch, variant)
+                built += 1
                 # At once, and not in hours when all has been built.
                 for why in wrong:
                     progress.note(f"{name}: {why}")
@@ -197,6 +204,7 @@ def build_each(what: series.Series, whole: bool, first: int = 0) -> Iterator[Fou
             for stamp in paths.sub("passed").glob(f"{prefix}*"):
                 if stamp.name not in used:
                     stamp.unlink(missing_ok=True)
+    progress.note(f"{what.name}: {built} builds now, {before} had passed before")
 
 
 class _Qemu:

@@ -264,6 +264,53 @@ def test_a_qemu_that_refuses_its_arguments(fake: Fake) -> None:
     assert "no such device" in caught.value.why
 
 
+@pytest.mark.parametrize(
+    ("said", "code"),
+    [
+        ("qemu-system-x86_64: -device foo: 'foo' is not a valid device model name", errors.USAGE),
+        ("qemu-system-x86_64: -nonsense: invalid option", errors.USAGE),
+        ("qemu-system-x86_64: -accel kvm: failed to initialize kvm: No such device", errors.MACHINE),
+        ("qemu-system-x86_64: cannot set up guest memory 'pc.ram': Cannot allocate memory", errors.MACHINE),
+        (
+            "qemu-system-x86_64: -object memory-backend-memfd,id=m,size=9T: Cannot allocate memory",
+            errors.MACHINE,
+        ),
+    ],
+)
+def test_what_qemu_refuses_is_bad_usage_and_what_the_machine_refuses_is_not(
+    fake: Fake, said: str, code: int
+) -> None:
+    with pytest.raises(LabError, match="did not start") as caught:
+        boot.boot(fake(f"print({said!r}, file=sys.stderr); sys.exit(1)"))
+    assert caught.value.code == code
+
+
+@pytest.mark.parametrize(
+    ("memory", "arch", "taken"),
+    [
+        ("2G", "x86_64", True),
+        ("512", "x86_64", True),
+        ("1.5G", "x86_64", True),
+        ("1G,slots=2,maxmem=4G", "x86_64", True),
+        ("512M", "um", True),
+        ("0", "x86_64", False),
+        ("0.0G", "x86_64", False),
+        ("", "x86_64", False),
+        ("2 G", "x86_64", False),
+        ("-1G", "x86_64", False),
+        ("512", "um", False),
+        ("1G,slots=2", "um", False),
+    ],
+)
+def test_amounts_of_memory(memory: str, arch: str, taken: bool) -> None:
+    spec = boot.BootSpec(memory=memory, arch=arch)
+    if taken:
+        boot._refuse(spec)
+    else:
+        with pytest.raises(errors.UsageError, match="Bad --memory"):
+            boot._refuse(spec)
+
+
 def test_a_qemu_that_is_no_program(fake: Fake, tmp_path: Path) -> None:
     spec = fake("")
     (tmp_path / "qemu").write_bytes(b"not a program")

@@ -86,6 +86,17 @@ def test_a_wrong_verb_is_bad_usage_with_a_suggestion() -> None:
         ["boot", "--add", "/nonexistent", "--", "true"],
         ["boot", "--no-such-option"],
         ["boot", "--cpus", "0"],
+        ["boot", "--memory", "nonsense"],
+        ["boot", "--memory", "0"],
+        ["boot", "--arch", "riscv"],
+        ["boot", "--arch", "um", "--device", "virtio-balloon-pci"],
+        ["boot", "--arch", "um", "--cpus", "2"],
+        ["boot", "--arch", "um", "--accel", "tcg"],
+        ["boot", "--arch", "um", "--qemu", "stock"],
+        ["boot", "--arch", "um", "--qemu-arg=-nonsense"],
+        ["demo", "--pairs", "0"],
+        ["demo", "--output", "/proc/version"],
+        ["bench", "all", "--output", "/proc/version/x"],
         ["top", "--interval", "0"],
         ["test", "--stage", "fuzz"],
         ["test", "--nightly", "--quick"],
@@ -99,14 +110,17 @@ def test_a_wrong_verb_is_bad_usage_with_a_suggestion() -> None:
 def test_bad_usage(arguments: list[str]) -> None:
     done = kz(*arguments)
     assert done.returncode == errors.USAGE, done.stderr
-    assert "Traceback" not in done.stderr
-
-
-def test_errors_have_three_parts() -> None:
-    done = kz("boot", "--kernel", "/nonexistent", "--", "true")
     lines = done.stderr.splitlines()
     assert lines[0].startswith("kz: ")
     assert [line.split(":")[0].strip() for line in lines[1:]] == ["why", "fix"]
+
+
+@pytest.mark.parametrize("group", [[], ["build"], ["series"]], ids=" ".join)
+def test_without_a_verb_there_is_help_and_bad_usage(group: list[str]) -> None:
+    done = kz(*group)
+    assert done.returncode == errors.USAGE
+    assert "Usage: kz" in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_a_cache_that_cannot_be_written_is_a_broken_machine() -> None:

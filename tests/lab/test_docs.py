@@ -240,7 +240,7 @@ def test_the_reference_has_what_the_series_adds(title: str) -> None:
 
 def test_the_reference_of_kz_is_current() -> None:
     wanted = clidoc.page()
-    assert clidoc.PAGE.read_text(encoding="utf-8") == wanted, "run: PYTHONPATH=. python -m lab.clidoc"
+    assert clidoc.PAGE.read_text(encoding="utf-8") == wanted, "run: ./kz reference"
     for words, _ in clidoc.verbs(clidoc.root()):
         assert f"## {' '.join(words)}\n" in wanted
     assert "## kz top\n" in wanted
@@ -287,6 +287,12 @@ def commands(page: Path) -> list[str]:
     return [re.split(r"\s+#", line)[0].strip() for line in lines]
 
 
+def in_passing(page: Path) -> list[str]:
+    """What a page names of kz in its sentences: often without all the arguments."""
+    text = re.sub(r"\n *", " ", page.read_text(encoding="utf-8"))
+    return re.findall(r"(?<!`)`(?:\w+=\S+ )*(?:\./)?(kz [^`]+)`", text)
+
+
 @functools.cache
 def verbs() -> Any:
     """What kz can do, with all options."""
@@ -312,6 +318,30 @@ def understood(line: str) -> None:
 def test_kz_understands_the_commands_in_the_documents(page: Path) -> None:
     for line in commands(page):
         understood(line)
+
+
+def unknown(line: str) -> list[str]:
+    """The words of a command that kz does not know: a verb, or options."""
+    command, _, words = verbs(), *line.partition(" ")[1:]
+    rest = words.split()
+    while getattr(command, "commands", None) and rest:
+        if rest[0] not in command.commands:
+            return rest[:1]
+        command, rest = command.commands[rest[0]], rest[1:]
+    known = {name for parameter in command.params for name in parameter.opts} | {"--help", "--"}
+    ours = rest[: rest.index("--")] if "--" in rest else rest
+    return [word for word in ours if word.startswith("--") and word.partition("=")[0] not in known]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPO)))
+def test_kz_knows_what_the_documents_name_of_it(page: Path) -> None:
+    assert {line: lost for line in in_passing(page) if (lost := unknown(line))} == {}
+
+
+def test_what_kz_does_not_know_is_found() -> None:
+    assert unknown("kz boot --kernel=base --nonsense -- true --help") == ["--nonsense"]
+    assert unknown("kz series nonsense") == ["nonsense"]
+    assert unknown("kz series") == []
 
 
 @pytest.mark.parametrize("line", ["./kz nonsense", "./kz boot --nonsense", "./kz compare one"])

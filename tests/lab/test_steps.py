@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from lab import series, steps, tools
-from lab.errors import LabError
+from lab.errors import LabError, UsageError
 
 PATCH = """From: A B <a@b>
 Subject: {name}
@@ -141,6 +141,21 @@ def test_what_failed_or_changed_is_built_again(fake: Fake, short: series.Series)
     (short.new_root / "mm/new.c").write_text("int x;\n", encoding="utf-8")
     assert list(steps.build_each(short, whole=False)) == []
     assert fake.built == ALL[1:]
+
+
+def test_a_number_beyond_the_last_patch_is_refused(fake: Fake, short: series.Series) -> None:
+    with pytest.raises(UsageError, match="Bad --from"):
+        list(steps.build_each(short, whole=False, first=4))
+    assert fake.built == []
+
+
+def test_it_says_how_much_was_built(
+    fake: Fake, short: series.Series, capsys: pytest.CaptureFixture[str]
+) -> None:
+    list(steps.build_each(short, whole=False, first=3))
+    assert "linux: 2 builds now, 0 had passed before" in capsys.readouterr().err
+    list(steps.build_each(short, whole=False))
+    assert "linux: 1 builds now, 2 had passed before" in capsys.readouterr().err
 
 
 def test_everything_is_built_again_when_asked(
