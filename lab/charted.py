@@ -33,6 +33,15 @@ CHARTS: tuple[tuple[str, str, tuple[tuple[str, str], ...]], ...] = (
         ),
     ),
     (
+        "Share of the host's fault handling in the CPU time of the job",
+        "Less work in the guest leaves the host a larger share of what is left.",
+        (
+            ("thp.populate.host_share", "populate"),
+            ("thp.touch_line.host_share", "populate, touch a line per page"),
+            ("thp.touch_all.host_share", "populate, touch everything"),
+        ),
+    ),
+    (
         "4 KiB pages whose zeroing was skipped",
         "Small pages come from split blocks; this many of them were still known to be zero.",
         (("order0.populate.skipped_percent", "of the job's pages"),),
@@ -405,36 +414,41 @@ CHARTS: tuple[tuple[str, str, tuple[tuple[str, str], ...]], ...] = (
             ("lost", "Time lost in stalls of 1 ms and more by"),
         )
     ),
-    (
-        "Instructions of the hot paths, reporting off",
-        "What the feature costs where it is compiled in and nothing is reported.",
-        (
-            ("hotpath.fault.instructions", "4 KiB page fault"),
-            ("hotpath.alloc_free.instructions", "order-0 page, allocated and freed"),
-            ("hotpath.buddy_alloc_free.instructions", "the same through the buddy lists"),
-            ("hotpath.alloc_free_order3.instructions", "order-3 page, allocated and freed"),
-        ),
-    ),
     *(
         (
-            title,
+            f"Instructions of the {length} paths, {state}",
             sentence,
-            tuple(
-                (f"hotpath.{which}{path}.instructions", label)
-                for path, label in (
+            tuple((f"hotpath.{which}{path}.instructions", label) for path, label in labels),
+        )
+        for which, state, sentence in (
+            ("", "reporting off", "What the feature costs where it is compiled in and nothing is reported."),
+            ("off.", "compiled out", "The series applied, every option off."),
+            (
+                "active.",
+                "memory known to be zero",
+                "After all free memory was reported to a balloon, with bit 6 on ours.",
+            ),
+        )
+        for length, labels in (
+            (
+                "short",
+                (
                     ("new_fault", "4 KiB page fault in unused memory"),
                     ("fault", "4 KiB page fault"),
                     ("alloc_free", "order-0 page, allocated and freed"),
+                    ("buddy_alloc_free", "the same through the buddy lists"),
                     ("alloc_free_order3", "order-3 page, allocated and freed"),
-                )
+                ),
             ),
-        )
-        for which, title, sentence in (
-            ("off.", "Instructions of the hot paths, compiled out", "The series applied, every option off."),
             (
-                "active.",
-                "Instructions of the hot paths, memory known to be zero",
-                "After all free memory was reported to a balloon, with bit 6 on ours.",
+                "long",
+                (
+                    ("alloc_free_order9", "order-9 page, allocated and freed"),
+                    ("new_thp_fault", "fault of a huge page in unused memory"),
+                    ("thp_fault", "fault of a huge page"),
+                    ("fork_exit", "fork and exit"),
+                    ("fork_exec", "fork and exec"),
+                ),
             ),
         )
     ),

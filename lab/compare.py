@@ -195,7 +195,7 @@ def register(app: typer.Typer) -> None:
         """Compare two runs metric by metric; refuses unlike ones."""
         found = compare(first, second, force=force)
         if as_json:
-            print(json.dumps([asdict(row) for row in found.rows], indent=2))
+            print(json.dumps(asdict(found), indent=2))
             return
         # Wide enough for whole names where no terminal limits it.
         console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)

@@ -12,6 +12,7 @@ from pathlib import Path
 from lab import against, fetch, letter, lock, paths, sending, series, tree
 from lab.checkpatch import Problem
 from lab.errors import LabError
+from lab.results import results_of
 
 # Says whose the files are, and uses none of them.
 LISTING = "MAINTAINERS"
@@ -142,7 +143,7 @@ def export(name: str, directory: Path, figures: Sequence[Path] = (), ready: bool
             f"{directory} is not empty", "old mails would mix with the new ones", "name a new directory", 2
         )
     for run in figures:
-        letter.results_of(run)  # a wrong one is told before anything is fetched
+        results_of(run)  # a wrong one is told before anything is fetched
     source = fetch.obtain(name)
     pristine = fetch.pristine(source)
     words = letter.write(what, source, figures, against.remembered(what))

@@ -14,8 +14,8 @@ import jinja2
 
 from lab import against, fetch, paths, series
 from lab.bench import BENCHES
-from lab.errors import LabError, UsageError
-from lab.results import FILE_NAME, SIDES, Metric, Result, Sample, load
+from lab.errors import LabError
+from lab.results import SIDES, Metric, Result, Sample, results_of
 from lab.units import digits, percent
 
 WIDTH = 75
@@ -47,20 +47,6 @@ class Letter:
     gaps: list[str]
     stale: list[str]
     long_lines: list[int]
-
-
-def results_of(run: Path) -> dict[Path, Result]:
-    """The results of a run: of its own folder, or of those in it, as ``kz bench all`` leaves them."""
-    if run.is_file() or (run / FILE_NAME).is_file() or not run.is_dir():
-        return {run: load(run)}
-    found = {file.parent: load(file.parent) for file in sorted(run.glob(f"*/{FILE_NAME}"))}
-    if not found:
-        raise UsageError(
-            f"Cannot read the run {run}",
-            f"neither it nor a folder in it has a {FILE_NAME}",
-            "name a folder under out/ that `kz demo`, `kz bench` or `kz bench all` has written",
-        )
-    return found
 
 
 def same_series(result: Result) -> bool:

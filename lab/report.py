@@ -20,7 +20,7 @@ from lab import charts, paths, seeds
 from lab.bench.evidence import GUESTS, HOST, KERNELS, QEMU
 from lab.charted import CHARTS, HEADLINES
 from lab.errors import LabError
-from lab.results import Metric, Result, load
+from lab.results import Metric, Result, results_of
 from lab.significance import CONSTANT, LEVEL, TOO_FEW, outside
 from lab.units import human, percent
 
@@ -87,7 +87,7 @@ def _charts(result: Result) -> list[Chart]:
             draw(title, sentence, [metric for metric, _ in there], [label for _, label in there])
     # A bench that the list above does not know is drawn all the same.
     for metric in result.metrics:
-        if metric.name not in shown and not metric.name.startswith(("thp.", "order0.", "host.", "hotpath.")):
+        if metric.name not in shown:
             # Its title says what it is: no label beside.
             draw(metric.name, metric.sentence, [metric], [""])
     return found
@@ -307,13 +307,18 @@ def register(app: typer.Typer) -> None:
 
     @app.command("report")
     def command(
-        runs: Annotated[list[Path], typer.Argument(help="runs: folders under out/, or their result.json")],
+        runs: Annotated[
+            list[Path],
+            typer.Argument(
+                help="runs: folders under out/, those of `kz bench all` too, or their result.json"
+            ),
+        ],
         output: Annotated[
             Path | None, typer.Option("--output", help="folder to write to (default: the run's own)")
         ] = None,
     ) -> None:
         """Write report.html and report.md for one run, or one page for several."""
-        results = [load(run) for run in runs]
+        results = [result for run in runs for result in results_of(run).values()]
         if output is None:
             first = runs[0] if runs[0].is_dir() else runs[0].parent
             output = first if len(runs) == 1 else paths.out() / "report" / time.strftime("%Y%m%d-%H%M%S")

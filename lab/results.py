@@ -282,3 +282,17 @@ def load(path: Path) -> Result:
             f"{file} is not a result: {type(error).__name__}: {error}",
             "run the bench again: half-written results are never kept, so something else changed this file",
         ) from error
+
+
+def results_of(run: Path) -> dict[Path, Result]:
+    """The results of a run: of its own folder, or of those in it, as ``kz bench all`` leaves them."""
+    if run.is_file() or (run / FILE_NAME).is_file() or not run.is_dir():
+        return {run: load(run)}
+    found = {file.parent: load(file.parent) for file in sorted(run.glob(f"*/{FILE_NAME}"))}
+    if not found:
+        raise UsageError(
+            f"Cannot read the run {run}",
+            f"neither it nor a folder in it has a {FILE_NAME}",
+            "name a folder under out/ that `kz demo`, `kz bench` or `kz bench all` has written",
+        )
+    return found

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import re
 import sys
@@ -19,7 +21,7 @@ from rich.table import Table
 from lab import paths
 from lab.bench import BENCHES, Accel, BenchOptions, evidence
 from lab.bench.evidence import Evidence
-from lab.errors import LabError, TestFailure, UsageError
+from lab.errors import LabError, TestFailure, UsageError, from_oserror
 from lab.progress import note
 from lab.results import FILE_NAME, Result, save_error
 from lab.units import human, percent
@@ -58,6 +60,19 @@ def checked(pairs: int, size: int, memory: str, accel: str, base: str, ours: str
             "give the guest more with --memory, or take a smaller --size",
         )
     return BenchOptions(pairs=pairs, size_mb=size, memory=memory, accel=known[accel], base=base, ours=ours)
+
+
+def output_folder(given: Path | None, name: str) -> Path:
+    """Where a run goes: ``given``, or a new folder for it. UsageError, and before it is measured, for what cannot be one."""
+    if given is None:
+        return folder_for(name)
+    nearest = next(path for path in (given.absolute(), *given.absolute().parents) if path.exists())
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
+        why = "cannot be written to" if nearest.is_dir() else "is no folder"
+        raise UsageError(
+            "Bad --output", f"{nearest} {why}", "name a folder of yours, or one that can be made"
+        )
+    return given
 
 
 def folder_for(name: str) -> Path:
@@ -149,13 +164,18 @@ def run_all(options: BenchOptions, parent: Path, as_json: bool, strict: bool = F
         with evidence.collecting() as found:
             try:
                 result = one.run(options)
-            except LabError as error:
+                keep(result, parent / one.name, found)
+            except (LabError, OSError) as caught:
+                error = (
+                    caught if isinstance(caught, LabError) else from_oserror(caught, "cannot keep the result")
+                )
                 note(f"{one.name}: {error.what}: {error.why}")
-                save_error(error, parent / one.name)
+                with contextlib.suppress(OSError):  # the disk may be why
+                    save_error(error, parent / one.name)
                 failed.append(error)
                 continue
-            keep(result, parent / one.name, found)
-        show(result, parent / one.name, as_json)
+        if not as_json:
+            show(result, parent / one.name, as_json)
         results.append(result)
     if results:
         from lab.report import write_reports
@@ -164,6 +184,8 @@ def run_all(options: BenchOptions, parent: Path, as_json: bool, strict: bool = F
         note(f"wrote {parent / 'report.html'}, all {len(results)} results on one page")
         if not as_json:
             print(parent)
+    if as_json:
+        print(json.dumps([json.loads(result.to_json()) for result in results], indent=2))
     if failed:
         raise failed[0]
     if strict:
@@ -190,11 +212,11 @@ def register(app: typer.Typer) -> None:
         A target that is missed is marked NO and does not change the exit code, unless --strict is given.
         """
         options = checked(pairs, size, memory, accel, base, ours)
+        folder = output_folder(output, "demo")
         with evidence.collecting() as found:
             result = BENCHES["thp"].run(options)
             result.name = "demo"
             result.reproduce = result.reproduce.replace("./kz bench thp", "./kz demo", 1)
-            folder = output or folder_for("demo")
             keep(result, folder, found)
         show(result, folder, as_json)
         if strict:
@@ -225,12 +247,12 @@ def register(app: typer.Typer) -> None:
             raise UsageError(
                 f"There is no bench '{name}'", f"known are {', '.join(BENCHES)} and all", "name one of them"
             )
+        folder = output_folder(output, name)
         if name == "all":
-            run_all(options, output or folder_for("all"), as_json, strict)
+            run_all(options, folder, as_json, strict)
             return
         with evidence.collecting() as found:
             result = BENCHES[name].run(options)
-            folder = output or folder_for(name)
             keep(result, folder, found)
         show(result, folder, as_json)
         if strict:

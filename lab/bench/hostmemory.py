@@ -75,13 +75,16 @@ def fill_and_free(side: Side) -> tuple[float, float]:
     return float(full), float(side.settle())
 
 
-def measure(both: Pair, options: BenchOptions, rounds: int) -> list[Metric]:
-    """Fill and free much of it a few times on a running pair: ``rounds`` times, or until that is known well enough."""
+def measure(both: Pair, options: BenchOptions, rounds: int, least: int = 0) -> list[Metric]:
+    """Fill and free much of it a few times on a running pair.
+
+    ``rounds`` times, or until that is known well enough, but no fewer than ``least`` times.
+    """
     # Before it was filled, full, and after it was freed.
     found: dict[str, tuple[list[float], ...]] = {name: ([], [], []) for name in ("base", "ours")}
     with step(f"host memory: {FILL_MB} MB filled and freed, up to {rounds} times in each guest"):
         before = {side.name: float(side.settle()) for side in both.sides(0)}
-        for turn in until_known(rounds, [one for three in found.values() for one in three]):
+        for turn in until_known(rounds, [one for three in found.values() for one in three], least):
             for side in both.sides(turn):
                 full, after = fill_and_free(side)
                 for values, value in zip(found[side.name], (before[side.name], full, after), strict=True):

@@ -17,7 +17,6 @@ from lab.bench.jobs import (
     host_share_note,
     zeroed_metric,
 )
-from lab.bench.repeat import NOTE as REPEATED
 from lab.bench.session import Pair, built, host_facts, pair, reproduce
 from lab.results import Metric, Result
 
@@ -50,8 +49,7 @@ def run(options: BenchOptions) -> Result:
         more, more_notes = order0.measure(both, options)
         metrics += more
         notes += more_notes
-        metrics += hostmemory.measure(both, options, options.pairs)
-        notes.append(f"host.*: {REPEATED[0].lower()}{REPEATED[1:]}")
+        metrics += hostmemory.measure(both, options, options.pairs, least=options.pairs)
         accel = both.accel
     counts, count_notes = hotpath.measure(options, images, boots=1)
     return Result(

@@ -306,6 +306,18 @@ def test_the_verb_writes_both_files(tmp_path: Path) -> None:
     ]
 
 
+def test_the_folder_of_all_benches_is_a_run(tmp_path: Path) -> None:
+    app = typer.Typer()
+    register(app)
+    app.command("other")(lambda: None)
+    demo().save(tmp_path / "all" / "thp")
+    demo("kvm").save(tmp_path / "all" / "order0")
+    told = CliRunner().invoke(app, ["report", str(tmp_path / "all")])
+    assert told.exit_code == 0, told.output
+    page = (tmp_path / "all" / "report.html").read_text()
+    assert "on tcg" in page and "on kvm" in page
+
+
 def test_several_runs_make_one_page(tmp_path: Path) -> None:
     write_reports([demo(), demo("kvm")], tmp_path)
     page = (tmp_path / "report.html").read_text()
