@@ -213,9 +213,9 @@ def register(app: typer.Typer) -> None:
         config: Annotated[
             str,
             typer.Option(
-                help="Of the kernel: small (the lab's, no modules), server (that, and what systemd and a disk want), cloud (Debian's; an hour or more on two CPUs), or a .config file."
+                help="Of the kernel: server (what systemd and a disk want), cloud (Debian's; an hour or more on two CPUs), small (the lab's, for -kernel: no modules, no disk), or a .config file."
             ),
-        ] = SMALL,
+        ] = SERVER,
         output: Annotated[
             Path | None, typer.Option(help="The folder to write to (default: out/packages).")
         ] = None,
@@ -225,7 +225,7 @@ def register(app: typer.Typer) -> None:
         folder = output or paths.out() / "packages"
         if what not in ("kernel", "qemu", "daemon"):
             raise UsageError("Bad argument", f"'{what}' cannot be packaged", "name kernel, qemu or daemon")
-        if config != SMALL and what != "kernel":
+        if config != SERVER and what != "kernel":
             raise UsageError("Bad --config", f"{what} has none", "leave it out")
         tools.need("package")
         if what == "kernel":
