@@ -737,7 +737,10 @@ static void prezero_begin_all(void)
 	}
 }
 
-/* There may be other nodes with memory, or more to do on those that there are. */
+/*
+ * There may be other nodes with memory, or more to do on those that there are.
+ * Not freezable: it may stop a thread, which does not end while it is frozen.
+ */
 static void prezero_nodes_changed(struct work_struct *work)
 {
 	int nid;
@@ -770,7 +773,7 @@ static int prezero_memory_notify(struct notifier_block *nb, unsigned long action
 				 void *arg)
 {
 	if (action == MEM_ONLINE || action == MEM_OFFLINE)
-		queue_work(system_freezable_wq, &prezero_nodes_work);
+		queue_work(system_dfl_wq, &prezero_nodes_work);
 
 	return NOTIFY_OK;
 }
@@ -780,7 +783,7 @@ static int prezero_pm_notify(struct notifier_block *nb, unsigned long action,
 			     void *arg)
 {
 	if (action == PM_POST_HIBERNATION || action == PM_POST_RESTORE)
-		queue_work(system_freezable_wq, &prezero_nodes_work);
+		queue_work(system_dfl_wq, &prezero_nodes_work);
 
 	return NOTIFY_OK;
 }
