@@ -154,9 +154,9 @@ def natively(options: BenchOptions, images: Built) -> tuple[list[Metric], list[s
     if options.base not in VARIANTS or options.ours not in VARIANTS:
         return [], ["Nothing was measured as User-Mode Linux: that needs kernels that are named by variant."]
     of_job = replace(options, size_mb=UM_MB, memory=UM_MEMORY, pairs=min(options.pairs, UM_TURNS))
-    fields = {"arch": "um", "devices": []}
+    of_um: dict[str, Any] = {"arch": "um", "devices": [], "qemu": None, "accel": "auto"}
     specs = [
-        (name, spec_for(of_job, kernel, images.qemu, **fields))
+        (name, replace(spec_for(of_job, kernel, images.qemu), **of_um))
         for name, kernel in (("base", options.base), ("ours", options.ours))
     ]
     metrics: list[Metric] = []

@@ -69,5 +69,5 @@ def test_a_host_that_connects_late(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 
 
 def test_a_host_that_speaks_before_user_mode_linux_listens() -> None:
-    with contextlib.closing(Guest(replace(SPEC, arch="um", kernel="debug"))) as guest:
+    with contextlib.closing(Guest(replace(SPEC, arch="um", kernel="debug", cpus=1))) as guest:
         assert Side("um", guest).sh("echo here") == ["here"]
