@@ -9,10 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
 
-import typer
-
-from lab import cli, lock
-from lab.paths import REPO
+from lab.core import lock
+from lab.core.paths import REPO
 
 PAGE = REPO / "docs" / "reference" / "cli.md"
 HEAD = """<!-- SPDX-License-Identifier: GPL-2.0 -->
@@ -24,14 +22,6 @@ HEAD = """<!-- SPDX-License-Identifier: GPL-2.0 -->
 
 # What stands for the value of an option.
 WORDS = {int: "N", float: "N", Path: "PATH"}
-
-
-def root() -> Any:
-    """The whole command line."""
-    # Once: a second registration would do no harm but take time.
-    if not any(info.name == "top" for info in cli.app.registered_commands):
-        cli._register_others()
-    return typer.main.get_command(cli.app)
 
 
 def verbs(command: Any, words: tuple[str, ...] = ("kz",)) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -46,9 +36,8 @@ def verbs(command: Any, words: tuple[str, ...] = ("kz",)) -> Iterator[tuple[tupl
         yield from verbs(inner[name], (*words, name))
 
 
-def page() -> str:
+def page(top: Any) -> str:
     """The text of the page."""
-    top = root()
     parts = [HEAD, _plain(top.help), "\n\n", _plain(top.epilog), "\n"]
     for words, command in sorted(verbs(top)):
         parts.append(f"\n## {' '.join(words)}\n\n{_plain(command.help)}\n\n    {_usage(words, command)}\n")
@@ -94,6 +83,6 @@ def _row(parameter: Any) -> str:
     return f"| {name.replace('|', '')} | {default} | {text} |\n"
 
 
-def write() -> None:
+def write(top: Any) -> None:
     """Write the page anew, if it has changed."""
-    lock.write_if_changed(PAGE, page().encode())
+    lock.write_if_changed(PAGE, page(top).encode())

@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
-from lab import boot as guests
-from lab import build, testing
-from lab.errors import MACHINE, LabError
-from lab.progress import duration
+from lab.boot import guest as guests
+from lab.build import linux as build
+from lab.core.errors import MACHINE, LabError
+from lab.core.progress import duration
+from lab.testing import suite as testing
 
 # In the background of a shell it is ignored, and would be by what the tests start to interrupt it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -43,7 +44,7 @@ def no_kernel_but_those_that_are_prepared(
 
     def build_linux(variant: str, arch: str = "x86_64", config: str = "") -> Path:
         if variant in build.VARIANTS and arch in build.ARCHES and (variant, arch) not in testing.KERNELS:
-            pytest.fail(f"`kz test` does not build {variant} for {arch} (KERNELS in lab/testing.py)")
+            pytest.fail(f"`kz test` does not build {variant} for {arch} (KERNELS in lab/testing/suite.py)")
         return really(variant, arch, config)
 
     monkeypatch.setattr(build, "build_linux", build_linux)
@@ -90,7 +91,7 @@ def pytest_runtest_makereport(
         STARTED_AGAIN.clear()
     if report.when == "teardown":
         # The only report whose properties are in JUnit's XML, where an attempt that is followed by another one
-        # has passed: this tells them from each other (lab/junit.py reads it).
+        # has passed: this tells them from each other (lab/testing/junit.py reads it).
         report.user_properties += [*told, ("attempt", getattr(item, "execution_count", 1))]
         told.clear()
     return report

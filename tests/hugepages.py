@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from lab import lock
+from lab.core import lock
 
 POOL = Path("/sys/kernel/mm/hugepages/hugepages-2048kB")
 HUGE = 2 << 20

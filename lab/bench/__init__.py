@@ -7,7 +7,7 @@ import importlib
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from lab.results import Result
+from lab.report.results import Result
 
 Accel = Literal["auto", "kvm", "tcg"]
 

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
-from lab import balloon
 from lab.bench import BenchOptions
 from lab.bench.hostmemory import fill, release, until_back
 from lab.bench.jobs import elapsed, within
@@ -27,9 +26,10 @@ from lab.bench.session import (
     spec_for,
     warm_host,
 )
-from lab.boot import BootSpec
-from lab.progress import step
-from lab.results import Metric, Result, Target
+from lab.boot import balloon
+from lab.boot.guest import BootSpec
+from lab.core.progress import step
+from lab.report.results import Metric, Result, Target
 
 CPUS = 2
 # Milliseconds before free memory is reported, and how long a run has to be to see some of that.

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import time
 
-from lab import balloon
 from lab.bench import BenchOptions
 from lab.bench.jobs import (
     BASE_COUNTS,
@@ -18,8 +17,9 @@ from lab.bench.jobs import (
     zeroed_metric,
 )
 from lab.bench.session import DROP, MIB, Pair, Side, built, host_facts, pair, reproduce, warm_host
-from lab.progress import step
-from lab.results import Metric, Result
+from lab.boot import balloon
+from lab.core.progress import step
+from lab.report.results import Metric, Result
 
 # Without reporting: nothing else tells the guest what is zero.
 DEVICE = balloon.device(device_init_on_inflate="on")

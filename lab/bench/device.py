@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from lab import balloon, daemon
 from lab.bench import BenchOptions
 from lab.bench.jobs import WARM_UPS, elapsed, within
 from lab.bench.session import (
@@ -33,9 +32,11 @@ from lab.bench.session import (
     spec_for,
     warm_host,
 )
-from lab.errors import LabError, TestFailure
-from lab.progress import step
-from lab.results import Metric, Result, Target
+from lab.boot import balloon
+from lab.build import daemon
+from lab.core.errors import LabError, TestFailure
+from lab.core.progress import step
+from lab.report.results import Metric, Result, Target
 
 SIDES = ["in QEMU", "vhost-user"]
 IN_TREE = balloon.device(free_page_reporting="on", device_init_on_inflate="on")

@@ -11,9 +11,9 @@ from lab.bench.jobs import elapsed
 from lab.bench.repeat import NOTE as REPEATED
 from lab.bench.repeat import until_known
 from lab.bench.session import DELAY, MIB, Pair, Side, built, host_facts, pair, reproduce, resident, warm_host
-from lab.errors import TestFailure
-from lab.progress import step
-from lab.results import Metric, Result, Target
+from lab.core.errors import TestFailure
+from lab.core.progress import step
+from lab.report.results import Metric, Result, Target
 
 FILL_MB = 768
 

@@ -14,24 +14,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lab.bench import BenchOptions
-from lab.bench.evidence import SNAPSHOT
 from lab.bench.jobs import elapsed
 from lab.bench.plugin import build_plugin
-from lab.bench.session import (
-    FLUSH,
-    LATE,
-    Built,
-    Side,
-    built,
-    host_facts,
-    reproduce,
-    spec_for,
-)
-from lab.boot import boot, running
-from lab.build import build_linux
-from lab.errors import TestFailure
-from lab.progress import step
-from lab.results import Metric, Result, Target
+from lab.bench.session import FLUSH, LATE, Built, Side, built, host_facts, reproduce, spec_for
+from lab.boot.guest import boot, running
+from lab.build.linux import build_linux
+from lab.core.errors import TestFailure
+from lab.core.progress import step
+from lab.report.evidence import SNAPSHOT
+from lab.report.results import Metric, Result, Target
 
 BOOTS = 2
 REPS = 1001

@@ -10,8 +10,8 @@ from contextlib import AbstractContextManager, contextmanager
 from lab.bench import BenchOptions
 from lab.bench.jobs import BASE_COUNTS, HUGE, allocate, clock_metric, elapsed, zeroed_metric
 from lab.bench.session import MIB, PAGE, Pair, Side, built, host_facts, pair, reproduce
-from lab.errors import TestFailure
-from lab.results import Metric, Result
+from lab.core.errors import TestFailure
+from lab.report.results import Metric, Result
 
 POOL = "/proc/sys/vm/nr_hugepages"
 OVERCOMMIT = "/proc/sys/vm/nr_overcommit_hugepages"

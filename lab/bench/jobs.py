@@ -11,9 +11,9 @@ from typing import Any
 
 from lab.bench import BenchOptions
 from lab.bench.session import MIB, PAGE, HostCost, Pair, Side, warm_host
-from lab.errors import TestFailure
-from lab.progress import step
-from lab.results import Metric, Target
+from lab.core.errors import TestFailure
+from lab.core.progress import step
+from lab.report.results import Metric, Target
 
 HUGE = 2 * MIB
 WARM_UPS = 1

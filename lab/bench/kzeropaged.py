@@ -10,9 +10,9 @@ from lab.bench import BenchOptions
 from lab.bench.jobs import Phase
 from lab.bench.repeat import until_known
 from lab.bench.session import DROP, MIB, Pair, Side, warm_host
-from lab.errors import TestFailure
-from lab.progress import step
-from lab.results import Metric, Target
+from lab.core.errors import TestFailure
+from lab.core.progress import step
+from lab.report.results import Metric, Target
 
 WORDS = {"nothp": "4k", "thp": "thp"}
 WARM_UPS = 1

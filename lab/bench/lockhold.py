@@ -38,9 +38,10 @@ from lab.bench.session import (
     settle_resident,
     spec_for,
 )
-from lab.errors import LabError, TestFailure
-from lab.progress import step
-from lab.results import Metric, Result, Target
+from lab.bench.sizes import available_gb, sizes
+from lab.core.errors import LabError, TestFailure
+from lab.core.progress import step
+from lab.report.results import Metric, Result, Target
 
 # As the plugin writes it: magic, slots, lost, wrong, taken, released, how many locks, the locks; then the holds.
 HEADER = struct.Struct("<8s6Q32Q")
@@ -457,8 +458,6 @@ def notes(found: Found) -> list[str]:
 
 def run(options: BenchOptions) -> Result:
     """Count the instructions of holds alone; always under TCG; raises LabError when it cannot."""
-    from lab.bench.scale import available_gb, sizes
-
     began = time.monotonic()
     images = built(options)
     gbs = sizes(available_gb())

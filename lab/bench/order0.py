@@ -9,7 +9,7 @@ from dataclasses import replace
 from lab.bench import BenchOptions
 from lab.bench.jobs import BASE_COUNTS, allocate, clock_metric, elapsed, zeroed_metric
 from lab.bench.session import Pair, built, host_facts, pair, reproduce
-from lab.results import Metric, Result, Target
+from lab.report.results import Metric, Result, Target
 
 SKIPPED_AT_LEAST = 21.0
 

@@ -7,7 +7,6 @@ import itertools
 import time
 from dataclasses import dataclass, field, replace
 
-from lab import balloon
 from lab.bench import BenchOptions
 from lab.bench.hostmemory import fill, release
 from lab.bench.jobs import HUGE, WARM_UPS, elapsed, within
@@ -26,10 +25,11 @@ from lab.bench.session import (
     spec_for,
     warm_host,
 )
-from lab.boot import BootSpec
-from lab.errors import TestFailure
-from lab.progress import step
-from lab.results import Metric, Result, Target
+from lab.boot import balloon
+from lab.boot.guest import BootSpec
+from lab.core.errors import TestFailure
+from lab.core.progress import step
+from lab.report.results import Metric, Result, Target
 
 CPUS = 2
 MAP_MB = 128  # what each task maps; as in the tests of that name in will-it-scale

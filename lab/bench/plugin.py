@@ -6,8 +6,9 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from lab import fetch, lock, paths
-from lab import run as runner
+from lab.core import lock, paths
+from lab.core import run as runner
+from lab.machine import fetch
 
 SOURCES = paths.REPO / "lab" / "plugins"
 

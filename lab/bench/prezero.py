@@ -10,7 +10,7 @@ from lab.bench import BenchOptions, prezero_cost
 from lab.bench.jobs import BASE_COUNTS, MODES, check_huge, clock_metric, elapsed, zeroed_metric
 from lab.bench.kzeropaged import PACE, WORDS, Cost, allocate, background_metrics, corunner_metric
 from lab.bench.session import Pair, built, host_facts, pair, reproduce
-from lab.results import Metric, Result
+from lab.report.results import Metric, Result
 
 # The seed's own figures: 24.3 to 10.6 s with 4 KiB pages, 15.9 to 1.9 s with huge pages.
 SAVINGS = {"nothp": 57.0, "thp": 88.0}

@@ -11,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lab import guest
 from lab.bench import BenchOptions
 from lab.bench.jobs import Phase, clock_metric, within, zeroed_metric
 from lab.bench.kzeropaged import (
@@ -28,11 +27,12 @@ from lab.bench.kzeropaged import (
     zero_all,
 )
 from lab.bench.session import DROP, MIB, Built, Pair, Side, by_turns, guests, spec_for, warm_host
-from lab.boot import BootSpec
-from lab.build import VARIANTS
-from lab.errors import TestFailure
-from lab.progress import step
-from lab.results import Metric
+from lab.boot.guest import BootSpec
+from lab.build import programs as guest
+from lab.build.linux import VARIANTS
+from lab.core.errors import TestFailure
+from lab.core.progress import step
+from lab.report.results import Metric
 
 # The other ways to have zeros, on the base kernel; both are older than this series.
 PEERS = {"init_on_alloc": "init_on_alloc=1", "init_on_free": "init_on_free=1"}

@@ -8,13 +8,13 @@ from dataclasses import replace
 from typing import Any
 
 from lab.bench import BenchOptions
-from lab.bench.evidence import SNAPSHOT
 from lab.bench.jobs import elapsed
 from lab.bench.session import Side, built, host_facts, reproduce, spec_for
-from lab.boot import running
-from lab.errors import TestFailure
-from lab.progress import step
-from lab.results import Metric, Result, Target
+from lab.boot.guest import running
+from lab.core.errors import TestFailure
+from lab.core.progress import step
+from lab.report.evidence import SNAPSHOT
+from lab.report.results import Metric, Result, Target
 
 MAPPED = 4096000
 # What is used of the mapping, and the least that the posted series saved of time and of peak RSS.

@@ -6,7 +6,6 @@ And how long zone->lock is held at most meanwhile (lockhold.py).
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -35,15 +34,14 @@ from lab.bench.session import (
     resident,
     spec_for,
 )
-from lab.boot import BootSpec
-from lab.errors import LabError, TestFailure
-from lab.progress import step
-from lab.results import Metric, Result
+from lab.bench.sizes import MORE, SIZES, available_gb, needed_gb, sizes
+from lab.boot.guest import BootSpec
+from lab.core.errors import TestFailure
+from lab.core.progress import step
+from lab.report.results import Metric, Result
 
 GIB = 1024 * MIB
 CPUS = 2  # one for the work, one to look at it
-SIZES = (1, 2, 4)  # GB
-MORE = 8
 FILL_PERCENT = 40
 BACK_PERCENT = 90
 # Less than a flush: what the CPU keeps of freed memory in lists of its own, huge pages among it, is not reported.
@@ -52,9 +50,6 @@ AT_ONCE = f"echo 1 > {DELAY}"
 LIMIT, BEYOND = 25.0, 50.0
 SIDES = ["smallest guest", "larger guest"]
 LOOK_S = 0.02
-# All guests without a balloon are touched from end to end, which is the most that is in use at a time; what QEMU
-# takes besides, and what others may come to need.
-ROOM = 1.2
 
 WORDS = {
     "report_base": "the base kernel's worker reports, without delay, what a program freed",
@@ -79,33 +74,6 @@ class Series:
 
 # by step and GB
 Found = dict[tuple[str, int], Series]
-
-
-def available_gb() -> float:
-    """Memory that the machine can give to guests, in GB."""
-    with open("/proc/meminfo", encoding="ascii") as file:
-        for line in file:
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) / 2**20
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
-
-
-def needed_gb(gbs: Sequence[int]) -> float:
-    """Memory that must be available for guests of these sizes, in GB."""
-    return ROOM * sum(gbs)
-
-
-def sizes(available: float) -> tuple[int, ...]:
-    """Which guests fit into so many GB; LabError when not even the usual ones do."""
-    if available >= needed_gb((*SIZES, MORE)):
-        return (*SIZES, MORE)
-    if available < needed_gb(SIZES):
-        raise LabError(
-            "Not enough memory to measure guests of up to 4 GB",
-            f"{available:.1f} GB are available, {needed_gb(SIZES):.1f} GB are needed",
-            "end what else runs on the machine",
-        )
-    return SIZES
 
 
 def gb_of(side: Side) -> int:

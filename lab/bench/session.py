@@ -18,13 +18,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from lab import ahead, tools
 from lab.bench import BenchOptions
-from lab.bench.evidence import SNAPSHOT
-from lab.boot import BootSpec, Guest, running
-from lab.build import VARIANTS, build_linux, build_qemu, find_linux, find_qemu, metadata
-from lab.errors import LabError, TestFailure
-from lab.paths import REPO
+from lab.boot.guest import BootSpec, Guest, running
+from lab.build import ahead
+from lab.build.linux import VARIANTS, build_linux, build_qemu, find_linux, find_qemu, metadata
+from lab.core.errors import LabError, TestFailure
+from lab.core.paths import REPO
+from lab.machine import tools
+from lab.report.evidence import SNAPSHOT
 
 PAGE = 4096
 MIB = 1 << 20

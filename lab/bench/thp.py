@@ -18,7 +18,7 @@ from lab.bench.jobs import (
     zeroed_metric,
 )
 from lab.bench.session import Pair, built, host_facts, pair, reproduce
-from lab.results import Metric, Result
+from lab.report.results import Metric, Result
 
 # The seed's own figure for populate, and the project's for everything touched.
 SAVINGS: dict[str, float | None] = {"populate": 78.0, "touch_line": None, "touch_all": 40.0}

@@ -13,8 +13,8 @@ from lab.bench.plugin import build_plugin
 from lab.bench.repeat import NOTE as REPEATED
 from lab.bench.repeat import until_known
 from lab.bench.session import MIB, Built, Side, built, host_facts, pair, reproduce
-from lab.progress import step
-from lab.results import Metric, Result, Target
+from lab.core.progress import step
+from lab.report.results import Metric, Result, Target
 
 MODES = ("populate", "touch_all")
 LIMIT = 1.0

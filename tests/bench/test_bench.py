@@ -7,15 +7,14 @@ from collections.abc import Iterator
 from typing import Any, cast
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
-from lab import paths
 from lab.bench import BENCHES, Bench, BenchOptions, jobs, session
-from lab.bench.cli import checked, folder_for, register, table
-from lab.boot import Guest
-from lab.errors import FAILED, USAGE, LabError, TestFailure, UsageError
-from lab.results import Metric, Result, Target, load, load_error
+from lab.bench.commands import app, checked, folder_for, table
+from lab.boot.guest import Guest
+from lab.core import paths
+from lab.core.errors import FAILED, USAGE, LabError, TestFailure, UsageError
+from lab.report.results import Metric, Result, Target, load, load_error
 
 MIB = 1 << 20
 COST = session.HostCost(100, 0.05, 0.1)
@@ -175,21 +174,15 @@ def test_what_reproduces_a_run_can_be_parsed_again() -> None:
     }
 
 
-def verbs() -> typer.Typer:
-    app = typer.Typer()
-    register(app)
-    return app
-
-
 def test_an_unknown_bench_is_bad_usage() -> None:
-    told = CliRunner().invoke(verbs(), ["bench", "speed"])
+    told = CliRunner().invoke(app, ["bench", "speed"])
     assert isinstance(told.exception, LabError)
     assert told.exception.code == USAGE
     assert all(name in told.exception.why for name in BENCHES)
 
 
 def test_help_names_every_bench() -> None:
-    shown = CliRunner().invoke(verbs(), ["bench", "--help"]).stdout
+    shown = CliRunner().invoke(app, ["bench", "--help"]).stdout
     assert all(name in shown for name in BENCHES)
 
 
@@ -206,7 +199,7 @@ def test_the_table_marks_a_missed_target() -> None:
 
 
 def test_two_runs_never_share_a_folder(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lab.paths.out", lambda: tmp_path)
+    monkeypatch.setattr("lab.core.paths.out", lambda: tmp_path)
     first = folder_for("demo")
     first.mkdir(parents=True)
     assert folder_for("demo") != first
@@ -218,7 +211,7 @@ def small(name: str) -> Result:
 
 def test_all_benches_make_one_page(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Bench, "run", lambda self, options: small(self.name))
-    told = CliRunner().invoke(verbs(), ["bench", "all", "--output", str(tmp_path / "here")])
+    told = CliRunner().invoke(app, ["bench", "all", "--output", str(tmp_path / "here")])
     assert told.exit_code == 0, told.output
     for name in BENCHES:
         assert load(tmp_path / "here" / name).name == name
@@ -241,10 +234,10 @@ def test_a_missed_target_is_an_error_only_when_asked(
     verb: list[str], tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Bench, "run", lambda self, options: with_targets(self.name, fine=True, bad=False))
-    monkeypatch.setattr("lab.paths.out", lambda: tmp_path)
-    assert CliRunner().invoke(verbs(), verb).exit_code == 0
+    monkeypatch.setattr("lab.core.paths.out", lambda: tmp_path)
+    assert CliRunner().invoke(app, verb).exit_code == 0
     folder = tmp_path / "here"
-    told = CliRunner().invoke(verbs(), [*verb, "--strict", "--output", str(folder)])
+    told = CliRunner().invoke(app, [*verb, "--strict", "--output", str(folder)])
     assert isinstance(told.exception, TestFailure)
     assert told.exception.code == FAILED
     names = {"demo": ["thp"], "order0": ["order0"], "all": list(BENCHES)}[verb[-1]]
@@ -262,7 +255,7 @@ def test_targets_that_are_met_are_no_error(
     verb: list[str], tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Bench, "run", lambda self, options: with_targets(self.name, fine=True))
-    told = CliRunner().invoke(verbs(), [*verb, "--strict", "--output", str(tmp_path / "here")])
+    told = CliRunner().invoke(app, [*verb, "--strict", "--output", str(tmp_path / "here")])
     assert told.exit_code == 0, told.output
 
 
@@ -273,9 +266,9 @@ def test_a_bench_that_fails_does_not_stop_the_others(tmp_path: Any, monkeypatch:
             raise TestFailure(f"{bench.name} broke", "so it is", "mend it")
         return small(bench.name)
 
-    monkeypatch.setattr("lab.paths.out", lambda: tmp_path)
+    monkeypatch.setattr("lab.core.paths.out", lambda: tmp_path)
     monkeypatch.setattr(Bench, "run", run)
-    told = CliRunner().invoke(verbs(), ["bench", "all"])
+    told = CliRunner().invoke(app, ["bench", "all"])
     assert isinstance(told.exception, TestFailure) and "order0" in told.exception.what
     (folder,) = (tmp_path / "all").iterdir()
     results = {file.parent.name for file in folder.glob("*/result.json")}

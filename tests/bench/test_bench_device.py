@@ -11,11 +11,11 @@ from typing import Any, cast
 
 import pytest
 
-from lab import daemon
 from lab.bench import BENCHES, BenchOptions, device, session
-from lab.errors import TestFailure
-from lab.report import write_reports
-from lab.results import SIDES, Result, load
+from lab.build import daemon
+from lab.core.errors import TestFailure
+from lab.report.page import write_reports
+from lab.report.results import SIDES, Result, load
 
 MIB = 1 << 20
 

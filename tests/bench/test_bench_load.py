@@ -13,9 +13,10 @@ from typing import Any, cast
 import pytest
 
 from lab.bench import BENCHES, BenchOptions, churn, hostmemory, jobs, page_fault, scale, session
-from lab.errors import LabError, TestFailure
-from lab.report import html, write_reports
-from lab.results import Metric, Result, load
+from lab.bench import sizes as guest_sizes
+from lab.core.errors import LabError, TestFailure
+from lab.report.page import html, write_reports
+from lab.report.results import Metric, Result, load
 
 MIB = 1 << 20
 IMAGES = session.Built(Path("q"), "base", "knownzero")
@@ -303,14 +304,14 @@ def test_the_warm_up_of_churn_is_short() -> None:
 
 
 def test_memory_decides_how_large_guests_are() -> None:
-    assert scale.sizes(16.0) == (1, 2, 4)
-    assert scale.sizes(17.9) == (1, 2, 4)
-    assert scale.sizes(18.0) == (1, 2, 4, 8)
+    assert guest_sizes.sizes(16.0) == (1, 2, 4)
+    assert guest_sizes.sizes(17.9) == (1, 2, 4)
+    assert guest_sizes.sizes(18.0) == (1, 2, 4, 8)
     # All are full at once.
-    assert scale.needed_gb((1, 2, 4, 8)) >= 15 + 2
+    assert guest_sizes.needed_gb((1, 2, 4, 8)) >= 15 + 2
     with pytest.raises(LabError, match="Not enough memory"):
-        scale.sizes(6.0)
-    assert scale.available_gb() > 0.1
+        guest_sizes.sizes(6.0)
+    assert guest_sizes.available_gb() > 0.1
 
 
 def scaled(monkeypatch: pytest.MonkeyPatch) -> scale.Found:

@@ -14,7 +14,7 @@ import pytest
 
 from lab.bench import BenchOptions, kzeropaged, prezero_cost
 from lab.bench.session import Built, HostCost, Pair, Side
-from lab.results import Metric
+from lab.report.results import Metric
 
 IMAGES = Built(Path("q"), "base", "knownzero")
 OFF, ON = f"echo 0 > {kzeropaged.FOLDER}/enabled", f"echo 1 > {kzeropaged.FOLDER}/enabled"

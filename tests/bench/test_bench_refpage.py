@@ -7,7 +7,7 @@ import shlex
 from typing import Any
 
 from lab.bench import BENCHES, refpage
-from lab.results import Metric
+from lab.report.results import Metric
 
 
 class FakeSide:

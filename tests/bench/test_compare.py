@@ -8,13 +8,13 @@ import sys
 from pathlib import Path
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
-from lab.compare import compare, register
-from lab.errors import USAGE, UsageError
-from lab.paths import REPO
-from lab.results import Metric, Result
+from lab.core.errors import USAGE, UsageError
+from lab.core.paths import REPO
+from lab.report.commands import app
+from lab.report.compare import compare
+from lab.report.results import Metric, Result
 
 
 def write(folder: Path, clock: float, **more: object) -> Path:
@@ -92,9 +92,6 @@ def test_what_only_one_run_has_is_named(tmp_path: Path) -> None:
     found = compare(one, two)
     assert (found.only_first, found.only_second) == (["old"], ["new"])
     assert found.versions == ["qemu nothing against 10.0.14"]
-    app = typer.Typer()
-    register(app)
-    app.command("other")(lambda: None)
     told = CliRunner().invoke(app, ["compare", str(one), str(two)]).stdout
     assert "Only in the first: old" in told and "Only in the second: new" in told
     assert "Not the same: qemu nothing against 10.0.14" in told
@@ -161,9 +158,6 @@ def test_runs_that_share_no_metric_are_refused_even_when_forced(tmp_path: Path) 
 
 
 def test_the_verb_prints_json_and_a_table(tmp_path: Path) -> None:
-    app = typer.Typer()
-    register(app)
-    app.command("other")(lambda: None)
     runs = [str(write(tmp_path / "a", 100)), str(write(tmp_path / "b", 110))]
     told = CliRunner().invoke(app, ["compare", *runs, "--json"])
     assert told.exit_code == 0

@@ -10,9 +10,10 @@ from typing import cast
 
 import pytest
 
-from lab import boot
-from lab.bench import BenchOptions, evidence, session
-from lab.boot import BootSpec, Guest
+from lab.bench import BenchOptions, session
+from lab.boot import guest as boot
+from lab.boot.guest import BootSpec, Guest
+from lab.report import evidence
 
 
 def ended(folder: Path, label: str, stdout: str = "", kernel: Path | None = None) -> Guest:

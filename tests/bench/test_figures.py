@@ -14,7 +14,6 @@ from typing import Any, cast
 
 import pytest
 
-from lab import charted, report, seeds
 from lab.bench import (
     BenchOptions,
     churn,
@@ -34,9 +33,12 @@ from lab.bench import (
     thp,
     zerobytes,
 )
+from lab.bench import sizes as guest_sizes
 from lab.bench.session import Built, HostCost, Pair, Side
-from lab.paths import REPO
-from lab.results import Metric, Result, load
+from lab.core.paths import REPO
+from lab.report import charted, seeds
+from lab.report import page as report
+from lab.report.results import Metric, Result, load
 
 IMAGES = Built(Path("q"), "base", "knownzero")
 # Benches whose figures are not made here; their names are not checked.
@@ -117,7 +119,7 @@ def everything(monkeypatch: pytest.MonkeyPatch) -> list[Metric]:
     monkeypatch.setattr(kzeropaged, "free_bytes", lambda _: 1 << 30)
     monkeypatch.setattr(prezero_cost, "zero_all", zero_all)
     monkeypatch.setattr(prezero_cost, "guests", guests)
-    monkeypatch.setattr("lab.guest.build_programs", lambda: {"corunner": Path("x")})
+    monkeypatch.setattr("lab.build.programs.build_programs", lambda: {"corunner": Path("x")})
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
     monkeypatch.setattr(
         prezero_cost,
@@ -125,7 +127,7 @@ def everything(monkeypatch: pytest.MonkeyPatch) -> list[Metric]:
         lambda *_: {"steps": 1, "wall_ns": 1, "cleared_bytes": 1, "clear_ns": 1},
     )
     monkeypatch.setattr(hostmemory, "fill_and_free", lambda _: (3e9, 1e6))
-    monkeypatch.setattr("lab.daemon.punch", lambda *_: {"bare": TWO, "daemon": TWO})
+    monkeypatch.setattr("lab.build.daemon.punch", lambda *_: {"bare": TWO, "daemon": TWO})
     monkeypatch.setattr(zerobytes, "build_plugin", lambda _: Path("x"))
     monkeypatch.setattr(zerobytes, "_job", lambda *_: 1.0)
     both = Pair(side("base"), side("ours"), "tcg", IMAGES)
@@ -154,7 +156,7 @@ def everything(monkeypatch: pytest.MonkeyPatch) -> list[Metric]:
         for stall in stalls.values():
             stall.longest = stall.p99 = stall.lost = TWO
 
-    sizes = (*scale.SIZES, scale.MORE)
+    sizes = (*guest_sizes.SIZES, guest_sizes.MORE)
     scaled = {(word, gb): scale.Series(TWO, TWO) for word in scale.WORDS for gb in sizes}
     locks = lockhold.Found()
     for kernel, steps in (("base", lockhold.BASE_STEPS), ("ours", lockhold.OURS_STEPS)):

@@ -12,8 +12,8 @@ import pytest
 from lab.bench import BenchOptions, hotpath
 from lab.bench.plugin import build_plugin
 from lab.bench.session import Built
-from lab.errors import TestFailure
-from lab.results import Metric
+from lab.core.errors import TestFailure
+from lab.report.results import Metric
 
 OPTIONS = BenchOptions()
 IMAGES = Built(Path("qemu"), "the base", "the other")

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from lab import build
 from lab.bench import BENCHES, BenchOptions, lockhold
 from lab.bench.hostmemory import fill, release
 from lab.bench.hotpath import symbols
 from lab.bench.lockhold import Found, Holds, Seen
 from lab.bench.session import DROP
-from lab.errors import LabError, TestFailure
+from lab.build import linux as build
+from lab.core.errors import LabError, TestFailure
 
 SYSTEM_MAP = """ffffffff81000000 T _stext
 ffffffff81000100 t free_pcppages_bulk

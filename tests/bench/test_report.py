@@ -7,13 +7,13 @@ from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
-from lab import charts, seeds
-from lab.report import html, markdown, ran_on, register, write_reports
-from lab.results import Metric, Result, Sample, Target
-from lab.units import human, percent
+from lab.core.units import human, percent
+from lab.report import charts, seeds
+from lab.report.commands import app
+from lab.report.page import html, markdown, ran_on, write_reports
+from lab.report.results import Metric, Result, Sample, Target
 
 MIB = 1 << 20
 LEVEL = [100.0, 101, 99, 100, 102, 98, 100, 101, 99, 102]
@@ -292,9 +292,6 @@ def test_all_zero_values_can_be_drawn() -> None:
 
 
 def test_the_verb_writes_both_files(tmp_path: Path) -> None:
-    app = typer.Typer()
-    register(app)
-    app.command("other")(lambda: None)
     demo().save(tmp_path / "run")
     told = CliRunner().invoke(app, ["report", str(tmp_path / "run")])
     assert told.exit_code == 0
@@ -307,9 +304,6 @@ def test_the_verb_writes_both_files(tmp_path: Path) -> None:
 
 
 def test_the_folder_of_all_benches_is_a_run(tmp_path: Path) -> None:
-    app = typer.Typer()
-    register(app)
-    app.command("other")(lambda: None)
     demo().save(tmp_path / "all" / "thp")
     demo("kvm").save(tmp_path / "all" / "order0")
     told = CliRunner().invoke(app, ["report", str(tmp_path / "all")])

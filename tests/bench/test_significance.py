@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lab import significance
-from lab.significance import CONSTANT, PAIRED, TOO_FEW, UNPAIRED, judge, outside, rank_sum, signed_rank
+from lab.report import significance
+from lab.report.significance import CONSTANT, PAIRED, TOO_FEW, UNPAIRED, judge, outside, rank_sum, signed_rank
 
 # With ties and zeros.
 whole = st.integers(min_value=-6, max_value=6).map(float)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from lab.boot import BootResult, BootSpec, boot
+from lab.boot.guest import BootResult, BootSpec, boot
 
 # pytest's record_property
 Record = Callable[[str, object], None]

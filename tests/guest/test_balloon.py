@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from lab import balloon
 from lab.bench.session import LOOP, Side
-from lab.boot import BootSpec, Guest, running
+from lab.boot import balloon
+from lab.boot.guest import BootSpec, Guest, running
 from tests.guest.guests import (
     CHECK,
     CHECKED,

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from lab.bench.session import LOOP, Side
-from lab.boot import BootSpec, Guest
+from lab.boot.guest import BootSpec, Guest
 
 pytestmark = pytest.mark.boots
 PORT = "virtserialport,chardev=kzin,name=kz.in"

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from lab import accel
+from lab.boot import accel
 from tests.guest.guests import fine, run, text
 
 pytestmark = pytest.mark.boots

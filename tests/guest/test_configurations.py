@@ -7,7 +7,10 @@ from dataclasses import dataclass
 
 import pytest
 
-from lab import build, fetch, kunit, series
+from lab.build import linux as build
+from lab.machine import fetch
+from lab.series import series
+from lab.testing import kunit
 from tests.guest.guests import (
     BALLOON,
     DELAY,

@@ -12,8 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from lab import build, debian, guest, initramfs, package, stock
-from lab.boot import BootResult, boot
+from lab.boot import debian, initramfs
+from lab.boot.guest import BootResult, boot
+from lab.build import linux as build
+from lab.build import package
+from lab.build import programs as guest
+from lab.machine import stock
 from tests.guest.guests import (
     BALLOON,
     DIRTY,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lab.boot import BootSpec, running
+from lab.boot.guest import BootSpec, running
 from tests.guest.guests import BALLOON, CHECK, CHECKED, DELAY, DIRTY, REPORT, expect_at_least
 
 pytestmark = pytest.mark.boots

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lab.boot import BootResult
+from lab.boot.guest import BootResult
 from tests.guest.guests import (
     DIRTY,
     REPORT,

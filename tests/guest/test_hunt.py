@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from lab.boot import BootSpec, running
+from lab.boot.guest import BootSpec, running
 from tests.guest.guests import (
     DELAY,
     KERNEL,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from lab.bench.session import DROP
-from lab.boot import BootResult, BootSpec, running
+from lab.boot.guest import BootResult, BootSpec, running
 from tests.guest.guests import (
     CHECK,
     CHECKED,

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from lab.guest import FREESTANDING, build_programs, is_static
-from lab.paths import REPO
+from lab.build.programs import FREESTANDING, build_programs, is_static
+from lab.core.paths import REPO
 
 # init is not run by hand.
 NAMES = sorted(source.stem for source in (REPO / "guest").glob("*.c") if source.stem != "init")

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from lab import build, kunit
-from lab.boot import BootResult
-from lab.guest import build_selftest
+from lab.boot.guest import BootResult
+from lab.build import linux as build
+from lab.build.programs import build_selftest
+from lab.testing import kunit
 from tests.guest.guests import (
     DIRTY,
     REPORT,

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from lab.boot import BootResult
-from lab.guest import build_selftest
+from lab.boot.guest import BootResult
+from lab.build.programs import build_selftest
 from tests.guest.guests import BALLOON, DELAY, Record, counters, expect_at_least, fine, hunted, run, text
 
 pytestmark = [pytest.mark.boots, pytest.mark.nightly, pytest.mark.slow]

@@ -7,8 +7,8 @@ import re
 
 import pytest
 
-from lab import debs
-from lab.boot import BootResult
+from lab.boot.guest import BootResult
+from lab.machine import debs
 from tests.guest.guests import (
     BALLOON,
     DELAY,

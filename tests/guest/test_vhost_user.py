@@ -17,10 +17,10 @@ from typing import Any
 
 import pytest
 
-from lab import daemon
-from lab.boot import BootResult, BootSpec, Guest, running
-from lab.errors import LabError
-from lab.run import output as run_output
+from lab.boot.guest import BootResult, BootSpec, Guest, running
+from lab.build import daemon
+from lab.core.errors import LabError
+from lab.core.run import output as run_output
 from tests import hugepages
 from tests.guest.guests import (
     CHECK,

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from lab.bench.session import DROP
-from lab.boot import BootSpec, running
-from lab.guest import build_programs
+from lab.boot.guest import BootSpec, running
+from lab.build.programs import build_programs
 from tests.guest.guests import (
     BALLOON,
     KERNEL,

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from lab import check, paths
+from lab.core import paths
+from lab.post import check
 from tests.kernel import unchanged
 
 

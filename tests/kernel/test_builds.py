@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from lab import build
+from lab.build import linux as build
 
 # What the series changes. The whole kernel, both ways, after every patch: kz series check --each.
 PLACES = ["mm/", "drivers/virtio/", "kernel/power/", "fs/hugetlbfs/"]

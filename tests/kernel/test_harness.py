@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from lab import fetch, paths, run, series
+from lab.core import paths, run
+from lab.machine import fetch
+from lab.series import series
 from tests.kernel import unchanged
 
 HARNESS = "tools/testing/page_zeroed"

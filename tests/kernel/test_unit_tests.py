@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from lab import kunit
+from lab.testing import kunit
 
 pytestmark = pytest.mark.boots
 

@@ -9,7 +9,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from lab import build, lock, paths
+from lab.build import linux as build
+from lab.core import lock, paths
 
 
 def key_of(inputs: Iterable[Path]) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lab import paths
+from lab.core import paths
 
 
 @pytest.fixture

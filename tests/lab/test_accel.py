@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from lab import accel
-from lab.boot import APPEND_TCG, resolve_kernel, resolve_qemu
+from lab.boot import accel
+from lab.boot.guest import APPEND_TCG, resolve_kernel, resolve_qemu
 from tests.guest.guests import expect_at_most
 
 

@@ -14,8 +14,9 @@ from typing import ClassVar
 
 import pytest
 
-from lab import against, fetch, series
-from lab.errors import MACHINE, USAGE, LabError, UsageError
+from lab.core.errors import MACHINE, USAGE, LabError, UsageError
+from lab.machine import fetch
+from lab.series import against, series
 
 MAKEFILE = "VERSION = 7\nPATCHLEVEL = 3\nSUBLEVEL = 4\nEXTRAVERSION =\n"
 ALPHA = [f"alpha {i}\n" for i in range(60)]

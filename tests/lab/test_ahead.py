@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from lab import ahead, fetch, lock, paths
+from lab.build import ahead
+from lab.core import lock, paths
+from lab.machine import fetch
 from tests.lab.test_fetch import GOOD
 
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lab import apt
-from lab.errors import MACHINE, LabError
+from lab.core.errors import MACHINE, LabError
+from lab.machine import apt
 
 ONE_LINE = """
 # a comment

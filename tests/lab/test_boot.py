@@ -16,8 +16,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lab import accel, boot, errors, initramfs, paths
-from lab.errors import LabError, TestFailure
+from lab.boot import accel, initramfs
+from lab.boot import guest as boot
+from lab.core import errors, paths
+from lab.core.errors import LabError, TestFailure
 from tests.lab.test_console import ASSERTED, RACE
 
 # Plays QEMU: finds the channels by name in its arguments, then does what its script says.
@@ -335,7 +337,7 @@ def test_talking_to_a_running_guest(fake: Fake) -> None:
 
 def test_a_guest_dies_with_a_lab_that_is_killed() -> None:
     script = (
-        "import subprocess; from lab import boot; "
+        "import subprocess; from lab.boot import guest as boot; "
         "child = subprocess.Popen(['sleep', '100'], preexec_fn=boot._die_with_parent); "
         "print(child.pid, flush=True); child.wait()"
     )

@@ -15,8 +15,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lab import build, errors, lock, paths, run, tools
-from lab.errors import LabError
+from lab.build import linux as build
+from lab.core import errors, lock, paths, run
+from lab.core.errors import LabError
+from lab.machine import tools
 
 SYMBOL = st.from_regex(r"CONFIG_[A-Z0-9_]{1,12}", fullmatch=True)
 VALUE = st.sampled_from(["y", "n", "8", '"text"'])
@@ -125,11 +127,11 @@ def test_a_finished_build_replaces_the_old_one(cache: Path) -> None:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_killed_build_leaves_no_image(cache: Path, number: int) -> None:
     script = (
-        "import time\nfrom lab import lock, paths\n"
+        "import time\nfrom lab.core import lock, paths\n"
         "with lock.new_directory(paths.sub('images') / 'x') as work:\n"
         "    (work / 'half').write_text('half')\n    print('in', flush=True)\n    time.sleep(60)\n"
     )
-    environment = {**os.environ, "PYTHONPATH": str(Path(build.__file__).parent.parent)}
+    environment = {**os.environ, "PYTHONPATH": str(paths.REPO)}
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, env=environment) as process:
         assert process.stdout is not None
         process.stdout.readline()

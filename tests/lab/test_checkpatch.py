@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from lab import check, series
+from lab.post import check
+from lab.series import series
 
 # Complains of "bad", and notes what it was asked.
 SCRIPT = r"""

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from lab import errors, testing
-from lab.paths import REPO
+from lab.core import errors
+from lab.core.paths import REPO
+from lab.testing import suite as testing
 
 VERBS = [
     ["doctor"], ["tree"], ["series", "save"], ["series", "export"], ["series", "check"], ["build", "linux"], ["build", "qemu"],
@@ -146,7 +147,7 @@ def test_output_to_a_pipe_has_no_control_characters() -> None:
 def test_ctrl_c_ends_what_was_started(tmp_path: Path) -> None:
     """A long step is interrupted: its processes go, the exit code says so, nothing is kept."""
     script = (
-        "from lab import lock, paths, run\nimport lab.cli as cli\n"
+        "from lab.core import lock, paths, run\nimport lab.cli as cli\n"
         "@cli.app.command()\n"
         "def forever() -> None:\n"
         "    with lock.new_directory(paths.sub('images') / 'x'):\n"

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lab import console
+from lab.boot import console
 
 FAULTS = [
     "page_zeroed: BUG: page 0x1234 is not zero at offset 8",

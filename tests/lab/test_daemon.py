@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lab import daemon
+from lab.build import daemon
 
 
 def test_each_checkout_has_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,8 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from lab import apt, deb, debian, run, stock
-from lab.errors import LabError
+from lab.boot import debian
+from lab.build import deb
+from lab.core import run
+from lab.core.errors import LabError
+from lab.machine import apt, stock
 
 SIMULATED = """\
 Reading package lists...

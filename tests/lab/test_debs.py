@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from lab import debs
-from lab.errors import LabError
+from lab.core.errors import LabError
+from lab.machine import debs
 
 DEPENDS = {"tool": ["libone", "libc"], "libone": ["libc"], "libc": []}
 NEEDED = {

@@ -12,9 +12,11 @@ from typing import Any
 
 import pytest
 
-from lab import clidoc, errors, fetch
-from lab.boot import BootSpec, boot
-from lab.paths import REPO
+from lab import cli, clidoc
+from lab.boot.guest import BootSpec, boot
+from lab.core import errors
+from lab.core.paths import REPO
+from lab.machine import fetch
 
 COUNTERS = REPO / "docs" / "reference" / "counters.md"
 ABI = REPO / "docs" / "reference" / "abi.md"
@@ -239,9 +241,9 @@ def test_the_reference_has_what_the_series_adds(title: str) -> None:
 
 
 def test_the_reference_of_kz_is_current() -> None:
-    wanted = clidoc.page()
+    wanted = clidoc.page(cli.root())
     assert clidoc.PAGE.read_text(encoding="utf-8") == wanted, "run: ./kz reference"
-    for words, _ in clidoc.verbs(clidoc.root()):
+    for words, _ in clidoc.verbs(cli.root()):
         assert f"## {' '.join(words)}\n" in wanted
     assert "## kz top\n" in wanted
 
@@ -296,7 +298,7 @@ def in_passing(page: Path) -> list[str]:
 @functools.cache
 def verbs() -> Any:
     """What kz can do, with all options."""
-    return clidoc.root()
+    return cli.root()
 
 
 def understood(line: str) -> None:

@@ -23,9 +23,10 @@ from pathlib import Path
 
 import pytest
 
-from lab import accel, clidoc, console, daemon, initramfs, paths
+from lab import clidoc
 from lab.bench import BENCHES
-from lab.boot import (
+from lab.boot import accel, console, initramfs
+from lab.boot.guest import (
     APPEND,
     APPEND_TCG,
     COMES_UP,
@@ -35,7 +36,9 @@ from lab.boot import (
     resolve_kernel,
     resolve_qemu,
 )
-from lab.paths import REPO
+from lab.build import daemon
+from lab.core import paths
+from lab.core.paths import REPO
 from tests.lab.test_docs import PAGES, section
 
 # Generated: what it has set apart is how each verb is called, and no command.
@@ -296,7 +299,7 @@ def is_there(who: str) -> bool:
     if test:
         return (REPO / file).is_file() and test in functions(REPO / file)
     file, _, words = who.partition(": ")
-    files = [".ci/nightly", "lab/nightly.py"] if file == AT_NIGHT else [file]
+    files = [".ci/nightly", "lab/testing/nightly.py"] if file == AT_NIGHT else [file]
     text = "\n".join((REPO / f).read_text(encoding="utf-8") for f in files if (REPO / f).is_file())
     # As the words of a shell, or as a list of Python's.
     return words in re.sub(r"[\s,\"']+", " ", text)

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from lab import apt, fetch
-from lab.errors import MACHINE, USAGE, LabError
+from lab.core.errors import MACHINE, USAGE, LabError
+from lab.machine import apt, fetch
 
 MAKEFILE = b"VERSION = 7\nPATCHLEVEL = 3\nSUBLEVEL = 4\n"
 

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from lab import errors, fuzz, paths
-from lab.errors import LabError, TestFailure
+from lab.core import errors, paths
+from lab.core.errors import LabError, TestFailure
+from lab.testing import fuzz
 
 TARGET = fuzz.TARGETS[0]
 # Of a fuzzer: where it leaves what it finds, and what it says in the end.

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lab.boot import BootResult
+from lab.boot.guest import BootResult
 from tests.guest.test_selftests import GROUPS, SKIPPED, Ran, judge, ran
 
 GROUP = "hugetlb"

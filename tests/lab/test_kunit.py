@@ -6,7 +6,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lab import kunit
+from lab.testing import kunit
 
 LOG = """
 [    0.1] booting

@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from lab import fetch, letter, series
-from lab.errors import LabError, UsageError
-from lab.results import Metric, Result
+from lab.core.errors import LabError, UsageError
+from lab.machine import fetch
+from lab.post import letter
+from lab.report.results import Metric, Result
+from lab.series import series
 
 TEMPLATE = """mm: the thing
 

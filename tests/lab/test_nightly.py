@@ -16,13 +16,15 @@ from pathlib import Path
 
 import pytest
 
-from lab import errors, fetch, nightly, summary
-from lab.errors import LabError, UsageError
-from lab.junit import State
-from lab.nightly import Night, Place, Stage
-from lab.paths import REPO
-from lab.results import Metric, Result, Target, save_error
-from lab.summary import Found, Progress
+from lab.core import errors
+from lab.core.errors import LabError, UsageError
+from lab.core.paths import REPO
+from lab.machine import fetch
+from lab.report.results import Metric, Result, Target, save_error
+from lab.testing import nightly, summary
+from lab.testing.junit import State
+from lab.testing.nightly import Night, Place, Stage
+from lab.testing.summary import Found, Progress
 
 
 def xml(*cases: str) -> str:
@@ -208,7 +210,8 @@ def test_the_page_is_there_while_a_stage_runs(tmp_path: Path) -> None:
 INTERRUPTED = """
 import sys
 from pathlib import Path
-from lab import cli, nightly
+from lab import cli
+from lab.testing import nightly
 from tests.lab.test_nightly import PASSED, fake, night, suite, xml
 
 SLOW = '''

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from lab import deb, package
-from lab.boot import BootSpec, boot
-from lab.errors import LabError
-from lab.run import output
+from lab.boot.guest import BootSpec, boot
+from lab.build import deb, package
+from lab.core.errors import LabError
+from lab.core.run import output
 from tests.lab.test_cli import kz
 
 

@@ -7,9 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from lab import junit
-from lab.junit import State
-from lab.paths import REPO
+from lab.core.paths import REPO
+from lab.testing import junit
+from lab.testing.junit import State
 
 TESTS = """
 from pathlib import Path
@@ -36,7 +36,7 @@ def test_emulator_the_second_time():
     if times("emulator") < 2:
         raise EmulatorFault("an emulated CPU ran code that was no longer there")
 
-from lab import boot
+from lab.boot import guest as boot
 from tests.lab.test_console import STALE
 
 class Guest(boot.Guest):
@@ -74,11 +74,11 @@ def test_skipped():
     pytest.skip("nothing to see")
 
 def test_machine():
-    from lab.errors import LabError
+    from lab.core.errors import LabError
     raise LabError("no kernel", "the disk is full", "free some space")
 
 def test_guest():
-    from lab import boot
+    from lab.boot import guest as boot
     boot.started_again.append("a guest hung")
 
 import pytest

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from lab.paths import REPO
+from lab.core.paths import REPO
 
 PYTHON = ["kz", "lab", "tests"]
 # Files without a place for a comment, texts that are licences, and what other projects write.

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lab import sending
+from lab.post import sending
 
 LETTER = """From {zero} Mon Sep 17 00:00:00 2001
 Message-Id: <cover@example.org>

@@ -9,8 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from lab import against, export, fetch, lock, series, tree
-from lab.errors import LabError
+from lab.core import lock
+from lab.core.errors import LabError
+from lab.machine import fetch
+from lab.post import export
+from lab.series import against, series, tree
 
 BASE = {
     "Makefile": "VERSION = 7\nPATCHLEVEL = 3\nSUBLEVEL = 4\n",

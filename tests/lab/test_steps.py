@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from lab import series, steps, tools
-from lab.errors import LabError, UsageError
+from lab.core.errors import LabError, UsageError
+from lab.machine import tools
+from lab.post import steps
+from lab.series import series
 
 PATCH = """From: A B <a@b>
 Subject: {name}

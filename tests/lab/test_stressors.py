@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lab.boot import BootResult
+from lab.boot.guest import BootResult
 from tests.guest.guests import OutOfLuck
 from tests.guest.test_stress_ng import judge_stressors
 

@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from lab import apt, build, errors, tools
-from lab.errors import LabError
+from lab.build import linux as build
+from lab.core import errors
+from lab.core.errors import LabError
+from lab.machine import apt, tools
 
 REPO = Path(__file__).resolve().parents[2]
 POLICY = """\
@@ -119,7 +121,9 @@ def test_the_oldest_rust_is_that_of_the_workspace() -> None:
 
 def test_it_needs_nothing_but_the_standard_library() -> None:
     """kz asks it before the lab's environment is there."""
-    code = "import sys; from lab import tools; tools.missing(*tools.TESTS); print(*sorted(sys.modules))"
+    code = (
+        "import sys; from lab.machine import tools; tools.missing(*tools.TESTS); print(*sorted(sys.modules))"
+    )
     done = subprocess.run(
         [sys.executable, "-I", "-S", "-c", f"import sys; sys.path.insert(0, {str(REPO)!r}); {code}"],
         capture_output=True,

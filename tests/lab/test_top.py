@@ -18,8 +18,10 @@ from typing import Any
 
 import pytest
 
-from lab import daemon, errors, top
-from lab.paths import REPO
+from lab.boot import top
+from lab.build import daemon
+from lab.core import errors
+from lab.core.paths import REPO
 
 STATUS: dict[str, Any] = {
     "ok": True, "working": True, "problems": [], "features": ["stats", "free-page-reporting"],

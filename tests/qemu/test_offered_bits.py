@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from lab import doctor, stock
-from lab.errors import LabError
+from lab.boot import doctor
+from lab.machine import stock
+from lab.core.errors import LabError
 
 pytestmark = pytest.mark.slow
 

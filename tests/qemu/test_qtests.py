@@ -7,7 +7,8 @@ import functools
 
 import pytest
 
-from lab import paths, testing
+from lab.core import paths
+from lab.testing import suite as testing
 from tests import hugepages
 
 pytestmark = pytest.mark.slow

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from lab import fuzz, paths
+from lab.core import paths
+from lab.testing import fuzz
 
 SECONDS = int(os.environ.get("KNOWNZERO_FUZZ_SECONDS", "300"))
 

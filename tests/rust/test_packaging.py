@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from lab import daemon, paths
-from lab.run import output
+from lab.build import daemon
+from lab.core import paths
+from lab.core.run import output
 
 PACKAGING = paths.REPO / "packaging"
 

@@ -7,7 +7,8 @@ import re
 
 import pytest
 
-from lab import daemon, paths
+from lab.build import daemon
+from lab.core import paths
 
 pytestmark = pytest.mark.slow
 

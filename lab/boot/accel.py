@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: GPL-2.0
+"""Which accelerator QEMU can use here, found out by really running a kernel under it."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+import platform
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from lab.boot import initramfs
+from lab.build import programs as guest
+from lab.core import lock, paths, progress, run
+from lab.core.errors import LabError, UsageError
+
+CHOICES = ("auto", "kvm", "tcg")
+PROBE_SECONDS = 20
+MARK = b"knownzero-kvm-works"
+APPEND = "console=ttyS0 panic=-1"
+
+
+def cpu(accel: str, arch: str = "x86_64", mte: bool = False) -> list[str]:
+    """The processor model and accelerator options; ``mte``: an arm64 processor with memory tags.
+
+    Under TCG the model must lack ERMS: QEMU emulates ``rep stosb`` byte by byte, which would
+    flatter every figure about zeroing.
+    """
+    if arch == "arm64" and mte:
+        # Pointer authentication the way it is specified costs half of the time.
+        return ["-accel", "tcg", "-cpu", "max,pauth-impdef=on"]
+    if arch == "arm64":
+        return ["-accel", "tcg", "-cpu", "cortex-a57"]
+    if accel == "kvm":
+        return ["-accel", "kvm", "-cpu", "host"]
+    return ["-accel", "tcg", "-cpu", "qemu64,+pdpe1gb"]
+
+
+@functools.cache
+def tsc_khz() -> int:
+    """How fast the machine's time stamp counter counts, in kHz; 0 where there is none (not x86_64).
+
+    LabError when it cannot be measured.
+    """
+    if platform.machine() != "x86_64":
+        return 0
+    program = guest.build_host_program(Path(__file__).with_name("tsc_khz.c"))
+    return int(run.output([program], "the time stamp counter cannot be measured", "run `kz doctor`"))
+
+
+def choose(wanted: str, qemu: Path, kernel: Path, arch: str = "x86_64") -> str:
+    """``kvm`` or ``tcg``: what was asked for, or the best that works for ``auto``.
+
+    Kernels for other processors than the machine's are emulated.
+    """
+    if wanted not in CHOICES:
+        raise UsageError(
+            f"no accelerator is called {wanted!r}",
+            "there are: " + ", ".join(CHOICES),
+            "choose one of them with --accel",
+        )
+    if arch != "x86_64":
+        if wanted == "kvm":
+            raise UsageError(
+                "KVM cannot be used here", f"the kernel is one for {arch}", "use --accel auto or tcg"
+            )
+        return "tcg"
+    if wanted == "tcg":
+        return "tcg"
+    works, why = kvm_works(qemu, kernel)
+    if works:
+        return "kvm"
+    if wanted == "kvm":
+        raise LabError(
+            "KVM cannot be used here", why, "use --accel tcg, or run on a machine with working KVM"
+        )
+    return "tcg"
+
+
+def _memory() -> Path:
+    return paths.cache() / "kvm.json"
+
+
+def _machine_key(qemu: Path) -> str:
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8")
+    except OSError:
+        boot = ""
+    found = qemu.stat()
+    text = f"{platform.release()} {boot} {qemu} {found.st_size} {found.st_mtime_ns} {os.access('/dev/kvm', os.R_OK | os.W_OK)}"
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def kvm_works(qemu: Path, kernel: Path) -> tuple[bool, str]:
+    """Whether a kernel reaches user space under KVM, and why not; remembered per machine boot."""
+    if not os.path.exists("/dev/kvm"):
+        return False, "there is no /dev/kvm"
+    if not os.access("/dev/kvm", os.R_OK | os.W_OK):
+        return False, "/dev/kvm may not be opened by this user"
+    key = _machine_key(qemu)
+    known = _recall(key)
+    if known:
+        return known
+    with lock.locked("kvm-probe"):
+        known = _recall(key)
+        if known:
+            return known
+        with progress.step("trying KVM"):
+            answer = _probe(qemu, kernel)
+        lock.write_atomically(_memory(), json.dumps({**_recalled(), key: answer}))
+        return answer
+
+
+def _recalled() -> dict[str, list[Any]]:
+    try:
+        data = json.loads(_memory().read_text(encoding="utf-8"))
+        return data if isinstance(data, dict) and all(isinstance(v, list) for v in data.values()) else {}
+    except (OSError, ValueError):
+        return {}
+
+
+def _recall(key: str) -> tuple[bool, str] | None:
+    known = _recalled().get(key)
+    return (bool(known[0]), str(known[1])) if known else None
+
+
+def _probe(qemu: Path, kernel: Path) -> tuple[bool, str]:
+    with tempfile.TemporaryDirectory(prefix=".kvm-", dir=paths.sub("work")) as folder:
+        initrd = Path(folder) / "initrd"
+        initramfs.write(initrd, ["sh", "-c", f"echo {MARK.decode()} >/dev/console"], "none", [], [])
+        argv = [
+            str(qemu), "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-machine", "q35", *cpu("kvm"),
+            "-m", "512M", "-kernel", str(kernel), "-initrd", str(initrd), "-serial", "stdio",
+            "-append", APPEND,
+        ]  # fmt: skip
+        try:
+            done = subprocess.run(
+                argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=PROBE_SECONDS, check=False
+            )
+        except subprocess.TimeoutExpired as late:
+            if MARK in (late.stdout or b""):
+                return True, ""
+            return False, f"/dev/kvm opens, but a kernel does not reach user space within {PROBE_SECONDS} s"
+        if MARK in done.stdout:
+            return True, ""
+        reason = done.stderr.decode(errors="replace").strip().splitlines()
+        return False, reason[-1] if reason else "/dev/kvm opens, but the kernel ended before user space"

@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: GPL-2.0
+"""Inflate and deflate the balloon of a running guest, from the host as an operator does."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from lab.boot.guest import Guest
+from lab.core.errors import TestFailure
+
+STATS = "inflate-stats"
+
+
+def device(**properties: object) -> str:
+    """A balloon with properties, such as ``device(device_init_on_inflate="on")``."""
+    named = [f"{name.replace('_', '-')}={value}" for name, value in properties.items()]
+    return ",".join(["virtio-balloon-pci", "id=balloon", *named])
+
+
+def actual(guest: Guest) -> int:
+    """Bytes of memory the guest has now, as its driver says."""
+    return int(guest.qmp("query-balloon")["actual"])
+
+
+def resize(guest: Guest, size: int, timeout: float = 120.0) -> None:
+    """Have the guest's memory be ``size`` bytes, and wait until it is; TestFailure when it is not."""
+    guest.qmp("balloon", value=size)
+    deadline = time.monotonic() + timeout
+    while actual(guest) != size:
+        if time.monotonic() > deadline:
+            raise TestFailure(
+                "the balloon does not get to its size",
+                f"after {timeout:g} s the guest has {actual(guest) >> 20} MB and should have {size >> 20} MB",
+                "look at the guest's console log for 'Out of puff'",
+            )
+        time.sleep(0.05)
+
+
+def stats(guest: Guest) -> dict[str, Any]:
+    """What the device counts about inflation, in bytes; its balloon was made by ``device``."""
+    found: dict[str, Any] = guest.qmp("qom-get", path="/machine/peripheral/balloon", property=STATS)
+    return found

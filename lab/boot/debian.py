@@ -1,0 +1,289 @@
+# SPDX-License-Identifier: GPL-2.0
+"""A Debian of the machine's own release on a disk, with packages of ours installed, for guests to boot.
+
+mmdebstrap makes it, without root where users have subordinate ids; maintainer scripts run in its chroot.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import json
+import os
+import re
+import shlex
+import shutil
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lab.boot.guest import BootSpec
+from lab.build import linux as build
+from lab.core import lock, paths, progress, run
+from lab.core.errors import LabError
+from lab.machine import apt, debs, stock, tools
+
+RECIPE = "1"
+KEEP = 4
+# Beside the essential ones: a system that boots, and what a kernel's package wants done when it comes.
+PACKAGES = ("apt", "systemd-sysv", "udev", "dbus", "kmod", "linux-base", "initramfs-tools")
+ROOT, JOB = "kz-root", "kz-job"  # file systems, by their labels
+DISK = "3G"  # what the root file system may grow to; the file has holes
+TIMEOUT = 1800.0
+# What takes seconds may take minutes when it is emulated on a machine that does other things too.
+PATIENCE = "systemd.default_timeout_start_sec=900 systemd.default_device_timeout_sec=900"
+APPEND = f"root=LABEL={ROOT} rw systemd.show_status=0 systemd.getty_auto=no {PATIENCE}"
+FSTAB = f"LABEL={ROOT} / ext4 defaults 0 1\nLABEL={JOB} /{JOB} ext4 ro 0 0\n"
+# Type=simple: the system is up when this has been started, and not when it has ended.
+UNIT = f"""[Unit]
+Description=What the lab has this guest do
+RequiresMountsFor=/{JOB}
+
+[Service]
+Type=simple
+ExecStart=/bin/sh /{JOB}/run
+Environment=PATH=/{JOB}/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root
+
+[Install]
+WantedBy=multi-user.target
+"""
+# What guest/init.c does in guests without a distribution.
+RUNNER = """ports=/dev/virtio-ports
+for name in ctl out err; do
+    until [ -e $ports/kz.$name ]; do sleep 0.1; done
+done
+exec 3>$ports/kz.ctl
+echo "ready 0" >&3
+{command} </dev/null >$ports/kz.out 2>$ports/kz.err
+status=$?
+echo "taint $(cat /proc/sys/kernel/tainted)" >&3
+echo "exit $status" >&3
+systemctl --no-block poweroff
+"""
+
+
+@dataclass(frozen=True)
+class System:
+    """A disk with a Debian, and the kernel and initramfs of the package that is installed there."""
+
+    disk: Path
+    kernel: Path
+    initrd: Path
+
+    @property
+    def release(self) -> str:
+        """What ``uname -r`` says in it."""
+        return self.kernel.name.removeprefix("vmlinuz-")
+
+
+def field(package: Path, name: str) -> str:
+    """A field of a package's control file; empty when it has none."""
+    return run.output(
+        ["dpkg-deb", "-f", package, name], f"{package} is no package", "make it again with kz package"
+    ).strip()
+
+
+def needs(packages: Sequence[Path]) -> list[str]:
+    """The names of what packages depend on, first alternatives only, without the packages themselves."""
+    own = {field(package, "Package") for package in packages}
+    found = set()
+    for package in packages:
+        for part in field(package, "Depends").split(","):
+            if name := re.split(r"[\s(|:]", part.strip(), maxsplit=1)[0]:
+                found.add(name)
+    return sorted(found - own)
+
+
+def _key(suite: str, versions: dict[str, str]) -> str:
+    text = json.dumps([RECIPE, suite, sorted(versions.items())])
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def base(more: Sequence[str] = ()) -> Path:
+    """A tar archive of a Debian with PACKAGES and ``more``, nothing of ours; made when the cache lacks it.
+
+    Its key is the release, and all packages with their versions, as the lists say that apt has here.
+    packages.json beside it names them.
+    """
+    tools.need("debian")
+    source = apt.PrivateApt(apt.codename())
+    wanted = sorted({*PACKAGES, *more})
+
+    def place() -> tuple[Path, dict[str, str]]:
+        versions = source.closure(wanted)
+        return paths.sub("debian") / f"{source.suite}-{_key(source.suite, versions)}", versions
+
+    if source.has_lists():
+        folder, _ = place()
+        if folder.is_dir():
+            with contextlib.suppress(OSError):
+                os.utime(folder)
+            return folder / "root.tar"
+    with lock.locked("debian"):
+        source.update()
+        folder, versions = place()
+        if folder.is_dir():
+            return folder / "root.tar"
+        log = paths.log_file("debian-base")
+        what = f"installing {len(versions)} packages of Debian {source.suite} into a folder"
+        with progress.step(what, log), lock.new_directory(folder) as work:
+            argv = ["--variant=apt", "--skip=output/dev", f"--include={','.join(wanted)}", source.suite]
+            _mmdebstrap([*argv, work / "root.tar", source.root / "mirror.sources"], log)
+            (work / "packages.json").write_text(json.dumps(versions, indent=1) + "\n", encoding="utf-8")
+        _prune()
+    return folder / "root.tar"
+
+
+def _prune(keep: int = KEEP) -> None:
+    """Drop what was not used for longest, and what is left of old work; not what is of today."""
+    for number, old in enumerate(
+        sorted(paths.sub("debian").iterdir(), key=lambda p: p.stat().st_mtime, reverse=True)
+    ):
+        if (number >= keep or old.name.startswith(".")) and time.time() - old.stat().st_mtime > 86400:
+            shutil.rmtree(old, ignore_errors=True)
+
+
+def install(packages: Sequence[Path], folder: Path, more: Sequence[str] = ()) -> System:
+    """Install packages of ours with apt; the disk and what boots it go to ``folder``.
+
+    What they depend on comes from the machine's mirror, and ``more`` packages by their names. One of all
+    these is a kernel. Raises LabError, with what apt said, when a package cannot be installed, or when
+    there is no kernel with an initramfs afterwards.
+    """
+    packages = [package.resolve() for package in packages]
+    start = base([*needs(packages), *more])
+    log = paths.log_file("debian-install")
+    folder.mkdir(parents=True, exist_ok=True)
+    with (
+        tempfile.TemporaryDirectory(prefix=".debian-", dir=paths.sub("work")) as name,
+        progress.step("installing " + ", ".join(package.name for package in packages), log),
+    ):
+        work = Path(name)
+        files = {"fstab": FSTAB, "kz-job.service": UNIT, "hostname": "knownzero\n", "machine-id": "6" * 32}
+        for file, text in files.items():
+            (work / file).write_text(text, encoding="utf-8")
+        inside = 'chroot "$1" env DEBIAN_FRONTEND=noninteractive'
+        hooks = [
+            # mmdebstrap brings these in, since the user in the chroot may not read what is ours.
+            _special("copy-in", *packages, "/root"),
+            f"{inside} sh -c 'apt-get install --yes --no-install-recommends /root/*.deb'",
+            f"{inside} sh -c 'dpkg --audit; test -z \"$(dpkg --audit)\"; rm /root/*.deb'",
+            _special("copy-in", work / "fstab", work / "hostname", work / "machine-id", "/etc"),
+            _special("copy-in", work / "kz-job.service", "/etc/systemd/system"),
+            f"{inside} systemctl enable kz-job.service",
+        ]
+        argv = ["--variant=custom", "--skip=setup,update,cleanup,output/dev"]
+        # Devices are left out of the archives, which not everybody may unpack them from.
+        argv += ["--setup-hook=" + _special("tar-in", start, "/"), '--setup-hook=mkdir "$1/dev"']
+        argv += [f"--customize-hook={hook}" for hook in hooks]
+        _mmdebstrap([*argv, "", work / "root.tar"], log)
+        return _published(work, folder, log)
+
+
+def _published(work: Path, folder: Path, log: Path) -> System:
+    """The disk of work/root.tar, and its kernel."""
+    tree = work / "tree"
+    tree.mkdir()
+    run.logged(
+        [*_fakeroot(work, "-s"), "tar", "-x", "-p", "--numeric-owner", "-C", tree, "-f", work / "root.tar"],
+        log,
+        "cannot unpack the installed system",
+        "free some space, then run it again",
+    )
+    (work / "root.tar").unlink()
+    (tree / "dev").mkdir()
+    kernels = sorted((tree / "boot").glob("vmlinuz-*"))
+    initrds = [kernel.with_name(kernel.name.replace("vmlinuz-", "initrd.img-", 1)) for kernel in kernels]
+    if len(kernels) != 1 or not initrds[0].is_file():
+        raise LabError(
+            "the installed system cannot be booted",
+            f"/boot has {', '.join(sorted(file.name for file in (tree / 'boot').iterdir())) or 'nothing'}",
+            f"install one kernel, with hooks that make its initramfs (log: {log})",
+        )
+    kernel, initrd = kernels[0], initrds[0]
+    for file in (kernel, initrd):
+        shutil.copyfile(file, folder / file.name)
+    _file_system(tree, folder / "root.ext4", ROOT, DISK, log, _fakeroot(work, "-i"))
+    return System(folder / "root.ext4", folder / kernel.name, folder / initrd.name)
+
+
+def boot_spec(system: System, command: list[str], folder: Path, **more: Any) -> BootSpec:
+    """A guest that boots the disk and runs a command as a systemd service; see BootSpec for ``more``.
+
+    The files of ``add`` are in the command's PATH. The disk stays as it is: what the guest writes is
+    forgotten. ``folder`` gets a disk with the job.
+    """
+    add: list[tuple[Path, str]] = more.pop("add", [])
+    job = folder / "job.ext4"
+    with tempfile.TemporaryDirectory(prefix=".job-", dir=paths.sub("work")) as name:
+        tree = Path(name)
+        tree.chmod(0o755)
+        (tree / "bin").mkdir()
+        for file, place in add:
+            shutil.copyfile(file, tree / "bin" / (place or file.name))
+            (tree / "bin" / (place or file.name)).chmod(0o755)
+        (tree / "run").write_text(RUNNER.format(command=shlex.join(command)), encoding="utf-8")
+        size = sum(file.stat().st_size for file in tree.rglob("*") if file.is_file())
+        _file_system(tree, job, JOB, f"{(size >> 20) + 16}M", paths.log_file("debian-job"), [])
+    drives = []
+    for number, (disk, mode) in enumerate(((system.disk, "snapshot=on"), (job, "read-only=on"))):
+        # A comma in a path is written twice.
+        place = str(disk).replace(",", ",,")
+        drives += ["-drive", f"if=none,id=kzdisk{number},format=raw,{mode},file={place}"]
+        drives += ["-device", f"virtio-blk-pci,drive=kzdisk{number}"]
+    return BootSpec(
+        kernel=system.kernel,
+        initrd=system.initrd,
+        command=command,
+        append=f"{APPEND} {more.pop('append', '')}".strip(),
+        timeout=more.pop("timeout", TIMEOUT),
+        extra_qemu=[*drives, *more.pop("extra_qemu", [])],
+        **more,
+    )
+
+
+def _special(hook: str, *arguments: str | Path) -> str:
+    """A hook that mmdebstrap itself carries out."""
+    return " ".join([hook, *(shlex.quote(str(argument)) for argument in arguments)])
+
+
+def _mmdebstrap(arguments: Sequence[str | Path], log: Path) -> None:
+    program = debs.unpacked("mmdebstrap") / "usr" / "bin" / "mmdebstrap"
+    # For root it has a namespace of mounts and of processes in this mode; it finds out what others may do.
+    mode = "unshare" if os.geteuid() == 0 else "auto"
+    run.logged(
+        ["perl", program, f"--mode={mode}", *arguments],
+        log,
+        "mmdebstrap cannot make the Debian that is to be booted",
+        "read the log; users other than root need ranges in /etc/subuid and /etc/subgid, and uidmap",
+        env={**build.clean_environment(), "PATH": stock.SBIN},
+    )
+
+
+def _fakeroot(work: Path, option: str) -> list[str | Path]:
+    """The start of a command that has files belong to whom the archive says; ``option``: -s, then -i."""
+    if os.geteuid() == 0:
+        return []
+    return ["fakeroot", option, work / "owners", "--"]
+
+
+def _file_system(
+    tree: Path, image: Path, label: str, size: str, log: Path, start: Sequence[str | Path]
+) -> None:
+    """An ext4 image of a folder; ``size`` with a unit of mke2fs."""
+    with lock.new_file(image) as part:
+        run.logged(
+            [*start, _mke2fs(), "-q", "-F", "-t", "ext4", "-m", "0", "-L", label, "-d", tree, part, size],
+            log,
+            f"cannot make the file system {label}",
+            "free some space, then run it again",
+        )
+
+
+@functools.cache
+def _mke2fs() -> str:
+    return shutil.which("mke2fs", path=stock.SBIN) or "mke2fs"

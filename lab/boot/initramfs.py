@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: GPL-2.0
+"""Initial RAM file systems, written as newc archives without being root."""
+
+from __future__ import annotations
+
+import hashlib
+import stat
+import subprocess
+from pathlib import Path
+
+from lab.build import programs as guest
+from lab.core import lock, paths
+from lab.core.errors import LabError
+
+FOLDERS = (
+    "bin",
+    "sbin",
+    "usr",
+    "usr/bin",
+    "usr/sbin",
+    "etc",
+    "dev",
+    "proc",
+    "sys",
+    "tmp",
+    "run",
+    "mnt",
+    "root",
+    "kz",
+)
+RECIPE = "1"
+
+
+class Archive:
+    """A newc archive in the making."""
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []
+        self._inode = 0
+        self._folders: set[str] = set()
+
+    def _entry(self, name: str, mode: int, data: bytes = b"", device: tuple[int, int] = (0, 0)) -> None:
+        self._inode += 1
+        encoded = name.encode() + b"\0"
+        fields = (self._inode, mode, 0, 0, 1, 0, len(data), 0, 0, *device, len(encoded), 0)
+        header = b"070701" + b"".join(b"%08X" % field for field in fields) + encoded
+        self._parts.append(header + b"\0" * (-len(header) % 4) + data + b"\0" * (-len(data) % 4))
+
+    def folder(self, name: str) -> None:
+        """Add a folder and its parents, once."""
+        name = name.strip("/")
+        if not name or name in self._folders:
+            return
+        self.folder(str(Path(name).parent) if "/" in name else "")
+        self._folders.add(name)
+        self._entry(name, stat.S_IFDIR | 0o755)
+
+    def file(self, name: str, data: bytes, mode: int = 0o644) -> None:
+        """Add a file and the folders it stands in."""
+        name = name.strip("/")
+        if "/" in name:
+            self.folder(name.rpartition("/")[0])
+        self._entry(name, stat.S_IFREG | mode, data)
+
+    def link(self, name: str, target: str) -> None:
+        """Add a symbolic link."""
+        self._entry(name.strip("/"), stat.S_IFLNK | 0o777, target.encode())
+
+    def device(self, name: str, major: int, minor: int) -> None:
+        """Add a character device."""
+        self._entry(name.strip("/"), stat.S_IFCHR | 0o600, b"", (major, minor))
+
+    def finish(self) -> bytes:
+        """The archive, padded so that another can follow it."""
+        self._entry("TRAILER!!!", 0)
+        data = b"".join(self._parts)
+        return data + b"\0" * (-len(data) % 512)
+
+
+def base_archive(arch: str = "x86_64") -> Path:
+    """busybox, its applets, and the guest programs; cached by content."""
+    programs = guest.build_programs(arch)
+    box = guest.busybox(guest.BINARIES[arch])
+    digest = hashlib.sha256(RECIPE.encode() + box.read_bytes())
+    for name, path in programs.items():
+        digest.update(f"{name} {path.name}\n".encode())
+    target = paths.sub("initramfs") / f"{digest.hexdigest()[:16]}.cpio"
+    if target.is_file():
+        return target
+    archive = Archive()
+    for name in FOLDERS:
+        archive.folder(name)
+    archive.device("dev/console", 5, 1)
+    archive.device("dev/null", 1, 3)
+    archive.file("bin/busybox", box.read_bytes(), 0o755)
+    # That of another architecture cannot be asked; it is of the same Debian.
+    asked = guest.busybox()
+    applets = subprocess.run([asked, "--list"], capture_output=True, text=True, check=True).stdout.split()
+    for applet in applets:
+        if applet not in ("busybox", "init") and applet not in programs:
+            archive.link(f"bin/{applet}", "busybox")
+    for name, path in programs.items():
+        archive.file("init" if name == "init" else f"bin/{name}", path.read_bytes(), 0o755)
+    archive.file("etc/passwd", b"root:x:0:0:root:/:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/sh\n")
+    archive.file("etc/group", b"root:x:0:\nnogroup:x:65534:\n")
+    lock.write_atomically(target, archive.finish())
+    return target
+
+
+def guest_path(file: Path, place: str) -> str:
+    """Where ``--add FILE[:PLACE]`` puts a file: ``PLACE``, or the root folder."""
+    if not place:
+        return f"/{file.name}"
+    return f"{place}{file.name}" if place.endswith("/") else place
+
+
+def write(
+    target: Path,
+    command: list[str],
+    mode: str,
+    add: list[tuple[Path, str]],
+    modules: list[Path],
+    arch: str = "x86_64",
+) -> None:
+    """Write the archive of one boot: the base, then what belongs to this boot alone."""
+    archive = Archive()
+    archive.file("kz/argv", b"".join(word.encode(errors="surrogateescape") + b"\0" for word in command))
+    archive.file("kz/mode", mode.encode() + b"\n")
+    names = []
+    for module in modules:
+        names.append(f"/kz/{module.name}")
+        archive.file(names[-1], module.read_bytes())
+    archive.file("kz/modules", "".join(f"{name}\n" for name in names).encode())
+    for file, place in add:
+        if file.is_dir():
+            root = guest_path(file, place)
+            for inner in sorted(p for p in file.rglob("*") if p.is_file()):
+                archive.file(
+                    f"{root}/{inner.relative_to(file)}", inner.read_bytes(), inner.stat().st_mode & 0o777
+                )
+            continue
+        try:
+            archive.file(guest_path(file, place), file.read_bytes(), file.stat().st_mode & 0o777)
+        except OSError as error:
+            raise LabError(
+                f"cannot add {file} to the guest",
+                error.strerror or str(error),
+                "give a file that can be read",
+                2,
+            ) from None
+    with target.open("wb") as out:
+        out.write(base_archive(arch).read_bytes())
+        out.write(archive.finish())

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: GPL-2.0
+"""``kz top``: what a guest knows of zero pages, or what a vhost-user balloon has done, as it changes."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from lab.boot import guest as guests
+from lab.core import errors
+from lab.core.errors import LabError
+from lab.core.units import human
+
+BALLOON = "virtio-balloon-pci,free-page-reporting=on"
+FOREVER = 7 * 86400.0
+# The command goes on behind the view, or comes to its end before the only look.
+BESIDE = '[ $# = 0 ] || "$@" >/dev/null 2>&1 </dev/null & exec zeropages --interval {interval}{more}'
+BEFORE = '[ $# = 0 ] || "$@" >&2 </dev/null || exit; exec zeropages --once{more}'
+# What the daemon counts in bytes.
+COUNTED = ("inflated", "reported", "discarded", "proven_zero")
+
+
+@dataclass(frozen=True)
+class Look:
+    """What a daemon said, and when."""
+
+    seconds: float
+    status: dict[str, Any]
+
+
+def guest_command(command: list[str], *, interval: int, once: bool, as_json: bool) -> list[str]:
+    """What a guest runs: zeropages, with the user's command beside or before it."""
+    script = (BEFORE if once else BESIDE).format(interval=interval, more=" --json" if as_json else "")
+    return ["sh", "-c", script, "sh", *command]
+
+
+def ask(path: Path) -> Look:
+    """A daemon's status, by its control socket; raises LabError when there is no answer."""
+    try:
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(15)
+            connection.connect(str(path))
+            connection.sendall(b'{"command":"status"}\n')
+            with connection.makefile("rb") as answers:
+                status = json.loads(answers.readline())
+    except (OSError, ValueError) as error:
+        raise LabError(
+            f"no answer from {path}",
+            str(error) or type(error).__name__,
+            "name the control socket of a running vhost-user-balloon (its option --control)",
+        ) from None
+    if not isinstance(status, dict) or not status.get("ok"):
+        raise LabError(f"{path} refuses to answer", str(status), "is it the control socket?")
+    return Look(time.monotonic(), status)
+
+
+def rates(now: Look, before: Look | None) -> dict[str, float] | None:
+    """Bytes a second since the look before."""
+    if before is None or now.seconds <= before.seconds:
+        return None
+    span = now.seconds - before.seconds
+    return {name: max(0, now.status[name] - before.status[name]) / span for name in COUNTED}
+
+
+def view(now: Look, before: Look | None) -> str:
+    """The daemon's figures as a screen of text."""
+    status, speed = now.status, rates(now, before)
+    problems = "; ".join(status["problems"])
+    works = "Yes: memory goes back to the host" if status["working"] else "No"
+    lines = [
+        f"{works}{': ' if not status['working'] else '; but ' if problems else '.'}{problems}",
+        "",
+        f"{'features':18}{', '.join(status['features']) or 'none'}",
+        f"{'balloon':18}{human(status['actual'], 'bytes')}, wanted {human(status['target'], 'bytes')}",
+        "",
+    ]
+    for name in COUNTED:
+        rate = f"{human(speed[name], 'bytes')}/s" if speed else "-"
+        lines.append(f"{name.replace('_', ' '):18}{human(status[name], 'bytes'):>14}{rate:>16}")
+    for kind, title in (("skipped", "not given back"), ("unproven", "not said zero")):
+        for reason, amount in status[kind].items():
+            if amount:
+                lines.append(f"{title:18}{human(amount, 'bytes'):>14}  {reason}")
+    return "\n".join(lines) + "\n"
+
+
+def watch(path: Path, *, interval: int, once: bool, as_json: bool, out: IO[str]) -> None:
+    """Show a daemon's figures until interrupted, or once."""
+    before: Look | None = None
+    screen = out.isatty() and not once and not as_json
+    while True:
+        now = ask(path)
+        if as_json:
+            out.write(json.dumps({**now.status, "per_second": rates(now, before)}) + "\n")
+        else:
+            out.write(("\033[H\033[2J" if screen else "") + view(now, before))
+        out.flush()
+        if once:
+            return
+        before = now
+        time.sleep(interval)
+
+
+def show_guest(spec: guests.BootSpec, interactive: bool) -> int:
+    """Run zeropages in a guest; leaving it with Ctrl-C is how it ends."""
+    try:
+        code = guests.interactive(spec) if interactive else guests.boot(spec).exit_code
+    except KeyboardInterrupt:
+        return errors.OK
+    return errors.OK if code == errors.INTERRUPTED else code

@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: GPL-2.0
+"""The vhost-user balloon: built with cargo outside the sources, run beside a guest, asked by its control socket."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from lab.core import lock, paths, progress, run
+from lab.core.errors import LabError, TestFailure
+from lab.machine import tools
+
+WORKSPACE = paths.REPO / "vhost-user-balloon"
+NAME = "vhost-user-balloon"
+PROFILES = {"dev": "debug", "release": "release"}
+START = 10.0  # seconds the daemon gets to listen
+
+
+def target_dir() -> Path:
+    """Where cargo builds: a folder for each checkout, since cargo takes what another has built for its own.
+
+    Those of checkouts that are gone are removed.
+    """
+    name = hashlib.sha256(str(WORKSPACE).encode()).hexdigest()[:8]
+    folder = paths.sub("obj", f"rust-{name}")
+    owner = folder / "checkout"
+    if not owner.is_file():
+        lock.write_atomically(owner, str(WORKSPACE).encode())
+        for other in folder.parent.glob("rust-*/checkout"):
+            if not Path(other.read_text(encoding="utf-8")).is_dir():
+                shutil.rmtree(other.parent, ignore_errors=True)
+    return folder
+
+
+def cargo(arguments: list[str], log: Path, what: str, timeout: float | None = None) -> None:
+    """Run cargo in the workspace, with the locked versions; raises LabError when it fails."""
+    tools.need("daemon")
+    environment = {
+        **os.environ,
+        "CARGO_TARGET_DIR": str(target_dir()),
+        "CARGO_TERM_COLOR": "never",
+        "CARGO_TERM_PROGRESS_WHEN": "never",
+    }
+    with lock.locked("cargo"):
+        run.logged(
+            ["cargo", *arguments],
+            log,
+            what,
+            "mend the first error above (the log has the rest)",
+            cwd=WORKSPACE,
+            env=environment,
+            timeout=timeout,
+        )
+
+
+def build(profile: str = "dev") -> Path:
+    """The daemon, built when something changed. Dev builds are quick, release builds are measured."""
+    log = paths.log_file(f"daemon-{profile}")
+    with progress.step(f"building the vhost-user daemon ({profile})", log):
+        cargo(["build", "--locked", "--profile", profile, "-p", NAME], log, "the daemon does not build")
+    return target_dir() / PROFILES[profile] / NAME
+
+
+def punch(rounds: int, size_mb: int) -> dict[str, list[float]]:
+    """MB/s at which a bare loop of fallocate(2) and a release build punch the same holes, by turns.
+
+    The keys are bare and daemon; each has a value for every round. LabError when it does not work.
+    """
+    log = paths.log_file("punch")
+    program = ["bench", "--locked", "-p", NAME, "--bench", "punch"]
+    # Not measured while the compiler still runs.
+    cargo([*program, "--no-run"], log, "the bench of the daemon does not build")
+    cargo(
+        [*program, "--", "--rounds", str(rounds), "--mib", str(size_mb)], log, "the daemon cannot be measured"
+    )
+    lines = [line for line in log.read_text(errors="replace").splitlines() if line.startswith("{")]
+    try:
+        told = json.loads(lines[-1])
+        return {side: [float(rate) for rate in told[side]] for side in ("bare", "daemon")}
+    except (IndexError, KeyError, ValueError):
+        raise LabError(
+            "the bench of the daemon says nothing that can be read",
+            f"see {log}",
+            "run it by hand: cargo bench --bench punch, in vhost-user-balloon",
+        ) from None
+
+
+class Daemon:
+    """A daemon that runs, with its sockets in a folder of its own."""
+
+    def __init__(self, binary: Path, arguments: list[str], folder: Path | None = None) -> None:
+        # A path of a unix socket has little room: not in the folder of the logs.
+        self._temporary = tempfile.TemporaryDirectory(prefix="kz-vub-")
+        self.folder = Path(self._temporary.name)
+        self.socket = self.folder / "front"
+        self.control = self.folder / "control"
+        self.log = (folder or self.folder) / "daemon.log"
+        self._argv = [str(binary), "--socket-path", str(self.socket), "--control", str(self.control)]
+        self._argv += arguments
+        self.process = self._start()
+
+    def _start(self, arguments: Sequence[str] = ()) -> subprocess.Popen[bytes]:
+        with self.log.open("ab") as log:
+            process = subprocess.Popen(
+                [*self._argv, *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        deadline = time.monotonic() + START
+        # A socket of one that was killed is there as well: only an answer counts.
+        while not self._answers():
+            if process.poll() is not None or time.monotonic() > deadline:
+                process.kill()
+                raise LabError(
+                    "the vhost-user daemon does not start",
+                    self.log.read_text(errors="replace").strip() or "it says nothing",
+                    f"see what it says with: {' '.join(self._argv)}",
+                )
+            time.sleep(0.005)
+        return process
+
+    def _answers(self) -> bool:
+        try:
+            return bool(self.status()["ok"])
+        except (OSError, ValueError):
+            return False
+
+    def ask(self, **request: object) -> dict[str, Any]:
+        """A control request and its answer."""
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(15)
+            connection.connect(str(self.control))
+            connection.sendall(json.dumps(request).encode() + b"\n")
+            with connection.makefile("rb") as answers:
+                answer: dict[str, Any] = json.loads(answers.readline())
+        return answer
+
+    def status(self) -> dict[str, Any]:
+        """Everything it knows."""
+        return self.ask(command="status")
+
+    def wait_for(self, what: str, holds: Any, seconds: float = 20.0) -> dict[str, Any]:
+        """Wait until ``holds(status)``; raises TestFailure when it does not within the time."""
+        deadline = time.monotonic() + seconds
+        while True:
+            status = self.status()
+            if holds(status):
+                return status
+            if time.monotonic() > deadline:
+                raise TestFailure(
+                    f"the device does not get there: {what}",
+                    json.dumps(status, indent=1),
+                    f"read its log: {self.log}",
+                )
+            time.sleep(0.05)
+
+    def kill(self) -> None:
+        """End it the hard way, as a crash would."""
+        self.process.kill()
+        self.process.wait()
+
+    def restart(self, *arguments: str) -> None:
+        """Start it again at the same place, this time with more arguments."""
+        self.process = self._start(arguments)
+
+    def close(self) -> int:
+        """End it if it still runs; returns its exit code (negative: the signal)."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            try:
+                self.process.wait(5)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+        with contextlib.suppress(OSError):
+            self._temporary.cleanup()
+        return self.process.returncode
+
+
+@contextlib.contextmanager
+def running(arguments: list[str] | None = None, profile: str = "dev") -> Iterator[Daemon]:
+    """A daemon that nobody has connected to yet; ended with the block."""
+    daemon = Daemon(build(profile), arguments or [])
+    try:
+        yield daemon
+    finally:
+        daemon.close()

@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: GPL-2.0
+"""Writing Debian packages: files, a control file, sums; without root."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import tempfile
+import textwrap
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from lab.core import lock, paths, run
+from lab.core.errors import LabError
+from lab.machine import tools
+
+MAINTAINER = "The Knownzero maintainers <maintainers@localhost>"
+
+
+@dataclass(frozen=True)
+class Item:
+    """A file of a package: where it is, where it goes (no leading slash), its mode, whether to drop symbols."""
+
+    source: Path
+    place: str
+    mode: int = 0o644
+    strip: bool = False
+
+
+@dataclass(frozen=True)
+class Deb:
+    """What becomes a package. ``description`` is a line, and ``about`` the text under it."""
+
+    name: str
+    version: str
+    description: str
+    about: str
+    items: list[Item]
+    section: str = "otherosfs"
+    depends: tuple[str, ...] = ()
+    recommends: tuple[str, ...] = ()
+    links: Mapping[str, str] = field(default_factory=dict)  # place -> what it points to
+    scripts: Mapping[str, str] = field(default_factory=dict)  # postinst, …
+
+    @property
+    def file(self) -> str:
+        """The name of the package's file."""
+        return f"{self.name}_{self.version}_{architecture()}.deb"
+
+    def control(self, size_kib: int) -> str:
+        """The control file."""
+        about = textwrap.fill(
+            self.about, 76, initial_indent=" ", subsequent_indent=" ", break_on_hyphens=False
+        )
+        lines = [
+            f"Package: {self.name}",
+            f"Version: {self.version}",
+            f"Architecture: {architecture()}",
+            f"Maintainer: {MAINTAINER}",
+            f"Installed-Size: {size_kib}",
+            f"Depends: {', '.join(self.depends)}" if self.depends else "",
+            f"Recommends: {', '.join(self.recommends)}" if self.recommends else "",
+            f"Section: {self.section}",
+            "Priority: optional",
+            f"Description: {self.description}",
+            about,
+        ]
+        return "\n".join(line for line in lines if line) + "\n"
+
+
+def architecture() -> str:
+    """This machine's name among Debian's architectures."""
+    return run.output(
+        ["dpkg", "--print-architecture"], "cannot tell the architecture", "run on Debian"
+    ).strip()
+
+
+def shared_libraries(binaries: list[Path]) -> tuple[str, ...]:
+    """The packages, with their versions, that programs need; by the machine's own libraries."""
+    tools.need("package")
+    with tempfile.TemporaryDirectory(prefix=".shlibs-", dir=paths.sub("work")) as folder:
+        control = Path(folder) / "debian" / "control"
+        control.parent.mkdir()
+        control.write_text("Source: x\n\nPackage: x\nArchitecture: any\n", encoding="utf-8")
+        told = run.output(
+            ["dpkg-shlibdeps", "-O", *(f"-e{binary}" for binary in binaries)],
+            "cannot tell which libraries the programs need",
+            "install dpkg-dev, or the missing library it names",
+            cwd=Path(folder),
+        )
+    found = told.partition("shlibs:Depends=")[2].splitlines()
+    return tuple(part.strip() for part in found[0].split(",")) if found else ()
+
+
+def write(deb: Deb, folder: Path) -> Path:
+    """Make the package in a folder, replacing one of that name; LabError when something is missing."""
+    folder.mkdir(parents=True, exist_ok=True)
+    log = paths.log_file(f"deb-{deb.name}")
+    what = f"cannot make the package {deb.name}"
+    with tempfile.TemporaryDirectory(prefix=".deb-", dir=paths.sub("work")) as work:
+        root = Path(work) / "root"
+        root.mkdir(mode=0o755)
+        sums, size = [], 0
+        for item in deb.items:
+            target = root / item.place
+            if not item.source.is_file():
+                raise LabError(what, f"there is no {item.source}", "build it again")
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(item.source, target)
+            if item.strip:
+                run.logged(["strip", target], log, what, "read the log")
+            target.chmod(item.mode)
+            content = target.read_bytes()
+            sums.append(f"{hashlib.md5(content, usedforsecurity=False).hexdigest()}  {item.place}\n")
+            size += len(content)
+        for place, points_to in deb.links.items():
+            (root / place).parent.mkdir(parents=True, exist_ok=True)
+            (root / place).symlink_to(points_to)
+        about = root / "DEBIAN"
+        about.mkdir(mode=0o755)
+        (about / "control").write_text(deb.control(-(-size // 1024)), encoding="utf-8")
+        (about / "md5sums").write_text("".join(sums), encoding="utf-8")
+        for name, text in deb.scripts.items():
+            (about / name).write_text(text, encoding="utf-8")
+            (about / name).chmod(0o755)
+        for directory in [root, *(p for p in root.rglob("*") if p.is_dir() and not p.is_symlink())]:
+            directory.chmod(0o755)
+        with lock.new_file(folder / deb.file) as part:
+            run.logged(
+                ["dpkg-deb", "--root-owner-group", "-Zzstd", "--build", root, part], log, what, "read the log"
+            )
+            # apt reads it as a user of its own.
+            part.chmod(0o644)
+    return folder / deb.file

@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: GPL-2.0
+"""The verb ``kz package``: what the project builds, as Debian packages."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from lab.build import daemon, deb
+from lab.build import linux as build
+from lab.core import lock, paths, progress
+from lab.core.errors import LabError, UsageError
+from lab.machine import fetch, stock, tools
+from lab.series import series
+
+ROOM = "usr/lib/qemu-knownzero"
+SMALL, SERVER, CLOUD = "small", "server", "cloud"
+LOCALVERSION = "-knownzero"
+# A distribution's: its keys, its name, and what takes much room to build and nobody needs to boot.
+NOT_TAKEN_OVER = ("CONFIG_LOCALVERSION", "CONFIG_BUILD_SALT", "CONFIG_SYSTEM_TRUSTED_KEYS",
+                  "CONFIG_SYSTEM_REVOCATION_KEYS", "CONFIG_MODULE_SIG", "CONFIG_SECURITY_LOCKDOWN_LSM",
+                  "CONFIG_DEBUG_INFO")  # fmt: skip
+HOOKS = """#!/bin/sh
+# What the machine wants done when a kernel comes or goes: an initramfs, a boot entry.
+set -e
+hooks=/etc/kernel/{when}.d
+if [ -d "$hooks" ]; then
+\tDEB_MAINT_PARAMS="$*" run-parts --arg={release} --arg=/boot/vmlinuz-{release} "$hooks"
+fi
+"""
+
+
+def revision() -> str:
+    """Rises with every commit of this repository, so that a newer package replaces an older one."""
+    done = subprocess.run(
+        ["git", "-C", str(paths.REPO), "rev-list", "--count", "HEAD"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return f"+knownzero{done.stdout.strip() or 0}"
+
+
+def package_daemon(folder: Path, profile: str = "release") -> Path:
+    """The daemon with its manual pages and units, by the list in its Cargo.toml."""
+    binary = daemon.build(profile)
+    place = daemon.WORKSPACE / "daemon"
+    workspace = tomllib.loads((daemon.WORKSPACE / "Cargo.toml").read_text(encoding="utf-8"))
+    crate = tomllib.loads((place / "Cargo.toml").read_text(encoding="utf-8"))["package"]
+    about: dict[str, Any] = crate["metadata"]["deb"]
+    items = []
+    for source, target, mode in about["assets"]:
+        found = [binary] if source.startswith("target/") else sorted(place.glob(source))
+        if not found:
+            raise LabError("cannot package the daemon", f"no file is called {source}", "mend its Cargo.toml")
+        items += [
+            deb.Item(file.resolve(), f"{target}{file.name}", int(mode, 8), strip=file == binary)
+            for file in found
+        ]
+    items += _licences(
+        crate["name"], [paths.REPO / "LICENSES" / f"{name}.txt" for name in ("Apache-2.0", "BSD-3-Clause")]
+    )
+    scripts = sorted((place / about["maintainer-scripts"]).iterdir())
+    return deb.write(
+        deb.Deb(
+            name=crate["name"],
+            version=workspace["workspace"]["package"]["version"] + revision(),
+            description=crate["description"],
+            about=about["extended-description"],
+            items=items,
+            section=about["section"],
+            depends=deb.shared_libraries([binary]),
+            scripts={file.name: file.read_text(encoding="utf-8") for file in scripts},
+        ),
+        folder,
+    )
+
+
+def package_qemu(folder: Path) -> Path:
+    """Our QEMU in a folder of its own, so that the distribution's stays as it is."""
+    binary = build.build_qemu("knownzero")
+    root = binary.parents[1]
+    items = [
+        deb.Item(file, f"{ROOM}/{file.relative_to(root)}", 0o755 if file == binary else 0o644, file == binary)
+        for file in sorted(root.rglob("*"))
+        if file.is_file()
+    ]
+    items += _licences("qemu-knownzero", [fetch.pristine(fetch.obtain("qemu")) / "COPYING"])
+    return deb.write(
+        deb.Deb(
+            name="qemu-knownzero",
+            version=fetch.obtain("qemu").version + revision(),
+            description="QEMU whose balloon tells guests which memory the host has zeroed",
+            about="An x86_64 system emulator with the Knownzero series, and nothing else configured that "
+            "a server's guest does not need. It is called qemu-system-x86_64-knownzero, and lives beside "
+            "the distribution's.",
+            items=items,
+            depends=deb.shared_libraries([binary]),
+            recommends=("seabios", "ipxe-qemu"),
+            links={f"usr/bin/{binary.name}-knownzero": f"../../{ROOM}/bin/{binary.name}"},
+        ),
+        folder,
+    )
+
+
+def package_kernel(folder: Path, config: str) -> Path:
+    """The patched kernel. ``config``: small (as the lab boots it), server, cloud (Debian's), or a file."""
+    if config == SMALL:
+        image = build.build_linux("knownzero")
+        release = str(build.metadata(image)["release"])
+        items = _boot_files(image, image.parent, release)
+        needs: tuple[str, ...] = ()
+    else:
+        image, items, release = _kernel_with_modules(config)
+        needs = ("kmod", "linux-base", "initramfs-tools | linux-initramfs-tool")
+    name = f"linux-image-{release.removesuffix(LOCALVERSION)}{LOCALVERSION}"
+    items += _licences(name, [fetch.pristine(fetch.obtain("linux")) / "COPYING"])
+    return deb.write(
+        deb.Deb(
+            name=name,
+            version=fetch.obtain("linux").version + revision(),
+            description="Linux that does not zero memory which is known to be zero",
+            about="A kernel with the Knownzero series: free memory that the host zeroed, or that was zeroed "
+            "in spare CPU time, is not zeroed again when it is wanted.",
+            items=items,
+            section="kernel",
+            depends=needs,
+            scripts={
+                when: HOOKS.format(when=when, release=shlex.quote(release)) for when in ("postinst", "postrm")
+            },
+        ),
+        folder,
+    )
+
+
+def _licences(name: str, files: list[Path]) -> list[deb.Item]:
+    place = f"usr/share/doc/{name}"
+    if len(files) == 1:
+        return [deb.Item(files[0], f"{place}/copyright")]
+    return [deb.Item(file, f"{place}/copyright.{file.name}") for file in files]
+
+
+def _boot_files(image: Path, built: Path, release: str) -> list[deb.Item]:
+    return [
+        deb.Item(image, f"boot/vmlinuz-{release}"),
+        deb.Item(built / ".config", f"boot/config-{release}"),
+        deb.Item(built / "System.map", f"boot/System.map-{release}", 0o600),
+    ]
+
+
+def _kernel_with_modules(config: str) -> tuple[Path, list[deb.Item], str]:
+    name = config if config in (SERVER, CLOUD) else "custom"
+    if config == SERVER:
+        given = paths.REPO / "linux" / "configs" / "server.config"
+    else:
+        given = stock.config() if config == CLOUD else Path(config)
+        if not given.is_file():
+            raise UsageError(
+                "Bad --config",
+                f"'{config}' is none of small, server and cloud, nor a file",
+                "name the .config to use",
+            )
+    tools.need("linux")
+    source = fetch.obtain("linux")
+    log = paths.log_file(f"package-kernel-{name}")
+    with (
+        lock.locked(f"build-linux-package-{name}"),
+        series.working_copy(series.get("linux"), source) as tree,
+    ):
+        obj = paths.sub("obj") / f"linux-{source.key[:8]}-package-{name}"
+        if config == SERVER:
+            files = build.fragments("knownzero", "x86_64", str(given))
+            build.configure_linux(tree, obj, files, "x86_64", log)
+        else:
+            build.adopt_config(tree, obj, given, NOT_TAKEN_OVER, LOCALVERSION, log)
+        with progress.step(f"building linux {source.version} with {given.name}, modules and all", log):
+            build.make_targets(tree, obj, ["bzImage", "modules"], log)
+        release = (obj / "include/config/kernel.release").read_text(encoding="utf-8").strip()
+        with progress.step("stripping the modules", log), lock.new_directory(obj / "modules") as staging:
+            build.make_targets(
+                tree,
+                obj,
+                [
+                    f"INSTALL_MOD_PATH={staging}",
+                    "INSTALL_MOD_STRIP=1",
+                    f"DEPMOD={stock.depmod()}",
+                    "modules_install",
+                ],
+                log,
+            )
+    image = obj / "arch" / "x86" / "boot" / "bzImage"
+    modules = obj / "modules"
+    return (
+        image,
+        _boot_files(image, obj, release)
+        + [
+            deb.Item(file, f"usr/{file.relative_to(modules)}")
+            for file in sorted(modules.rglob("*"))
+            if file.is_file() and not file.is_symlink()
+        ],
+        release,
+    )

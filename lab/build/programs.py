@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: GPL-2.0
+"""The programs that run inside guests: every guest/*.c as a static binary."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import shutil
+import tempfile
+from pathlib import Path
+
+from lab.build import linux as build
+from lab.core import lock, paths, run
+from lab.core.errors import LabError
+from lab.machine import debs, fetch, tools
+
+# What programs are compiled for, and Debian's name of it where that is not the machine's.
+BINARIES = {"x86_64": "", "um": "", "i386": "i386", "arm64": "arm64"}
+FLAGS = ("-std=gnu11", "-O2", "-g0", "-Wall", "-Wextra", "-static", "-pthread")
+# Programs that enter the kernel by themselves, on x86_64 alone: a call of libc does not even link.
+FREESTANDING = ("refpage_fuzz",)
+FREESTANDING_FLAGS = (
+    "-std=gnu11",
+    "-O2",
+    "-g0",
+    "-Wall",
+    "-Wextra",
+    "-static",
+    "-nostdlib",
+    "-ffreestanding",
+    # Their own memset() must not become a call of memset(), nor anything a call of libc.
+    "-fno-tree-loop-distribute-patterns",
+    "-fno-stack-protector",
+    # Nothing relocates them before they start.
+    "-fno-pie",
+    "-no-pie",
+)
+# As the kernel builds them: its harness compares integers of any sign.
+SELFTEST_FLAGS = ("-std=gnu11", "-O2", "-g0", "-Wall", "-static", "-pthread")
+
+
+def _headers() -> str:
+    digest = hashlib.sha256()
+    for header in sorted((paths.REPO / "guest").glob("*.h")):
+        digest.update(header.name.encode() + header.read_bytes())
+    return digest.hexdigest()
+
+
+def build_programs(arch: str = "x86_64") -> dict[str, Path]:
+    """Compile every guest/*.c; the result maps a program's name to its static binary.
+
+    User-Mode Linux runs the same binaries as x86_64. Cached by content.
+    """
+    if arch not in BINARIES:
+        raise LabError(
+            f"no guest programs for {arch}",
+            "the lab knows: " + ", ".join(BINARIES),
+            "choose one of them",
+            2,
+        )
+    tools.need_compiler(arch)
+    prefix = build.MACHINES[arch].prefix
+    sources = sorted((paths.REPO / "guest").glob("*.c"))
+    return {
+        source.stem: _program(source, prefix)
+        for source in sources
+        if not prefix or source.stem not in FREESTANDING
+    }
+
+
+def build_host_program(source: Path) -> Path:
+    """Compile a program that runs beside guests, not in them. Cached by content; LabError when it does not compile."""
+    return _program(source)
+
+
+def flags_of(name: str) -> tuple[str, ...]:
+    """What a guest program is compiled with."""
+    return FREESTANDING_FLAGS if name in FREESTANDING else FLAGS
+
+
+def _program(source: Path, prefix: str = "") -> Path:
+    text = source.read_bytes()
+    flags = flags_of(source.stem)
+    common = _headers() + build.compiler(prefix)
+    key = hashlib.sha256((common + " ".join(flags)).encode() + text).hexdigest()[:16]
+    target = paths.sub("guest") / f"{source.stem}-{key}"
+    if target.is_file():
+        return target
+    with lock.new_file(target) as work:
+        run.logged(
+            [f"{prefix}gcc" if prefix else "cc", *flags, "-o", work, source],
+            paths.log_file(f"guest-{source.stem}"),
+            f"guest/{source.name} does not compile",
+            "mend the error above",
+        )
+        work.chmod(0o755)
+    return target
+
+
+# What a selftest of the kernel includes or is linked with, besides its own file.
+SELFTEST_PARTS = {
+    "uffd-stress": "uffd-common.c",
+    "uffd-unit-tests": "uffd-common.c",
+    "uffd-wp-mremap": "uffd-common.c",
+}
+# Static libraries of Debian's, by the header that asks for them.
+SELFTEST_LIBRARIES = {
+    "<numa.h>": ("libnuma-dev", "numa"),
+    "<sys/capability.h>": ("libcap-dev", "cap"),
+}
+
+
+def build_selftest(name: str, arch: str = "x86_64") -> Path:
+    """Compile a test of the kernel's tools/testing/selftests/mm, as a static binary.
+
+    It is the series' own, or one that the kernel comes with, unchanged. ``arch``: what it is to run on,
+    see BINARIES; libraries of other architectures are not looked for. Cached by content; LabError when
+    there is no such test, or it does not compile.
+    """
+    tools.need_compiler(arch)
+    prefix = build.MACHINES[arch].prefix
+    place = Path("tools", "testing", "selftests", "mm")
+    kernel = fetch.pristine(fetch.obtain("linux"))
+    harness = kernel / place.parent
+    own = paths.REPO / "linux" / "new" / place / f"{name}.c"
+    sources = [own]
+    headers = [harness / "kselftest_harness.h", harness / "kselftest.h"]
+    arguments: list[str | Path] = ["-I", harness]
+    libraries: list[str | Path] = []
+    if not own.is_file():
+        folder = kernel / place
+        parts = ["vm_util.c", "hugepage_settings.c", *SELFTEST_PARTS.get(name, "").split()]
+        sources = [folder / f"{name}.c", *(folder / part for part in parts)]
+        if not sources[0].is_file():
+            raise LabError(
+                f"no selftest {name}",
+                f"there is no {own}, nor {sources[0]}",
+                "name a file of the series or of the kernel",
+            )
+        headers += sorted(folder.glob("*.h"))
+        # Some make files that are named after their source, where they are run.
+        arguments.append(f"-fmacro-prefix-map={folder}/=")
+        arguments += ["-D_GNU_SOURCE=", "-U_FORTIFY_SOURCE", "-I", kernel]
+        arguments += ["-isystem", kernel / "tools" / "include" / "uapi"]
+        text = sources[0].read_text(encoding="utf-8")
+        for header, (package, library) in SELFTEST_LIBRARIES.items():
+            if f"#include {header}" in text:
+                unpacked = debs.unpacked(package) / "usr"
+                arguments += ["-isystem", unpacked / "include", "-L", unpacked / "lib" / debs.TRIPLET]
+                libraries += [f"-l{library}"]
+    digest = hashlib.sha256(
+        (build.compiler(prefix) + " ".join(map(str, [*SELFTEST_FLAGS, *arguments, *libraries]))).encode()
+    )
+    for file in (*headers, *sources):
+        digest.update(file.read_bytes())
+    target = paths.sub("guest") / f"selftest-{name}-{digest.hexdigest()[:16]}"
+    if target.is_file():
+        return target
+    with tempfile.TemporaryDirectory(prefix=".selftest-", dir=target.parent) as made:
+        # The kernel's makefile would say here that it found liburing; ours does without.
+        (Path(made) / "local_config.h_gen").touch()
+        with lock.new_file(target) as work:
+            run.logged(
+                [
+                    f"{prefix}gcc" if prefix else "cc",
+                    *SELFTEST_FLAGS,
+                    "-I",
+                    made,
+                    *arguments,
+                    "-o",
+                    work,
+                    *sources,
+                    *libraries,
+                    "-lm",
+                ],
+                paths.log_file(f"selftest-{name}"),
+                f"the selftest {name} does not compile",
+                "mend the error above",
+            )
+            work.chmod(0o755)
+    return target
+
+
+def is_static(path: Path) -> bool:
+    """Whether an ELF file needs no loader: none of its program headers is PT_INTERP."""
+    data = path.read_bytes()
+    if data[:5] != b"\x7fELF\x02":
+        return False
+    offset = int.from_bytes(data[32:40], "little")
+    size = int.from_bytes(data[54:56], "little")
+    count = int.from_bytes(data[56:58], "little")
+    return all(int.from_bytes(data[offset + i * size :][:4], "little") != 3 for i in range(count))
+
+
+@functools.cache
+def busybox(arch: str = "") -> Path:
+    """A static busybox: the machine's, or the one of Debian's busybox-static, unpacked.
+
+    ``arch``: for another architecture, by Debian's name of it.
+    """
+    found = None if arch else shutil.which("busybox")
+    if found and is_static(Path(found)):
+        return Path(found)
+    folder = debs.unpacked("busybox-static", arch)
+    for place in ("bin/busybox", "usr/bin/busybox"):
+        if (folder / place).is_file():
+            return folder / place
+    raise LabError(
+        "Debian's busybox-static has no busybox", f"unpacked in {folder}", "install busybox-static with apt"
+    )

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: GPL-2.0
+"""Run other programs: argv lists, output in a log, everything ended when we end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from lab.core.errors import LabError, full_disk
+
+Argv = Sequence[str | Path]
+
+
+def tail(log: Path, lines: int = 12) -> str:
+    """The last lines of a log, for the *why* of an error."""
+    try:
+        text = log.read_text(errors="replace")
+    except OSError:
+        return "(no log)"
+    return "\n".join(text.strip().splitlines()[-lines:])
+
+
+def first_errors(log: Path, lines: int = 8) -> str:
+    """The lines of a build log that name errors, or its end when none does."""
+    try:
+        text = log.read_text(errors="replace").splitlines()
+    except OSError:
+        return "(no log)"
+    wanted = [
+        line
+        for line in text
+        if "error:" in line or "Error " in line or "ERROR" in line or "No space left" in line
+    ]
+    return "\n".join(wanted[:lines]) if wanted else "\n".join(text[-lines:])
+
+
+def end_group(process: subprocess.Popen[bytes], grace: float = 2.0) -> None:
+    """End a process and its children (it leads a session of its own)."""
+    for number, wait in ((signal.SIGTERM, grace), (signal.SIGKILL, 10.0)):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(wait)
+            return
+
+
+def logged(
+    argv: Argv,
+    log: Path,
+    what: str,
+    fix: str,
+    *,
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    timeout: float | None = None,
+) -> None:
+    """Run with all output appended to ``log``; a failure becomes a LabError quoting the log.
+
+    ``env`` replaces the environment; ``timeout`` is in seconds. Interrupted or late, the whole process group is ended.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("ab") as out:
+        out.write(("$ " + " ".join(str(a) for a in argv) + "\n").encode())
+        out.flush()
+        try:
+            process = subprocess.Popen(
+                [str(a) for a in argv],
+                cwd=cwd,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
+            )
+        except FileNotFoundError:
+            raise LabError(
+                what, f"{argv[0]} is not installed", "run `kz doctor`: it names the package"
+            ) from None
+        try:
+            status = process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            end_group(process)
+            raise LabError(
+                what, f"still running after {timeout:.0f} s\n{tail(log)}\n(log: {log})", fix
+            ) from None
+        except BaseException:
+            end_group(process)
+            raise
+    if status == 0:
+        return
+    why = f"{first_errors(log)}\n(log: {log})"
+    if "No space left on device" in why or "File too large" in why:
+        raise full_disk(what, why)
+    raise LabError(what, why, fix)
+
+
+def output(
+    argv: Argv,
+    what: str,
+    fix: str,
+    *,
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    stdin: bytes | None = None,
+) -> str:
+    """Run and return stdout; a failure becomes a LabError quoting stderr."""
+    try:
+        done = subprocess.run(
+            [str(a) for a in argv],
+            cwd=cwd,
+            env=env,
+            input=stdin,
+            stdin=subprocess.DEVNULL if stdin is None else None,
+            capture_output=True,
+            check=False,
+        )
+    except FileNotFoundError:
+        raise LabError(what, f"{argv[0]} is not installed", "run `kz doctor`: it names the package") from None
+    if done.returncode:
+        text = (done.stderr or done.stdout).decode(errors="replace").strip()
+        why = "\n".join(text.splitlines()[-12:]) or f"exit code {done.returncode}"
+        if "No space left on device" in why:
+            raise full_disk(what, why)
+        raise LabError(what, why, fix)
+    return done.stdout.decode(errors="surrogateescape")

@@ -1,0 +1,359 @@
+# SPDX-License-Identifier: GPL-2.0
+"""Sources: which Linux or QEMU this is, its archive, and an unpacked tree nobody edits."""
+
+from __future__ import annotations
+
+import bz2
+import functools
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+import tomllib
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from lab.core import lock, paths, progress, run
+from lab.core.errors import LabError, UsageError
+from lab.machine.apt import PrivateApt
+
+NAMES = ("linux", "qemu")
+
+
+@dataclass(frozen=True)
+class Base:
+    """What <name>/base.toml says: the version wanted and where Debian has it."""
+
+    name: str
+    version: str
+    series: str
+    suite: str
+    kind: str
+    package: str
+    debian_version: str
+    file: str
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Source:
+    """A source that is identified: ``key`` names its content, ``archive`` may be a folder."""
+
+    name: str
+    version: str
+    key: str
+    archive: Path
+    from_debian: bool
+
+    @property
+    def tree(self) -> Path:
+        """Where the unpacked, unchanged tree is or will be."""
+        return paths.cache() / "src" / f"{self.name}-{self.version}-{self.key[:12]}"
+
+
+def base(name: str) -> Base:
+    """Read <name>/base.toml."""
+    if name not in NAMES:
+        raise UsageError(
+            f"no source is called {name!r}", "there are two: linux and qemu", "say linux or qemu"
+        )
+    file = paths.REPO / name / "base.toml"
+    try:
+        data = tomllib.loads(file.read_text(encoding="utf-8"))
+        debian = data["debian"]
+        return Base(
+            name, data["version"], data["series"], debian["suite"], debian["kind"], debian["package"],
+            debian["version"], debian["file"], debian["sha256"],
+        )  # fmt: skip
+    except (OSError, KeyError, tomllib.TOMLDecodeError) as error:
+        raise LabError(f"cannot read {file}", str(error), "restore the file from git") from None
+
+
+def sha256(path: Path) -> str:
+    """The checksum of a file, in hex."""
+    with path.open("rb") as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()
+
+
+def tree_version(name: str, tree: Path) -> str:
+    """The version a source tree says it has."""
+    try:
+        if name == "qemu":
+            return (tree / "VERSION").read_text(encoding="utf-8").strip()
+        text = (tree / "Makefile").read_text(encoding="utf-8", errors="replace")
+        parts = [
+            re.search(rf"^{word} = (\d+)$", text, re.MULTILINE)
+            for word in ("VERSION", "PATCHLEVEL", "SUBLEVEL")
+        ]
+        return ".".join(part[1] for part in parts if part)
+    except OSError:
+        return ""
+
+
+def variable(name: str) -> str:
+    """The environment variable that points at another source."""
+    return f"KNOWNZERO_{name.upper()}_SOURCE"
+
+
+def _stat_key(path: Path) -> str:
+    """A name for the content of a file or folder, from names, sizes and times."""
+    digest = hashlib.sha256(str(path).encode())
+    if path.is_file():
+        found = path.stat()
+        digest.update(f"{found.st_size} {found.st_mtime_ns}".encode())
+        return digest.hexdigest()
+    for root, folders, files in os.walk(path):
+        folders[:] = sorted(f for f in folders if f != ".git")
+        for file in sorted(files):
+            full = os.path.join(root, file)
+            found = os.lstat(full)
+            digest.update(f"{os.path.relpath(full, path)} {found.st_size} {found.st_mtime_ns}\n".encode())
+    return digest.hexdigest()
+
+
+def _override(name: str) -> Source | None:
+    value = os.environ.get(variable(name))
+    if not value:
+        return None
+    path = Path(value).expanduser().absolute()
+    if not path.exists():
+        raise UsageError(
+            f"{variable(name)} points at nothing",
+            f"{path} does not exist",
+            "give a source folder or a tarball, or unset it",
+        )
+    if path.is_dir():
+        version = tree_version(name, path)
+        if not version:
+            raise UsageError(
+                f"{path} is not a {name} source tree",
+                "its version cannot be read",
+                f"point {variable(name)} at the top of a source tree",
+            )
+        if name == "linux" and (path / ".config").exists():
+            raise UsageError(
+                f"{path} has been built in place",
+                "out-of-tree builds need a clean tree (.config is there)",
+                f"run `make mrproper` in {path}, or point at a tarball",
+            )
+        return Source(name, version, _stat_key(path), path, False)
+    match = re.search(r"(\d+\.\d+(?:\.\d+)?)", path.name)
+    return Source(name, match[1] if match else "unknown", _stat_key(path), path, False)
+
+
+def _selected(wanted: Base) -> Source | None:
+    """A newer point release that was accepted before, as long as base.toml is unchanged."""
+    try:
+        data = json.loads((paths.cache() / "downloads" / f"{wanted.name}.json").read_text(encoding="utf-8"))
+        if data.pop("instead_of") == wanted.sha256:
+            return Source(wanted.name, data["version"], data["sha256"], Path(data["archive"]), True)
+    except (OSError, ValueError, KeyError):
+        pass
+    return None
+
+
+def identify(name: str) -> Source:
+    """Which source would be used, without any network."""
+    chosen = _override(name)
+    if chosen:
+        return chosen
+    wanted = base(name)
+    archive = paths.sub("downloads") / wanted.file
+    if not archive.exists():
+        newer = _selected(wanted)
+        if newer:
+            return newer
+    return Source(name, wanted.version, wanted.sha256, archive, True)
+
+
+def verify(archive: Path, checksum: str) -> bool:
+    """Whether a download is whole; one that is not is thrown away, with a note."""
+    if not archive.is_file():
+        return False
+    if sha256(archive) == checksum:
+        return True
+    progress.note(f"{archive.name} is corrupt or partial (its checksum differs): thrown away")
+    archive.unlink()
+    return False
+
+
+def newest(versions: list[str]) -> str:
+    """The newest of some Debian versions."""
+
+    def compare(a: str, b: str) -> int:
+        if a == b:
+            return 0
+        return (
+            1
+            if subprocess.run(["dpkg", "--compare-versions", a, "gt", b], check=False).returncode == 0
+            else -1
+        )
+
+    return max(versions, key=functools.cmp_to_key(compare))
+
+
+def upstream(debian_version: str) -> str:
+    """``1:10.0.13+ds-0+deb13u1`` -> ``10.0.13``."""
+    match = re.match(r"(?:\d+:)?(\d+(?:\.\d+)*)", debian_version)
+    return match[1] if match else debian_version
+
+
+def record_file(record: dict[str, str], kind: str) -> tuple[str, str]:
+    """File name and sha256 of a package record (for sources: of the upstream tarball)."""
+    if kind == "deb":
+        return record["filename"].rsplit("/", 1)[-1], record["sha256"]
+    for line in record["checksums-sha256"].splitlines():
+        words = line.split()
+        if len(words) == 3 and re.search(r"\.orig\.tar\.\w+$", words[2]):
+            return words[2], words[0]
+    raise KeyError("checksums-sha256")
+
+
+def _download(wanted: Base) -> Source:
+    apt = PrivateApt(wanted.suite, wanted.kind)
+    apt.update()
+    records = {r["version"]: r for r in apt.show(wanted.package) if "version" in r}
+    if wanted.debian_version in records:
+        chosen = wanted.debian_version
+    else:
+        same = [v for v in records if upstream(v).startswith(wanted.series + ".")]
+        if not same:
+            raise LabError(
+                f"Debian {wanted.suite} no longer has {wanted.package} {wanted.series}.x",
+                "it has: " + (", ".join(records) or "nothing of that name"),
+                f"set {variable(wanted.name)} to a tarball of version {wanted.version}",
+            )
+        chosen = newest(same)
+        progress.note(
+            f"Debian {wanted.suite} has {wanted.package} {chosen} instead of {wanted.debian_version}; using it (signed by the archive)"
+        )
+    try:
+        file, checksum = record_file(records[chosen], wanted.kind)
+    except KeyError as error:
+        raise LabError(
+            f"cannot use {wanted.package} {chosen}",
+            f"its record lacks {error}",
+            f"set {variable(wanted.name)} to a tarball",
+        ) from None
+    if chosen == wanted.debian_version:
+        checksum = wanted.sha256
+    archive = paths.sub("downloads") / file
+    if not verify(archive, checksum):
+        with tempfile.TemporaryDirectory(prefix=".apt-", dir=archive.parent) as folder:
+            apt.download(wanted.package, chosen, Path(folder))
+            fresh = Path(folder) / file
+            if not verify(fresh, checksum):
+                raise LabError(
+                    f"the download of {wanted.package} {chosen} is not what was asked for",
+                    f"its sha256 is not {checksum}",
+                    f"run it again; if it stays so, check the mirror, or set {variable(wanted.name)} to a tarball",
+                )
+            fresh.replace(archive)
+    if chosen != wanted.debian_version:
+        data = {
+            "instead_of": wanted.sha256,
+            "version": upstream(chosen),
+            "sha256": checksum,
+            "archive": str(archive),
+        }
+        lock.write_atomically(archive.parent / f"{wanted.name}.json", json.dumps(data))
+    return Source(wanted.name, upstream(chosen), checksum, archive, True)
+
+
+def obtain(name: str) -> Source:
+    """The source with its archive present and checked; downloads when needed."""
+    source = identify(name)
+    if not source.from_debian or source.tree.exists():
+        return source
+    with lock.locked(f"download-{name}"):
+        source = identify(name)
+        if verify(source.archive, source.key):
+            return source
+        with progress.step(f"downloading the {name} source"):
+            return _download(base(name))
+
+
+def pristine(source: Source) -> Path:
+    """The unpacked tree, never to be edited; made when missing."""
+    if source.tree.exists():
+        return source.tree
+    with lock.locked(f"unpack-{source.name}"):
+        if source.tree.exists():
+            return source.tree
+        with (
+            progress.step(f"unpacking {source.name} {source.version}"),
+            lock.new_directory(source.tree) as work,
+        ):
+            _unpack(source, work)
+            if source.name == "qemu":
+                _stand_in_firmware(work / "pc-bios")
+            if not tree_version(source.name, work):
+                raise LabError(
+                    f"{source.archive} holds no {source.name} source",
+                    "its version file cannot be read",
+                    f"point {variable(source.name)} at a {source.name} source tree or tarball",
+                )
+    return source.tree
+
+
+def _stand_in_firmware(folder: Path) -> None:
+    """Empty archives for the firmware that Debian's source lacks and QEMU's meson wants to see.
+
+    Nothing here starts with EFI firmware; an archive that is there is left alone.
+    """
+    listing = folder / "meson.build"
+    if not listing.is_file():
+        return
+    for name in re.findall(r"'(edk2-[\w-]+\.fd)'", listing.read_text(encoding="utf-8")):
+        archive = folder / f"{name}.bz2"
+        if not archive.exists():
+            archive.write_bytes(bz2.compress(b""))
+
+
+def _unpack(source: Source, work: Path) -> None:
+    what = f"cannot unpack {source.archive.name}"
+    fix = "free some space or get the archive again, then run it again"
+    log = paths.log_file(f"unpack-{source.name}")
+    archive = source.archive
+    if archive.is_dir():
+        _copy_tree(archive, work)
+        return
+    if archive.suffix == ".deb":
+        run.logged(["dpkg-deb", "-x", archive, work / ".deb"], log, what, fix)
+        inner = sorted((work / ".deb" / "usr" / "src").glob("*.tar.*"))
+        if not inner:
+            raise LabError(what, "no source tarball inside", fix)
+        archive = inner[0]
+    run.logged(
+        ["tar", "-x", "--strip-components=1", "--no-same-owner", "-f", archive, "-C", work], log, what, fix
+    )
+    shutil.rmtree(work / ".deb", ignore_errors=True)
+
+
+def _copy_tree(origin: Path, work: Path) -> None:
+    """Copy a source folder; of a git checkout only what git knows, as it is on disk."""
+    what, fix = f"cannot copy {origin}", "check the folder and the space in the cache"
+    if not (origin / ".git").exists():
+        run.logged(
+            ["cp", "-a", "--reflink=auto", f"{origin}/.", work], paths.log_file("copy-tree"), what, fix
+        )
+        return
+    listed = run.output(
+        ["git", "-C", origin, "ls-files", "-z", "--cached", "--others", "--exclude-standard"], what, fix
+    )
+    for name in listed.split("\0"):
+        if (
+            name
+            and os.path.lexists(origin / name)
+            and ((origin / name).is_symlink() or not (origin / name).is_dir())
+        ):
+            (work / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(origin / name, work / name, follow_symlinks=False)
+
+
+def describe(source: Source) -> dict[str, str]:
+    """The source as plain data, for versions in results."""
+    return {k: str(v) for k, v in asdict(source).items()}

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: GPL-2.0
+"""The distribution's own kernel and QEMU, to test ours against what people have."""
+
+from __future__ import annotations
+
+import lzma
+import os
+import re
+import shutil
+from pathlib import Path
+
+from lab.core import lock, paths, run
+from lab.core.errors import LabError
+from lab.machine import debs, tools
+
+KERNEL_PACKAGE = "linux-image-cloud-amd64"
+# Where administration programs are, which not everybody's PATH has.
+SBIN = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
+MODULES = ("virtio_pci", "virtio_console", "virtio_balloon", "virtio_blk")
+
+
+def kernel() -> tuple[Path, list[Path]]:
+    """Debian's cloud kernel of the machine's release: the image, and modules in load order."""
+    image, folder = _kernel_files()
+    release = image.name.removeprefix("vmlinuz-")
+    roots = [
+        p for p in (folder / "lib/modules" / release, folder / "usr/lib/modules" / release) if p.is_dir()
+    ]
+    return image, modules(roots[0]) if roots else []
+
+
+def config() -> Path:
+    """The configuration of that kernel."""
+    image, folder = _kernel_files()
+    return folder / "boot" / image.name.replace("vmlinuz-", "config-", 1)
+
+
+def _kernel_files() -> tuple[Path, Path]:
+    known = _known()
+    image_packages = (
+        [known] if known else [p for p in debs.depends(KERNEL_PACKAGE) if p.startswith("linux-image-")]
+    )
+    if not image_packages:
+        raise LabError(
+            f"{KERNEL_PACKAGE} depends on no kernel image",
+            "its record names none",
+            "check the machine's release",
+        )
+    folder = debs.unpacked(image_packages[0])
+    lock.write_atomically(folder.parent / f"{KERNEL_PACKAGE}.name", image_packages[0])
+    images = sorted((folder / "boot").glob("vmlinuz-*"))
+    if not images:
+        raise LabError(
+            f"{image_packages[0]} has no kernel image",
+            f"unpacked in {folder}",
+            "remove that folder and run it again",
+        )
+    return images[0], folder
+
+
+def _known() -> str:
+    try:
+        return (paths.cache() / "debs" / f"{KERNEL_PACKAGE}.name").read_text(encoding="utf-8").strip()
+    except OSError:
+        return ""
+
+
+def depmod() -> str:
+    """The program that indexes modules; installed when it is missing."""
+    tools.need("stock kernel")
+    return shutil.which("depmod", path=SBIN) or "depmod"
+
+
+def modules(root: Path) -> list[Path]:
+    """The module files that MODULES need, dependencies first, uncompressed."""
+    if not (root / "modules.dep").is_file():
+        what = "cannot index the stock kernel's modules"
+        run.output([depmod(), "-b", str(root.parents[2]), root.name], what, "install kmod")
+    needs: dict[str, list[str]] = {}
+    for line in (root / "modules.dep").read_text(encoding="utf-8").splitlines():
+        file, _, rest = line.partition(":")
+        needs[file] = rest.split()
+    by_name = {re.sub(r"\.ko(\.\w+)?$", "", Path(file).name).replace("-", "_"): file for file in needs}
+    ordered: list[str] = []
+    for name in MODULES:
+        file = by_name.get(name, "")
+        if file:
+            for needed in [*reversed(needs[file]), file]:
+                if needed not in ordered:
+                    ordered.append(needed)
+    return [_plain(root / file) for file in ordered]
+
+
+def _plain(module: Path) -> Path:
+    """A module without compression (the guest has nothing to unpack it with)."""
+    if module.suffix == ".ko":
+        return module
+    target = module.with_suffix("")
+    if not target.is_file():
+        if module.suffix == ".xz":
+            data = lzma.decompress(module.read_bytes())
+        else:
+            data = run.output(
+                ["zstd", "-dcq", module], "cannot unpack a kernel module", "install zstd"
+            ).encode(errors="surrogateescape")
+        lock.write_atomically(target, data)
+    return target
+
+
+# The package, and the program in it.
+QEMUS = {
+    "x86_64": ("qemu-system-x86", "qemu-system-x86_64"),
+    "arm64": ("qemu-system-arm", "qemu-system-aarch64"),
+}
+
+
+def qemu(arch: str = "x86_64") -> Path:
+    """The distribution's QEMU: the installed one, or the package unpacked in the cache."""
+    package, program = QEMUS[arch]
+    installed = Path("/usr/bin") / program
+    if installed.is_file():
+        return installed
+    folder = debs.with_dependencies(package, f"usr/bin/{program}")
+    wrapper = folder / program
+    # Under our folder, or on the machine when it had a package already.
+    libraries = [folder / part for part in ("usr/lib/x86_64-linux-gnu", "lib/x86_64-linux-gnu")]
+    roots = (folder, Path("/"))
+    firmware = [root / part for part in ("usr/share/qemu", "usr/share/seabios") for root in roots]
+    words = " ".join(f'-L "{path}"' for path in firmware)
+    script = (
+        "#!/bin/sh\n"
+        f'LD_LIBRARY_PATH="{":".join(map(str, libraries))}" '
+        f'exec "{folder}/usr/bin/{program}" {words} "$@"\n'
+    )
+    lock.write_if_changed(wrapper, script.encode(), 0o755)
+    return wrapper

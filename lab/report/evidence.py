@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: GPL-2.0
+"""What a run leaves beside its figures: what each guest was, what it said, and the machine it ran on."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import re
+import shutil
+import stat
+import tempfile
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from lab.boot import guest as boot
+from lab.build import linux as build
+from lab.core import paths
+
+GUESTS, KERNELS, QEMU, HOST = "guests", "kernels", "qemu.json", "host.json"
+FOLDERS = (GUESTS, KERNELS)
+# A step of a guest's shell: its counters as they are now, between marks, on its stdout.
+MARK, END = "@vmstat", "@end"
+SNAPSHOT = f"echo {MARK}; cat /proc/vmstat; echo {END}"
+BEFORE, AFTER = "vmstat-before", "vmstat-after"
+_SNAPSHOTS = re.compile(rf"^{MARK}\n(.*?)^{END}$", re.MULTILINE | re.DOTALL)
+# What of the machine may change a figure; what is not there is left out.
+FILES = (
+    "/proc/version",
+    "/proc/cmdline",
+    "/proc/loadavg",
+    "/sys/kernel/mm/transparent_hugepage/enabled",
+    "/sys/kernel/mm/transparent_hugepage/defrag",
+    "/sys/kernel/mm/ksm/run",
+    "/sys/devices/system/clocksource/clocksource0/current_clocksource",
+    "/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor",
+)
+
+
+def machine() -> dict[str, str]:
+    """The machine as it is now: sizes in KiB as /proc/meminfo has them, the rest as the kernel words it."""
+    found = {"architecture": platform.machine(), "cpus": str(os.cpu_count() or 0)}
+    for name in FILES:
+        with contextlib.suppress(OSError):
+            found[name] = Path(name).read_text(encoding="utf-8", errors="replace").strip()
+    for name, wanted in (
+        ("/proc/meminfo", ("MemTotal", "MemAvailable", "SwapTotal", "SwapFree")),
+        ("/proc/cpuinfo", ("model name", "microcode", "cpu MHz", "cache size")),
+    ):
+        with contextlib.suppress(OSError):
+            for line in Path(name).read_text(encoding="utf-8").splitlines():
+                key, _, value = line.partition(":")
+                if key.strip() in wanted:
+                    found.setdefault(key.strip(), value.strip())
+    return found
+
+
+def snapshots(stdout: str) -> list[str]:
+    """The /proc/vmstat of each SNAPSHOT in what a guest printed, in order."""
+    return _SNAPSHOTS.findall(stdout)
+
+
+@dataclass
+class Evidence:
+    """Files of the guests that have ended so far, in a folder that goes away when it is not published."""
+
+    root: Path
+    before: dict[str, str] = field(default_factory=machine)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _count: Counter[str] = field(default_factory=Counter)
+
+    def take(self, guest: boot.Guest) -> None:
+        """Keep what the boot of a guest left, its kernel's configuration, and which QEMU it was."""
+        with self._lock:
+            label = guest.spec.label or (guest.kernel.parent.name if guest.kernel else "guest")
+            name = re.sub(r"[^A-Za-z0-9._-]+", "-", label)
+            self._count[name] += 1
+            number = f"-{self._count[name]}" if self._count[name] > 1 else ""
+            place = self.root / GUESTS / (name + number)
+            place.mkdir(parents=True)
+            for file in guest.folder.iterdir():
+                if stat.S_ISREG(file.lstat().st_mode) and file.stat().st_size:
+                    shutil.copyfile(file, place / file.name)
+            found = snapshots((guest.folder / "stdout").read_text(encoding="utf-8", errors="replace"))
+            for file_name, text in zip((BEFORE, AFTER), (found[:1] + found[1:][-1:]), strict=False):
+                (place / file_name).write_text(text, encoding="utf-8")
+            if guest.kernel:
+                self._kernel(guest.kernel, place)
+            if guest.qemu:
+                about = {"path": guest.qemu.name, "options": list(build.QEMU_OPTIONS)}
+                text = json.dumps(about | build.metadata(guest.qemu), indent=1)
+                (self.root / QEMU).write_text(text + "\n", encoding="utf-8")
+
+    def _kernel(self, image: Path, place: Path) -> None:
+        """The configuration and origin of a kernel, once for all guests that run on it."""
+        kept = self.root / KERNELS / image.parent.name
+        if not kept.is_dir():
+            kept.mkdir(parents=True)
+            if (image.parent / ".config").is_file():
+                shutil.copyfile(image.parent / ".config", kept / "config")
+            (kept / "about.json").write_text(
+                json.dumps(build.metadata(image), indent=1) + "\n", encoding="utf-8"
+            )
+        (place / "kernel").symlink_to(Path("..", "..", KERNELS, image.parent.name))
+
+    def publish(self, folder: Path) -> None:
+        """Move everything into the folder of the run, in the place of what an earlier run left there."""
+        folder.mkdir(parents=True, exist_ok=True)
+        about = {"before": self.before, "after": machine()}
+        (self.root / HOST).write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+        for name in (*FOLDERS, QEMU, HOST):
+            target = folder / name
+            if target.is_dir():
+                shutil.rmtree(target)
+            target.unlink(missing_ok=True)
+            if (self.root / name).exists():
+                shutil.move(self.root / name, target)
+
+
+@contextlib.contextmanager
+def collecting() -> Iterator[Evidence]:
+    """While this lasts, every guest that ends leaves its evidence."""
+    with tempfile.TemporaryDirectory(prefix=".evidence-", dir=paths.out()) as name:
+        evidence = Evidence(Path(name))
+        boot.ended.append(evidence.take)
+        try:
+            yield evidence
+        finally:
+            boot.ended.remove(evidence.take)

@@ -1,0 +1,298 @@
+# SPDX-License-Identifier: GPL-2.0
+"""Results of a measurement: samples, metrics, and the result.json they are kept in."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import random
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lab.core import lock
+from lab.core.errors import LabError, UsageError
+from lab.report.significance import Significance, judge
+
+FILE_NAME = "result.json"
+ERROR_NAME = "error.json"  # in the folder of a bench that has no result
+FORMAT = 1
+SIDES = ("base", "knownzero")  # what both sides of a result are called, unless it says otherwise
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """The percentile (0 to 100) of some values, interpolated; ValueError without values."""
+    if not values:
+        raise ValueError("no values")
+    ordered = sorted(values)
+    at = (len(ordered) - 1) * percent / 100
+    below = math.floor(at)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (ordered[above] - ordered[below]) * (at - below)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One side of a metric: the median of ``n`` values, and their 10th and 90th percentile."""
+
+    median: float
+    low: float
+    high: float
+    n: int
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Sample:
+        """Summarise values; ValueError when there are none or one is not a finite number."""
+        if not values or not all(math.isfinite(value) for value in values):
+            raise ValueError(f"cannot summarise {list(values)!r}")
+        return cls(statistics.median(values), percentile(values, 10), percentile(values, 90), len(values))
+
+
+def change_percent(base: float, ours: float) -> float | None:
+    """How far ours is from base, in percent of base; None when base is zero and ours is not."""
+    if base == 0:
+        return 0.0 if ours == 0 else None
+    return (ours - base) / base * 100
+
+
+def change_interval(
+    base: Sequence[float], ours: Sequence[float], rounds: int = 2000
+) -> tuple[float, float] | None:
+    """A 95 % bootstrap interval of the change of the median, in percent.
+
+    None when base can be zero, or when a side has fewer than three values.
+
+    Resampling is seeded: the same values give the same interval.
+    """
+    if min(len(base), len(ours)) < 3:
+        return None
+    rng = random.Random(20260529)
+    changes = []
+    for _ in range(rounds):
+        change = change_percent(
+            statistics.median(rng.choices(base, k=len(base))),
+            statistics.median(rng.choices(ours, k=len(ours))),
+        )
+        if change is None:
+            return None
+        changes.append(change)
+    return percentile(changes, 2.5), percentile(changes, 97.5)
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a metric is meant to show, and whether it did."""
+
+    text: str
+    met: bool
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One figure for base and ours. ``unit`` is what the medians are in."""
+
+    name: str
+    unit: str
+    base: Sample
+    ours: Sample
+    change_percent: float | None
+    change_interval: tuple[float, float] | None = None
+    sentence: str = ""
+    target: Target | None = None
+    values: dict[str, list[float]] = field(default_factory=dict)
+    significance: Significance | None = None
+
+    @property
+    def paired(self) -> bool:
+        """Whether value by value both sides were measured together, by turns."""
+        return bool(self.values) and len(self.values["base"]) == len(self.values["ours"])
+
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        unit: str,
+        base: Sequence[float],
+        ours: Sequence[float],
+        *,
+        sentence: str = "",
+        target: Target | None = None,
+    ) -> Metric:
+        """Make a metric from the values of both sides.
+
+        As many values on both sides are pairs, in the order in which they were measured by turns.
+        """
+        one, two = Sample.of(base), Sample.of(ours)
+        return cls(
+            name,
+            unit,
+            one,
+            two,
+            change_percent(one.median, two.median),
+            change_interval(base, ours),
+            sentence,
+            target,
+            {"base": list(base), "ours": list(ours)},
+            judge(base, ours, paired=len(base) == len(ours)),
+        )
+
+
+@dataclass
+class Result:
+    """Everything a run found, and what is needed to repeat it."""
+
+    name: str
+    accelerator: str
+    versions: dict[str, str]
+    reproduce: str
+    metrics: list[Metric]
+    job: dict[str, Any] = field(default_factory=dict)
+    host: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    sides: list[str] = field(default_factory=lambda: list(SIDES))
+    when: str = field(default_factory=lambda: time.strftime("%Y-%m-%dT%H:%M:%S%z"))
+    seconds: float = 0.0
+    format: int = FORMAT
+    # Where it is kept, once it is; not in the file.
+    folder: Path | None = field(default=None, compare=False)
+
+    def metric(self, name: str) -> Metric | None:
+        """The metric of that name, or None."""
+        return next((metric for metric in self.metrics if metric.name == name), None)
+
+    def to_json(self) -> str:
+        """The text of result.json."""
+        data = asdict(self)
+        del data["folder"]
+        return json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+    def save(self, folder: Path) -> Path:
+        """Write result.json into a folder (made when missing), all of it or nothing."""
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / FILE_NAME
+        temporary = path.with_suffix(f".{os.getpid()}.tmp")
+        try:
+            temporary.write_text(self.to_json(), encoding="utf-8")
+            temporary.replace(path)
+            (folder / ERROR_NAME).unlink(missing_ok=True)
+        finally:
+            temporary.unlink(missing_ok=True)
+        self.folder = folder
+        return path
+
+
+def save_error(error: LabError, folder: Path) -> None:
+    """Write why there is no result into a folder (made when missing)."""
+    told = {"what": error.what, "why": error.why, "fix": error.fix, "code": error.code}
+    lock.write_atomically(folder / ERROR_NAME, json.dumps(told, indent=2, ensure_ascii=False) + "\n")
+
+
+def load_error(folder: Path) -> LabError | None:
+    """The error that ``save_error`` has left in a folder, if any; LabError when it cannot be read."""
+    file = folder / ERROR_NAME
+    if not file.exists():
+        return None
+    try:
+        told = json.loads(file.read_text(encoding="utf-8"))
+        return LabError(str(told["what"]), str(told["why"]), str(told["fix"]), int(told["code"]))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise LabError(
+            f"Cannot read {file}", f"{type(error).__name__}: {error}", "run the bench again"
+        ) from error
+
+
+def _sample(data: dict[str, Any]) -> Sample:
+    return Sample(float(data["median"]), float(data["low"]), float(data["high"]), int(data["n"]))
+
+
+def _sides(names: Any) -> list[str]:
+    base, ours = names
+    return [str(base), str(ours)]
+
+
+def _significance(data: dict[str, Any] | None, values: dict[str, list[float]]) -> Significance | None:
+    if data:
+        p = data.get("p")
+        return Significance(str(data["test"]), None if p is None else float(p))
+    # Files that are older than the test have the values all the same.
+    base, ours = values.get("base"), values.get("ours")
+    return judge(base, ours, paired=len(base) == len(ours)) if base and ours else None
+
+
+def _metric(data: dict[str, Any]) -> Metric:
+    values = {str(key): [float(v) for v in values] for key, values in data.get("values", {}).items()}
+    interval = data.get("change_interval")
+    target = data.get("target")
+    change = data["change_percent"]
+    return Metric(
+        name=str(data["name"]),
+        unit=str(data["unit"]),
+        base=_sample(data["base"]),
+        ours=_sample(data["ours"]),
+        change_percent=None if change is None else float(change),
+        change_interval=(float(interval[0]), float(interval[1])) if interval else None,
+        sentence=str(data.get("sentence", "")),
+        target=Target(str(target["text"]), bool(target["met"])) if target else None,
+        values=values,
+        significance=_significance(data.get("significance"), values),
+    )
+
+
+def load(path: Path) -> Result:
+    """Read a result from its result.json or from the folder that holds it.
+
+    UsageError when there is none; LabError when the file is not a result.
+    """
+    file = path / FILE_NAME if path.is_dir() else path
+    try:
+        data = json.loads(file.read_text(encoding="utf-8"))
+        if data.get("format", FORMAT) != FORMAT:
+            raise ValueError(f"its format is {data['format']}, this program knows {FORMAT}")
+        return Result(
+            name=str(data["name"]),
+            accelerator=str(data["accelerator"]),
+            versions=dict(data["versions"]),
+            reproduce=str(data["reproduce"]),
+            metrics=[_metric(metric) for metric in data["metrics"]],
+            job=dict(data.get("job", {})),
+            host=dict(data.get("host", {})),
+            notes=list(data.get("notes", [])),
+            sides=_sides(data.get("sides", SIDES)),
+            when=str(data.get("when", "")),
+            seconds=float(data.get("seconds", 0)),
+            folder=file.parent,
+        )
+    except FileNotFoundError:
+        raise UsageError(
+            f"Cannot read the run {path}",
+            f"there is no {file}",
+            "name a folder under out/ that a `kz demo` or `kz bench` has written",
+        ) from None
+    except OSError as error:
+        raise LabError(
+            f"Cannot read the run {path}", str(error.strerror or error), "mend the permissions"
+        ) from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise LabError(
+            f"Cannot read the run {path}",
+            f"{file} is not a result: {type(error).__name__}: {error}",
+            "run the bench again: half-written results are never kept, so something else changed this file",
+        ) from error
+
+
+def results_of(run: Path) -> dict[Path, Result]:
+    """The results of a run: of its own folder, or of those in it, as ``kz bench all`` leaves them."""
+    if run.is_file() or (run / FILE_NAME).is_file() or not run.is_dir():
+        return {run: load(run)}
+    found = {file.parent: load(file.parent) for file in sorted(run.glob(f"*/{FILE_NAME}"))}
+    if not found:
+        raise UsageError(
+            f"Cannot read the run {run}",
+            f"neither it nor a folder in it has a {FILE_NAME}",
+            "name a folder under out/ that `kz demo`, `kz bench` or `kz bench all` has written",
+        )
+    return found

@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: GPL-2.0
+"""``kz test``: build what the tests need, run them all, and say plainly how it went."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from lab.build import ahead
+from lab.build import linux as build
+from lab.build import programs as guest
+from lab.core import errors, lock, paths, progress, run
+from lab.core.errors import LabError
+from lab.machine import fetch, tools
+
+# What guests in tests are made of; the slowest first, so that nothing waits at the end.
+KERNELS = (
+    ("debug", "x86_64"),
+    ("knownzero", "x86_64"),
+    ("debug", "um"),
+)
+QTESTS = ("virtio-balloon-reporting-test", "virtio-balloon-test")
+QUICK = "not boots and not slow"
+LAST_WORDS = 40.0  # seconds, of which pytest's workers may take ten to end
+
+
+def prepare() -> None:
+    """Build every kernel, QEMU and program the tests use; quick when the cache has them."""
+    tools.need(*tools.TESTS)
+    with contextlib.nullcontext() if build.find_qemu() else ahead.of_kernels():
+        build.build_qemu("knownzero")
+    build_qtests()
+    for variant, arch in KERNELS:
+        build.build_linux(variant, arch)
+    guest.build_programs()
+
+
+def qtest_programs() -> list[str]:
+    """The qtests that concern the balloon and are in the patched source."""
+    source = fetch.obtain("qemu")
+    with build.qemu_tree("knownzero", source) as tree:
+        return [name for name in QTESTS if (tree / "tests" / "qtest" / f"{name}.c").is_file()]
+
+
+def build_qtests() -> Path:
+    """Build QEMU's qtests where QEMU was built; returns that folder."""
+    source = fetch.obtain("qemu")
+    obj = build.qemu_object_dir("knownzero", source)
+    with lock.locked("build-qemu-knownzero"), build.qemu_tree("knownzero", source) as tree:
+        log = paths.log_file("qtests")
+        with progress.step("building QEMU's qtests", log):
+            build.make_qemu(
+                tree, obj, log, ["qemu-system-x86_64", *[f"tests/qtest/{name}" for name in qtest_programs()]]
+            )
+    return obj
+
+
+def run_tests(select: str, junit: Path | None, quick: bool, extra: list[str]) -> int:
+    """Run pytest over tests/; returns the lab's exit code (0 fine, 1 failures, 2 usage, 3 machine)."""
+    marks = QUICK if quick else ""
+    argv = _pytest()
+    chosen = (["-k", select] if select else []) + (["-m", marks] if marks else [])
+    if not quick and _needs_guests(chosen):
+        prepare()
+    # One more than there are CPUs: guests sleep and wait as well.
+    jobs = min(build.jobs() + 1, 5)
+    argv += [*chosen, "-n", str(jobs), "--dist", "worksteal", "-rsxXR"]
+    if junit:
+        junit.parent.mkdir(parents=True, exist_ok=True)
+        argv.append(f"--junit-xml={junit.absolute()}")
+    process = subprocess.Popen([*argv, *extra, "tests"], cwd=paths.REPO, env=_environment())
+    try:
+        status = process.wait()
+    except BaseException as why:
+        # The terminal has interrupted pytest as well; a second time, and it would not write its results.
+        if not isinstance(why, KeyboardInterrupt):
+            process.send_signal(signal.SIGINT)
+        _await_end(process)
+        raise
+    return exit_code(status)
+
+
+def _await_end(process: subprocess.Popen[bytes]) -> None:
+    """Give pytest the time to end its tests and to write what it knows."""
+    try:
+        process.wait(LAST_WORDS)
+    except BaseException as why:
+        process.kill()
+        if not isinstance(why, subprocess.TimeoutExpired):
+            raise
+
+
+def exit_code(status: int) -> int:
+    """pytest's exit status as the lab's."""
+    if status == 2:
+        return errors.INTERRUPTED
+    if status == 4:
+        return errors.USAGE
+    if status == 5:
+        raise errors.UsageError(
+            "no test was run",
+            "nothing matches the selection",
+            "see the names with: kz test --select '' -- --collect-only",
+        )
+    return {0: errors.OK, 1: errors.FAILED}.get(status, errors.MACHINE)
+
+
+def _pytest() -> list[str]:
+    return [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-c",
+        str(paths.REPO / "pyproject.toml"),
+        "--rootdir",
+        str(paths.REPO),
+    ]
+
+
+def check_selection(select: str, marks: str, options: Sequence[str], settings: dict[str, str]) -> None:
+    """UsageError unless pytest's -k and -m choose a test (none at all when ``marks`` is empty).
+
+    ``options`` are more that pytest is given, ``settings`` more of its environment.
+    """
+    chosen = ["-k", select] if select else []
+    status, said = (5, "") if not marks else _collect([*chosen, "-m", marks, *options], settings)
+    if status == 5:
+        raise errors.UsageError(
+            "no test would be run",
+            f"nothing in the stages that are chosen matches {shlex.join([*chosen, *options])}",
+            "choose other stages, or see the names with: kz test --select '' -- --collect-only",
+        )
+    if status:
+        wrong = [line for line in said.splitlines() if re.search(r"^ERROR: (?!usage)|: error: ", line)]
+        raise errors.UsageError(
+            "the tests cannot be selected",
+            "\n".join(wrong) or run_tail(said),
+            "mend --select or the options for pytest",
+        )
+
+
+def _collect(options: list[str], settings: dict[str, str] | None = None) -> tuple[int, str]:
+    """pytest's exit status, and what it says, when it only lists tests."""
+    done = subprocess.run(
+        [*_pytest(), "--collect-only", "-q", "-p", "no:cacheprovider", *options, "tests"],
+        cwd=paths.REPO,
+        env={**_environment(), **(settings or {})},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+def _needs_guests(chosen: list[str]) -> bool:
+    """Whether the selection has tests that boot guests or need builds."""
+    words = [w for i, w in enumerate(chosen) if w != "-m" and (i == 0 or chosen[i - 1] != "-m")]
+    status, said = _collect(["-m", "boots or slow", *words])
+    if status in (0, 5):
+        return status == 0
+    raise LabError(
+        "the tests cannot be collected",
+        run_tail(said),
+        "mend the error above",
+        errors.FAILED,
+    )
+
+
+def run_tail(text: str, lines: int = 15) -> str:
+    """The end of a text."""
+    return "\n".join(text.strip().splitlines()[-lines:])
+
+
+def _environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(paths.REPO), "PYTHONDONTWRITEBYTECODE": "1"}
+
+
+def qtest(name: str, log: Path) -> None:
+    """Run one of QEMU's qtests on our QEMU; raises LabError (code 1) when it fails."""
+    obj = build_qtests()
+    environment = {
+        **os.environ,
+        # The one that finds its firmware.
+        "QTEST_QEMU_BINARY": str(build.build_qemu("knownzero")),
+        "G_TEST_DBUS_DAEMON": "",
+    }
+    argv = [str(obj / "tests" / "qtest" / name), "--tap", "-k"]
+    run.logged(argv, log, f"QEMU's {name} fails", "read the log", env=environment, cwd=obj, timeout=300)
