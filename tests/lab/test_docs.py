@@ -14,7 +14,6 @@ import pytest
 
 from lab import cli, clidoc
 from lab.boot.guest import BootSpec, boot
-from lab.core import errors
 from lab.core.paths import REPO
 from lab.machine import fetch
 
@@ -25,19 +24,22 @@ PAGES = sorted([*REPO.glob("*.md"), *(REPO / "docs").rglob("*.md"), *REPO.glob("
 
 @functools.cache
 def sources(series: str) -> dict[str, str]:
-    """What a series adds, by file: its new files, and the lines its patches add."""
-    found: dict[str, str] = {}
+    """The lines that a series adds, by file; a later patch may take some of them out again."""
+    found: dict[str, list[str]] = {}
     root = REPO / series
     for path in sorted(p for p in (root / "new").rglob("*") if p.is_file()):
-        found[str(path.relative_to(root / "new"))] = path.read_text(errors="replace")
-    for patch in sorted((root / "patches").glob("*.patch")):
+        found[str(path.relative_to(root / "new"))] = path.read_text(errors="replace").splitlines()
+    for patch in sorted([*(root / "patches").glob("*.patch"), *(root / "parts").glob("*/*.patch")]):
         name = ""
         for line in patch.read_text(errors="replace").splitlines():
-            if line.startswith("+++ b/"):
+            lines = found.setdefault(name, [])
+            if line.startswith("+++ "):
                 name = line.removeprefix("+++ b/")
             elif line.startswith("+") and name:
-                found[name] = found.get(name, "") + line[1:] + "\n"
-    return found
+                lines.append(line[1:])
+            elif line.startswith("-") and line[1:] in lines:
+                lines.remove(line[1:])
+    return {name: "\n".join(lines) + "\n" for name, lines in found.items()}
 
 
 def section(title: str, page: Path = COUNTERS) -> list[str]:
@@ -138,9 +140,6 @@ ABI_NAMES: dict[str, Callable[[], set[str]]] = {
         set(found(r"(?m)^(virtio_balloon_(?:report|inflate)_\w+)\(", series="qemu", files="trace-events$"))
         | set(found(r'return "([a-z-]+)";', series="qemu", files=r"physmem\.c$"))
     ),
-    "/sys/kernel/mm/zero_page": lambda: {
-        name for name in attributes() if f"PREZERO_ATTR_RW({name})" in sources("linux")["mm/prezero.c"]
-    },
     "Reasons of the daemon": reasons_of_the_daemon,
     "Metrics of the daemon": metrics,
     "Control socket of the daemon": commands_of_the_daemon,
@@ -171,8 +170,6 @@ def test_numbers_in_the_interface() -> None:
     text = ABI.read_text(encoding="utf-8")
     lost = re.search(r"MEMORY_LOST: \w+ = (\d+);", (DAEMON / "signals.rs").read_text(encoding="utf-8"))
     assert lost and f"| {lost[1]} | the front end has truncated guest memory |" in text
-    for code in (errors.OK, errors.FAILED, errors.USAGE, errors.MACHINE, errors.INTERRUPTED):
-        assert re.search(rf"^\| {code} \|", text.split("## Exit codes of kz")[1], re.MULTILINE)
     numbers = {int(n) for n in re.findall(r"Number (\d+), (?:\d+) on Alpha", text)}
     assert numbers == {int(n) for n in found(r"__NR_refpage_create (\d+)", files="asm-generic/unistd.h$")}
 
@@ -219,6 +216,25 @@ def test_what_nobody_says_is_found() -> None:
     assert "the guest's cat is not a shared file" not in corpus()
     assert pieces("No: Debian 13 … no longer has: bread") == ["Debian", "no longer has", "bread"]
     assert len([p for p in PAGES if messages(p, "it says")]) >= 3
+
+
+def missing_tests(text: str) -> list[str]:
+    """The tests, test files and mutants that a page names and that are not there."""
+    files = [p for top in ("tests", "vhost-user-balloon") for p in (REPO / top).rglob("*.[pr][ys]")]
+    there = "\n".join([*sources("linux").values(), *sources("qemu").values(), *map(Path.read_text, files)])
+    names = re.findall(r"`(test_\w+|[a-z]+_[a-z_]+)`", text)
+    mutants = [found[1:-1] for found in re.findall(r'"[a-z_()]+: [^"|]+"', text)]
+    stems = {file.stem for file in files}
+    return [n for n in [*names, *mutants] if n not in stems and not re.search(rf"\b{re.escape(n)}\b", there)]
+
+
+def test_the_tests_that_are_named_exist() -> None:
+    for page in (REPO / "docs" / "README.md", REPO / "docs" / "explanation" / "hazards.md"):
+        assert missing_tests(page.read_text(encoding="utf-8")) == []
+    assert missing_tests('`test_of_a_cat`, `test_nothing_is_found`, "merge: by a cat"') == [
+        "test_of_a_cat",
+        "merge: by a cat",
+    ]
 
 
 @pytest.mark.slow
