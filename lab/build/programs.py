@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0
-"""The programs that run inside guests: every guest/*.c as a static binary."""
+"""The programs that run inside guests: every guest/*.c and tools/*/*.c as a static binary."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _headers() -> str:
 
 
 def build_programs(arch: str = "x86_64") -> dict[str, Path]:
-    """Compile every guest/*.c; the result maps a program's name to its static binary.
+    """Compile every guest/*.c and tools/*/*.c; the result maps a program's name to its static binary.
 
     User-Mode Linux runs the same binaries as x86_64. Cached by content.
     """
@@ -60,10 +60,10 @@ def build_programs(arch: str = "x86_64") -> dict[str, Path]:
         )
     tools.need_compiler(arch)
     prefix = build.MACHINES[arch].prefix
-    sources = sorted((paths.REPO / "guest").glob("*.c"))
+    sources = [*(paths.REPO / "guest").glob("*.c"), *(paths.REPO / "tools").glob("*/*.c")]
     return {
         source.stem: _program(source, prefix)
-        for source in sources
+        for source in sorted(sources)
         if not prefix or source.stem not in FREESTANDING
     }
 
@@ -90,7 +90,7 @@ def _program(source: Path, prefix: str = "") -> Path:
         run.logged(
             [f"{prefix}gcc" if prefix else "cc", *flags, "-o", work, source],
             paths.log_file(f"guest-{source.stem}"),
-            f"guest/{source.name} does not compile",
+            f"{source.parent.name}/{source.name} does not compile",
             "mend the error above",
         )
         work.chmod(0o755)
