@@ -177,19 +177,30 @@ static KZ_MAYBE_UNUSED void kz_only_options(int argc, char **argv, const char *p
 		       argv[first], program);
 }
 
-static KZ_MAYBE_UNUSED uint64_t kz_rng_state = 88172645463325252ULL;
+/* splitmix64: neighbouring states give unrelated numbers. */
+static KZ_MAYBE_UNUSED uint64_t kz_mix(uint64_t x)
+{
+	x += 0x9e3779b97f4a7c15ULL;
+	x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ULL;
+	x = (x ^ (x >> 27)) * 0x94d049bb133111ebULL;
+	return x ^ (x >> 31);
+}
+
+static KZ_MAYBE_UNUSED uint64_t kz_rng_state;
 
 static KZ_MAYBE_UNUSED uint64_t kz_rng(void)
 {
-	kz_rng_state ^= kz_rng_state << 13;
-	kz_rng_state ^= kz_rng_state >> 7;
-	kz_rng_state ^= kz_rng_state << 17;
-	return kz_rng_state;
+	return kz_mix(kz_rng_state++);
 }
 
 static KZ_MAYBE_UNUSED unsigned long kz_between(unsigned long low, unsigned long high)
 {
 	return low + kz_rng() % (high - low + 1);
+}
+
+static KZ_MAYBE_UNUSED bool kz_percent(unsigned int share)
+{
+	return kz_rng() % 100 < share;
 }
 
 /* Memory that is private and anonymous unless @flags say otherwise. */

@@ -186,7 +186,7 @@ static long check_file(int opened, const char *what, size_t bytes, check_fn *che
 	return fd < 0 ? failed(what) : check_map(fd, bytes, MAP_SHARED, check);
 }
 
-/* A file in memory of @bytes, which fallocate(2) allocates if @allocate says so; -1 if not. */
+/* A file in memory of @bytes, allocated with fallocate(2) if @allocate; -1 on failure. */
 static int new_memfd(unsigned int flags, size_t bytes, bool allocate)
 {
 	int fd = memfd_create("leak_hunter", MFD_CLOEXEC | flags);
@@ -239,7 +239,7 @@ static long in_child(long (*body)(void))
 	FAIL_IF(pid < 0, "fork");
 	if (!pid) {
 		prctl(PR_SET_PDEATHSIG, SIGKILL);
-		kz_rng_state += 1;
+		kz_rng_state = kz_mix(kz_rng_state);
 		answer->pages = body();
 		memcpy(answer->why, why, sizeof(why));
 		_exit(KZ_OK);
@@ -1008,7 +1008,7 @@ static int next_kind(void)
 	const uint64_t n = (uint64_t)nr_kinds, turn = __atomic_fetch_add(&shared->turns, 1, __ATOMIC_RELAXED);
 	uint64_t hash[MAX_KINDS], saved = kz_rng_state, i, j, before;
 
-	kz_rng_state = (seed + 1) * 0x94d049bb133111ebULL + turn / n * 0x9e3779b9ULL;
+	kz_rng_state = kz_mix(~seed) + turn / n * MAX_KINDS;
 	for (i = 0; i < n; i++)
 		hash[i] = kz_rng();
 	kz_rng_state = saved;
@@ -1032,7 +1032,7 @@ static void worker(unsigned long index)
 	prctl(PR_SET_PDEATHSIG, SIGKILL);
 	kz_write_file("/proc/self/oom_score_adj", "500");
 	answer = kz_map(sizeof(*answer), MAP_SHARED | MAP_ANONYMOUS);
-	kz_rng_state = (seed + 1) * 0x9e3779b97f4a7c15ULL + index * 0xbf58476d1ce4e5b9ULL;
+	kz_rng_state = kz_mix(kz_mix(seed) + index);
 	/* On a slow machine this must not take all the time. */
 	if (now < deadline)
 		dirty_free_memory(now + (deadline - now) / 3, ULONG_MAX);

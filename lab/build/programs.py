@@ -17,24 +17,8 @@ from lab.machine import debs, fetch, tools
 # What programs are compiled for, and Debian's name of it where that is not the machine's.
 BINARIES = {"x86_64": "", "um": "", "i386": "i386", "arm64": "arm64"}
 FLAGS = ("-std=gnu11", "-O2", "-g0", "-Wall", "-Wextra", "-static", "-pthread")
-# Programs that enter the kernel by themselves, on x86_64 alone: a call of libc does not even link.
-FREESTANDING = ("refpage_fuzz",)
-FREESTANDING_FLAGS = (
-    "-std=gnu11",
-    "-O2",
-    "-g0",
-    "-Wall",
-    "-Wextra",
-    "-static",
-    "-nostdlib",
-    "-ffreestanding",
-    # Their own memset() must not become a call of memset(), nor anything a call of libc.
-    "-fno-tree-loop-distribute-patterns",
-    "-fno-stack-protector",
-    # Nothing relocates them before they start.
-    "-fno-pie",
-    "-no-pie",
-)
+# Programs whose model of memory is that of x86_64.
+X86_64_ONLY = ("refpage_fuzz",)
 # As the kernel builds them: its harness compares integers of any sign.
 SELFTEST_FLAGS = ("-std=gnu11", "-O2", "-g0", "-Wall", "-static", "-pthread")
 
@@ -64,7 +48,7 @@ def build_programs(arch: str = "x86_64") -> dict[str, Path]:
     return {
         source.stem: _program(source, prefix)
         for source in sorted(sources)
-        if not prefix or source.stem not in FREESTANDING
+        if not prefix or source.stem not in X86_64_ONLY
     }
 
 
@@ -73,22 +57,16 @@ def build_host_program(source: Path) -> Path:
     return _program(source)
 
 
-def flags_of(name: str) -> tuple[str, ...]:
-    """What a guest program is compiled with."""
-    return FREESTANDING_FLAGS if name in FREESTANDING else FLAGS
-
-
 def _program(source: Path, prefix: str = "") -> Path:
     text = source.read_bytes()
-    flags = flags_of(source.stem)
     common = _headers() + build.compiler(prefix)
-    key = hashlib.sha256((common + " ".join(flags)).encode() + text).hexdigest()[:16]
+    key = hashlib.sha256((common + " ".join(FLAGS)).encode() + text).hexdigest()[:16]
     target = paths.sub("guest") / f"{source.stem}-{key}"
     if target.is_file():
         return target
     with lock.new_file(target) as work:
         run.logged(
-            [f"{prefix}gcc" if prefix else "cc", *flags, "-o", work, source],
+            [f"{prefix}gcc" if prefix else "cc", *FLAGS, "-o", work, source],
             paths.log_file(f"guest-{source.stem}"),
             f"{source.parent.name}/{source.name} does not compile",
             "mend the error above",

@@ -371,7 +371,7 @@ static void read_zones(void)
 
 /*
  * Reads numbers of blocks by order from /proc/buddyinfo, which has the free ones, or from
- * FREE_BLOCKS, which says what kind they are. Returns 0 or errno.
+ * FREE_BLOCKS, which names their kind. Returns 0 or errno.
  */
 static int read_orders(const char *path)
 {
