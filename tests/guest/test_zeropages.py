@@ -388,9 +388,7 @@ def test_pools_and_nodes_have_their_own_figures(machine: Machine) -> None:
     machine.put(f"{ZP}/bytes_zeroed", "12288")
     machine.put(f"{ZP}/node1/bytes_zeroed", "4096")
     told = machine.look()
-    assert told["hugetlb"] == [
-        {"page_size": 2 << 20, "total": 10, "free": 11, "reserved": 12, "surplus": 13}
-    ]
+    assert told["hugetlb"] == [{"page_size": 2 << 20, "total": 10, "free": 11, "reserved": 12, "surplus": 13}]
     assert told["kzeropaged"]["bytes_zeroed"] == 12288
     assert told["kzeropaged"]["cpu_ms"] is None
     (node,) = told["kzeropaged"]["nodes"]

@@ -179,7 +179,12 @@ def corpus() -> str:
     """All that says something to users: both series, the daemon, the lab, the guest programs. Strings are joined."""
     texts = [*sources("linux").values(), *sources("qemu").values()]
     files = [*DAEMON.glob("*.rs"), *PROTOCOL.glob("*.rs"), *(REPO / "lab").rglob("*.py")]
-    files += [*(REPO / "guest").glob("*.c"), *(REPO / "tools").rglob("*.c"), REPO / "kz", REPO / "tests" / "conftest.py"]
+    files += [
+        *(REPO / "guest").glob("*.c"),
+        *(REPO / "tools").rglob("*.c"),
+        REPO / "kz",
+        REPO / "tests" / "conftest.py",
+    ]
     texts += [file.read_text(encoding="utf-8") for file in files]
     joined = re.sub(r'"\s*\n\s*f?"', "", "\n".join(texts))
     return re.sub(r"\\\n\s*", "", joined).replace('\\"', '"')
