@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from lab.boot import guest as guests
+from lab.boot.spec import BootSpec
 from lab.build import linux as build
 from lab.core.errors import MACHINE, LabError
 from lab.core.progress import duration
@@ -57,7 +58,7 @@ def qemu() -> Path:
 
 
 @pytest.fixture
-def boot() -> Callable[[guests.BootSpec], guests.BootResult]:
+def boot() -> Callable[[BootSpec], guests.BootResult]:
     """Boot a guest and run its command to the end."""
     return guests.boot
 

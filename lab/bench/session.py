@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from lab.bench import BenchOptions
-from lab.boot.guest import BootSpec, Guest, running
+from lab.boot.guest import Guest, running
+from lab.boot.spec import BootSpec
 from lab.build import ahead
 from lab.build.linux import VARIANTS, build_linux, build_qemu, find_linux, find_qemu, metadata
 from lab.core.errors import LabError, TestFailure

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lab.boot.guest import BootSpec
+from lab.boot.spec import BootSpec
 from lab.build import linux as build
 from lab.core import lock, paths, progress, run
 from lab.core.errors import LabError

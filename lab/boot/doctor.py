@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import shutil
@@ -135,6 +134,9 @@ def offered_bits(qemu: Path, more: str = "") -> list[int]:
     ``more`` are further properties. Asked of a QEMU that is started and not run. Raises LabError when it does
     not start.
     """
+    from qemu.qmp import QMPError
+    from qemu.qmp.legacy import QEMUMonitorProtocol
+
     ours, theirs = socket.socketpair()
     argv = [
         str(qemu), "-nodefaults", "-no-user-config", "-display", "none", "-machine", "q35", "-accel", "tcg", "-S", "-m", "64M",
@@ -152,11 +154,11 @@ def offered_bits(qemu: Path, more: str = "") -> list[int]:
     theirs.close()
     try:
         ours.settimeout(20)
-        stream = ours.makefile("rw", encoding="utf-8")
-        stream.readline()
-        _ask(stream, "qmp_capabilities")
-        status = _ask(stream, "x-query-virtio-status", path="/machine/peripheral/balloon/virtio-backend")
-    except (OSError, ValueError) as error:
+        monitor = QEMUMonitorProtocol(ours)
+        monitor.connect()
+        path = "/machine/peripheral/balloon/virtio-backend"
+        status: Any = monitor.cmd("x-query-virtio-status", path=path)
+    except (OSError, QMPError) as error:
         run.end_group(process)
         said = (process.stderr.read() if process.stderr else b"").decode(errors="replace").strip()
         raise LabError(
@@ -166,18 +168,6 @@ def offered_bits(qemu: Path, more: str = "") -> list[int]:
         run.end_group(process)
         ours.close()
     return _bits(status["host-features"])
-
-
-def _ask(stream: Any, command: str, **arguments: str) -> Any:
-    stream.write(json.dumps({"execute": command, "arguments": arguments}) + "\n")
-    stream.flush()
-    while line := stream.readline():
-        answer = json.loads(line)
-        if "return" in answer:
-            return answer["return"]
-        if "error" in answer:
-            raise ValueError(answer["error"]["desc"])
-    raise ValueError("QEMU closed its monitor")
 
 
 NAMES = {

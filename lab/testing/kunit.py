@@ -7,8 +7,8 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from lab.boot import console
-from lab.boot import guest as boot
+from lab.boot import console, guest
+from lab.boot.spec import BootSpec
 from lab.core.errors import TestFailure
 
 _RESULT = re.compile(
@@ -108,8 +108,8 @@ def run(
     """
     append = f"kunit.enable=1 kunit.autorun=1 kunit.filter_glob={glob}"
     memory = "256M" if arch == "um" else "1G"
-    result = boot.boot(
-        boot.BootSpec(
+    result = guest.boot(
+        BootSpec(
             kernel=kernel,
             arch=arch,
             memory=memory,

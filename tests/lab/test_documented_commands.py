@@ -24,17 +24,11 @@ from pathlib import Path
 import pytest
 
 from lab import clidoc
-from lab.boot import accel, console, initramfs
-from lab.boot.guest import (
-    APPEND,
-    APPEND_TCG,
-    COMES_UP,
-    BootSpec,
-    EmulatorFault,
-    boot,
-    resolve_kernel,
-    resolve_qemu,
-)
+from lab.boot import accel, argv, console, initramfs, resolve
+from lab.boot.argv import APPEND, APPEND_TCG
+from lab.boot.guest import COMES_UP, boot
+from lab.boot.spec import BootSpec
+from lab.boot.verdict import EmulatorFault
 from lab.build import daemon
 from lab.core import paths
 from lab.core.paths import REPO
@@ -499,7 +493,7 @@ def machine() -> Iterator[Path]:
         folder = Path(name)
         (folder / "bin").mkdir()
         (folder / "bin" / "vhost-user-balloon").symlink_to(daemon.build())
-        (folder / "bin" / "qemu-system-x86_64").symlink_to(resolve_qemu(None))
+        (folder / "bin" / "qemu-system-x86_64").symlink_to(resolve.qemu(None))
         yield folder
 
 
@@ -529,11 +523,11 @@ READY = "the guest is ready"
 
 def qemu_arguments(folder: Path) -> str:
     """What the documents leave to the reader: a kernel, and a system that reports its memory and stays."""
-    image, _ = resolve_kernel("knownzero")
-    chosen = accel.choose("auto", resolve_qemu(None), image)
+    image, _ = resolve.kernel("knownzero")
+    chosen = accel.choose("auto", resolve.qemu(None), image)
     script = f"{FLUSH}; echo {READY} > /dev/console; sleep 1000"
     initramfs.write(folder / "initrd", ["sh", "-ec", script], "none", [], [])
-    words = ["-nodefaults", "-display", "none", "-no-reboot", "-machine", "q35", *accel.cpu(chosen)]
+    words = ["-nodefaults", "-display", "none", "-no-reboot", "-machine", "q35", *argv.cpu(chosen)]
     words += [
         "-kernel",
         str(image),

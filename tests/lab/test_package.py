@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from lab.boot.guest import BootSpec, boot
+from lab.boot.guest import boot
+from lab.boot.spec import BootSpec
 from lab.build import deb, package
 from lab.core.errors import LabError
 from lab.core.run import output

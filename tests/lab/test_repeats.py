@@ -36,7 +36,10 @@ def test_emulator_the_second_time():
     if times("emulator") < 2:
         raise EmulatorFault("an emulated CPU ran code that was no longer there")
 
+import threading
 from lab.boot import guest as boot
+from lab.boot.spec import BootSpec
+from lab.boot.verdict import Ending
 from tests.lab.test_console import STALE
 
 class Guest(boot.Guest):
@@ -48,8 +51,8 @@ class Guest(boot.Guest):
     def comes_up(self):
         return True
 
-    def _console_text(self):
-        return self.says
+    def ending(self):
+        return Ending(self.spec, "tcg", self.says, self.console, self.console)
 
     def close(self):
         pass
@@ -58,15 +61,15 @@ def test_emulator_behind_a_failure(monkeypatch):
     first = times("behind") < 2
     monkeypatch.setattr(boot, "Guest", Guest)
     monkeypatch.setattr(Guest, "says", STALE)
-    with boot.running(boot.BootSpec(kernel="debug", cpus=2)):
+    with boot.running(BootSpec(kernel="debug", cpus=2)):
         assert not first
-        monkeypatch.setattr(Guest, "_reader", boot.threading.Thread(), raising=False)
+        monkeypatch.setattr(Guest, "_reader", threading.Thread(), raising=False)
 
 def test_kernel_behind_a_failure(monkeypatch):
     times("kernel")
     monkeypatch.setattr(boot, "Guest", Guest)
     monkeypatch.setattr(Guest, "says", STALE.replace("<1f>", "<cc>"))
-    with boot.running(boot.BootSpec(kernel="debug", cpus=2)):
+    with boot.running(BootSpec(kernel="debug", cpus=2)):
         raise OutOfLuck("10 is less than 20")
 
 def test_skipped():
