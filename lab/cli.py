@@ -33,7 +33,7 @@ MODULES = {
     "lab.boot.commands": ("doctor", "boot", "shell", "top"),
     "lab.bench.commands": ("demo", "bench"),
     "lab.report.commands": ("report", "compare"),
-    "lab.testing.commands": ("test",),
+    "lab.testing.commands": ("test", "night"),
 }
 
 

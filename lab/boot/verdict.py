@@ -62,7 +62,7 @@ class Ending:
         if self.accel != "tcg" or self.spec.cpus < 2 or not console.stale_breakpoint(self.text):
             return None
         return EmulatorFault(
-            "an emulated CPU ran code that had been replaced",
+            "an emulated CPU ran code that was no longer there",
             f"its kernel met a breakpoint that had been removed (console: {self.console})",
             "run it again; if it comes back, the emulator is not the cause",
         )

@@ -72,10 +72,13 @@ def run_tests(select: str, junit: Path | None, quick: bool, extra: list[str]) ->
     # One more than there are CPUs: guests sleep and wait as well.
     jobs = min(build.jobs() + 1, 5)
     argv += [*chosen, "-n", str(jobs), "--dist", "worksteal", "-rsxXR"]
+    if ended := os.environ.get("KNOWNZERO_CASES"):
+        shard = os.environ.get("KNOWNZERO_SHARD", "")
+        argv += ["-p", "lab.testing.cases", f"--cases={ended}", f"--shard={shard}"]
     if junit:
         junit.parent.mkdir(parents=True, exist_ok=True)
         argv.append(f"--junit-xml={junit.absolute()}")
-    process = subprocess.Popen([*argv, *extra, "tests"], cwd=paths.REPO, env=_environment())
+    process = subprocess.Popen([*argv, *_with_tests(extra)], cwd=paths.REPO, env=_environment())
     try:
         status = process.wait()
     except BaseException as why:
@@ -149,7 +152,7 @@ def check_selection(select: str, marks: str, options: Sequence[str], settings: d
 def _collect(options: list[str], settings: dict[str, str] | None = None) -> tuple[int, str]:
     """pytest's exit status, and what it says, when it only lists tests."""
     done = subprocess.run(
-        [*_pytest(), "--collect-only", "-q", "-p", "no:cacheprovider", *options, "tests"],
+        [*_pytest(), "--collect-only", "-q", "-p", "no:cacheprovider", *_with_tests(options)],
         cwd=paths.REPO,
         env={**_environment(), **(settings or {})},
         capture_output=True,
@@ -178,8 +181,21 @@ def run_tail(text: str, lines: int = 15) -> str:
     return "\n".join(text.strip().splitlines()[-lines:])
 
 
+def _with_tests(options: Sequence[str]) -> list[str]:
+    """Options for pytest with the folder of all tests, unless they name tests."""
+    named = any(
+        (paths.REPO / word.partition("::")[0]).exists() for word in options if word.startswith("tests")
+    )
+    return [*options, *([] if named else ["tests"])]
+
+
 def _environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(paths.REPO), "PYTHONDONTWRITEBYTECODE": "1"}
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("KNOWNZERO_CASES", "KNOWNZERO_SHARD"))
+    }
+    return {**kept, "PYTHONPATH": str(paths.REPO), "PYTHONDONTWRITEBYTECODE": "1"}
 
 
 def qtest(name: str, log: Path) -> None:
