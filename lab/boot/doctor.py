@@ -74,10 +74,10 @@ def _space() -> Finding:
 
 def _mirror() -> Finding:
     try:
-        entry = apt.debian_entry(apt.machine_entries(), apt.codename())
+        mirrors = apt.mirrors()
     except LabError as error:
         return Finding("Debian mirror", "missing", error.why, error.fix)
-    return Finding("Debian mirror", "ok", " ".join(entry.uris))
+    return Finding("Debian mirror", "ok", " ".join(mirrors))
 
 
 def _tools(name: str) -> Finding:
