@@ -14,6 +14,8 @@ from typing import Any
 
 from lab.boot import accel
 from lab.build import linux as build
+from lab.build.images import compiler, jobs
+from lab.build.qemu import find_qemu
 from lab.core import paths, run
 from lab.core.errors import LabError
 from lab.machine import apt, fetch, tools
@@ -49,9 +51,7 @@ def examine() -> list[Finding]:
 
 def _machine() -> Finding:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    text = (
-        f"{platform.machine()}, {build.jobs()} CPUs, {memory:.0f} GB of memory, kernel {platform.release()}"
-    )
+    text = f"{platform.machine()}, {jobs()} CPUs, {memory:.0f} GB of memory, kernel {platform.release()}"
     if platform.machine() != "x86_64":
         return Finding(
             "machine", "missing", text, "guests and kernels are built for x86_64: use such a machine"
@@ -85,7 +85,7 @@ def _tools(name: str) -> Finding:
     absent = tools.missing(name)
     if not absent:
         if name in tools.DEMO:
-            return Finding(f"tools for {name}", "ok", build.compiler())
+            return Finding(f"tools for {name}", "ok", compiler())
         return Finding(f"tools for {name}", "ok", _version("cargo") if name == "daemon" else "all there")
     text = "absent: " + ", ".join(absent)
     if apt.may_install() is not None:
@@ -186,7 +186,7 @@ def _bits(features: dict[str, Any]) -> list[int]:
 
 def _qemu() -> list[Finding]:
     try:
-        binary = build.find_qemu()
+        binary = find_qemu()
     except LabError as error:
         return [Finding("qemu", "note", error.why)]
     if not binary:
@@ -212,7 +212,7 @@ def _qemu() -> list[Finding]:
 def _kvm() -> Finding:
     if not os.path.exists("/dev/kvm"):
         return Finding("KVM", "note", "there is no /dev/kvm; guests are emulated (TCG)")
-    qemu = build.find_qemu()
+    qemu = find_qemu()
     kernel = next((image for v in ("base", "knownzero") if (image := build.find_linux(v))), None)
     if not qemu or not kernel:
         return Finding(

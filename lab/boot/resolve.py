@@ -9,6 +9,7 @@ from lab.boot import accel
 from lab.boot.argv import Images
 from lab.boot.spec import BootSpec
 from lab.build import linux as build
+from lab.build.qemu import QEMU_VARIANTS, build_qemu
 from lab.core.errors import UsageError
 from lab.machine import stock
 
@@ -37,12 +38,12 @@ def kernel(named: str | Path, arch: str = "x86_64") -> tuple[Path, list[Path]]:
 def qemu(named: str | Path | None, arch: str = "x86_64") -> Path:
     """A QEMU: by default the patched one, and the distribution's for arm64."""
     if named is None:
-        return stock.qemu(arch) if arch == "arm64" else build.build_qemu("knownzero")
-    if str(named) in build.QEMU_VARIANTS:
-        return build.build_qemu(str(named))
+        return stock.qemu(arch) if arch == "arm64" else build_qemu("knownzero")
+    if str(named) in QEMU_VARIANTS:
+        return build_qemu(str(named))
     if str(named) == "stock":
         return stock.qemu()
-    return _file(named, "--qemu", (*build.QEMU_VARIANTS, "stock"))
+    return _file(named, "--qemu", (*QEMU_VARIANTS, "stock"))
 
 
 def _file(named: str | Path, option: str, variants: tuple[str, ...]) -> Path:

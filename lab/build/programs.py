@@ -10,8 +10,9 @@ import tempfile
 from pathlib import Path
 
 from lab.build import linux as build
+from lab.build.images import compiler
 from lab.core import lock, paths, run
-from lab.core.errors import LabError
+from lab.core.errors import LabError, UsageError
 from lab.machine import debs, fetch, tools
 
 # What programs are compiled for, and Debian's name of it where that is not the machine's.
@@ -20,21 +21,12 @@ FLAGS = ("-std=gnu11", "-O2", "-g0", "-Wall", "-Wextra", "-static", "-pthread")
 # Programs that enter the kernel by themselves, on x86_64 alone: a call of libc does not even link.
 FREESTANDING = ("refpage_fuzz",)
 FREESTANDING_FLAGS = (
-    "-std=gnu11",
-    "-O2",
-    "-g0",
-    "-Wall",
-    "-Wextra",
-    "-static",
-    "-nostdlib",
-    "-ffreestanding",
-    # Their own memset() must not become a call of memset(), nor anything a call of libc.
-    "-fno-tree-loop-distribute-patterns",
-    "-fno-stack-protector",
-    # Nothing relocates them before they start.
-    "-fno-pie",
-    "-no-pie",
-)
+    "-std=gnu11", "-O2", "-g0", "-Wall", "-Wextra", "-static", "-nostdlib", "-ffreestanding",
+    # Their own memset() must not become a call of memset(), and no code a call of libc.
+    "-fno-tree-loop-distribute-patterns", "-fno-stack-protector",
+    # No loader relocates them.
+    "-fno-pie", "-no-pie",
+)  # fmt: skip
 # As the kernel builds them: its harness compares integers of any sign.
 SELFTEST_FLAGS = ("-std=gnu11", "-O2", "-g0", "-Wall", "-static", "-pthread")
 
@@ -52,12 +44,7 @@ def build_programs(arch: str = "x86_64") -> dict[str, Path]:
     User-Mode Linux runs the same binaries as x86_64. Cached by content.
     """
     if arch not in BINARIES:
-        raise LabError(
-            f"no guest programs for {arch}",
-            "the lab knows: " + ", ".join(BINARIES),
-            "choose one of them",
-            2,
-        )
+        raise UsageError(f"Bad --arch: {arch}", "it has no guest programs", f"use {', '.join(BINARIES)}")
     tools.need_compiler(arch)
     prefix = build.MACHINES[arch].prefix
     sources = sorted((paths.REPO / "guest").glob("*.c"))
@@ -81,7 +68,7 @@ def flags_of(name: str) -> tuple[str, ...]:
 def _program(source: Path, prefix: str = "") -> Path:
     text = source.read_bytes()
     flags = flags_of(source.stem)
-    common = _headers() + build.compiler(prefix)
+    common = _headers() + compiler(prefix)
     key = hashlib.sha256((common + " ".join(flags)).encode() + text).hexdigest()[:16]
     target = paths.sub("guest") / f"{source.stem}-{key}"
     if target.is_file():
@@ -149,7 +136,7 @@ def build_selftest(name: str, arch: str = "x86_64") -> Path:
                 arguments += ["-isystem", unpacked / "include", "-L", unpacked / "lib" / debs.TRIPLET]
                 libraries += [f"-l{library}"]
     digest = hashlib.sha256(
-        (build.compiler(prefix) + " ".join(map(str, [*SELFTEST_FLAGS, *arguments, *libraries]))).encode()
+        (compiler(prefix) + " ".join(map(str, [*SELFTEST_FLAGS, *arguments, *libraries]))).encode()
     )
     for file in (*headers, *sources):
         digest.update(file.read_bytes())
@@ -160,9 +147,10 @@ def build_selftest(name: str, arch: str = "x86_64") -> Path:
         # The kernel's makefile would say here that it found liburing; ours does without.
         (Path(made) / "local_config.h_gen").touch()
         with lock.new_file(target) as work:
+            compiler_of = f"{prefix}gcc" if prefix else "cc"
             run.logged(
                 [
-                    f"{prefix}gcc" if prefix else "cc",
+                    compiler_of,
                     *SELFTEST_FLAGS,
                     "-I",
                     made,

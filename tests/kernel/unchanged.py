@@ -9,13 +9,13 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from lab.build import linux as build
+from lab.build.images import compiler
 from lab.core import lock, paths
 
 
 def key_of(inputs: Iterable[Path]) -> str:
     """A name for the content of files and folders, of the lab's code and of the compiler."""
-    digest = hashlib.sha256(build.compiler().encode())
+    digest = hashlib.sha256(compiler().encode())
     for top in [*inputs, paths.REPO / "lab"]:
         files = sorted(top.rglob("*")) if top.is_dir() else [top]
         for file in files:

@@ -69,7 +69,7 @@ def test_a_file_that_is_missing_leaves_no_package(tmp_path: Path) -> None:
     [
         (["firmware"], "'firmware' cannot be packaged"),
         (["qemu", "--config", "cloud"], "qemu has none"),
-        (["kernel", "--config", "/nonexistent"], "none of small, server and cloud, nor a file"),
+        (["kernel", "--config", "/nonexistent"], "use small, server, cloud or a .config"),
     ],
 )
 def test_bad_usage(arguments: list[str], why: str) -> None:
