@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from lab.core import errors
-from lab.core.options import Json
+from lab.core.options import Json, one_of
 
 app = typer.Typer()
 SERVER = "server"  # a configuration of the kernel
@@ -73,7 +73,7 @@ def _print_image(image: Path, as_json: bool) -> None:
 
 @app.command("package")
 def package(
-    what: Annotated[str, typer.Argument(help="kernel, qemu or daemon.")],
+    what: Annotated[str, one_of("package", ("kernel", "qemu", "daemon"))],
     config: Annotated[
         str,
         typer.Option(
@@ -91,8 +91,6 @@ def package(
     from lab.machine import tools
 
     folder = output or paths.out() / "packages"
-    if what not in ("kernel", "qemu", "daemon"):
-        raise errors.UsageError("Bad argument", f"'{what}' cannot be packaged", "name kernel, qemu or daemon")
     if config != SERVER and what != "kernel":
         raise errors.UsageError("Bad --config", f"{what} has none", "leave it out")
     tools.need("package")

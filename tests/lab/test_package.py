@@ -67,7 +67,7 @@ def test_a_file_that_is_missing_leaves_no_package(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        (["firmware"], "'firmware' cannot be packaged"),
+        (["firmware"], "no package has this name"),
         (["qemu", "--config", "cloud"], "qemu has none"),
         (["kernel", "--config", "/nonexistent"], "use small, server, cloud or a .config"),
     ],
