@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import shutil
 import tempfile
 from pathlib import Path
 
@@ -169,30 +168,15 @@ def build_selftest(name: str, arch: str = "x86_64") -> Path:
     return target
 
 
-def is_static(path: Path) -> bool:
-    """Whether an ELF file needs no loader: none of its program headers is PT_INTERP."""
-    data = path.read_bytes()
-    if data[:5] != b"\x7fELF\x02":
-        return False
-    offset = int.from_bytes(data[32:40], "little")
-    size = int.from_bytes(data[54:56], "little")
-    count = int.from_bytes(data[56:58], "little")
-    return all(int.from_bytes(data[offset + i * size :][:4], "little") != 3 for i in range(count))
-
-
 @functools.cache
 def busybox(arch: str = "") -> Path:
-    """A static busybox: the machine's, or the one of Debian's busybox-static, unpacked.
-
-    ``arch``: for another architecture, by Debian's name of it.
-    """
-    found = None if arch else shutil.which("busybox")
-    if found and is_static(Path(found)):
-        return Path(found)
+    """Debian's static busybox; ``arch``: for another architecture, by Debian's name of it."""
     folder = debs.unpacked("busybox-static", arch)
-    for place in ("bin/busybox", "usr/bin/busybox"):
-        if (folder / place).is_file():
-            return folder / place
-    raise LabError(
-        "Debian's busybox-static has no busybox", f"unpacked in {folder}", "install busybox-static with apt"
+    found = next(
+        (file for place in ("bin", "usr/bin") if (file := folder / place / "busybox").is_file()), None
     )
+    if found is None:
+        raise LabError(
+            "Debian's busybox-static has no busybox", f"unpacked in {folder}", "remove that folder"
+        )
+    return found

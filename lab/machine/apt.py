@@ -189,11 +189,11 @@ class PrivateApt:
         )
         return sorted(set(folder.iterdir()) - before)
 
-    def download_with_dependencies(self, package: str, folder: Path) -> list[Path]:
-        """Download a package and what it needs beyond what the machine has installed."""
+    def download_with_dependencies(self, package: str, folder: Path, whole: bool = False) -> list[Path]:
+        """Download a package and the dependencies that the machine lacks; ``whole``: all of them."""
         argv = self._argv(
             "apt-get", "install", "-q", "-y", "--download-only", "--no-install-recommends", "--reinstall",
-            "-o", "Debug::NoLocking=1", "-o", f"Dir::Cache::Archives={folder}", package,
+            "-o", "Debug::NoLocking=1", "-o", f"Dir::Cache::Archives={folder}", *(["-o", "Dir::State::status=/dev/null"] if whole else []), package,
         )  # fmt: skip
         (folder / "partial").mkdir(exist_ok=True)
         run.logged(
