@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 
 from lab.boot import guest as guests
+from lab.boot.spec import BootSpec
 from lab.build import linux as build
+from lab.build.qemu import build_qemu
 from lab.core.errors import MACHINE, LabError
 from lab.core.progress import duration
 from lab.testing import suite as testing
@@ -53,11 +55,11 @@ def no_kernel_but_those_that_are_prepared(
 @pytest.fixture(scope="session")
 def qemu() -> Path:
     """Our QEMU."""
-    return build.build_qemu("knownzero")
+    return build_qemu("knownzero")
 
 
 @pytest.fixture
-def boot() -> Callable[[guests.BootSpec], guests.BootResult]:
+def boot() -> Callable[[BootSpec], guests.BootResult]:
     """Boot a guest and run its command to the end."""
     return guests.boot
 

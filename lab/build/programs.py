@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import shutil
 import tempfile
 from pathlib import Path
 
 from lab.build import linux as build
+from lab.build.images import compiler
 from lab.core import lock, paths, run
-from lab.core.errors import LabError
+from lab.core.errors import LabError, UsageError
 from lab.machine import debs, fetch, tools
 
 # What programs are compiled for, and Debian's name of it where that is not the machine's.
@@ -36,12 +36,7 @@ def build_programs(arch: str = "x86_64") -> dict[str, Path]:
     User-Mode Linux runs the same binaries as x86_64. Cached by content.
     """
     if arch not in BINARIES:
-        raise LabError(
-            f"no guest programs for {arch}",
-            "the lab knows: " + ", ".join(BINARIES),
-            "choose one of them",
-            2,
-        )
+        raise UsageError(f"Bad --arch: {arch}", "it has no guest programs", f"use {', '.join(BINARIES)}")
     tools.need_compiler(arch)
     prefix = build.MACHINES[arch].prefix
     sources = [*(paths.REPO / "guest").glob("*.c"), *(paths.REPO / "tools").glob("*/*.c")]
@@ -59,7 +54,7 @@ def build_host_program(source: Path) -> Path:
 
 def _program(source: Path, prefix: str = "") -> Path:
     text = source.read_bytes()
-    common = _headers() + build.compiler(prefix)
+    common = _headers() + compiler(prefix)
     key = hashlib.sha256((common + " ".join(FLAGS)).encode() + text).hexdigest()[:16]
     target = paths.sub("guest") / f"{source.stem}-{key}"
     if target.is_file():
@@ -127,7 +122,7 @@ def build_selftest(name: str, arch: str = "x86_64") -> Path:
                 arguments += ["-isystem", unpacked / "include", "-L", unpacked / "lib" / debs.TRIPLET]
                 libraries += [f"-l{library}"]
     digest = hashlib.sha256(
-        (build.compiler(prefix) + " ".join(map(str, [*SELFTEST_FLAGS, *arguments, *libraries]))).encode()
+        (compiler(prefix) + " ".join(map(str, [*SELFTEST_FLAGS, *arguments, *libraries]))).encode()
     )
     for file in (*headers, *sources):
         digest.update(file.read_bytes())
@@ -138,9 +133,10 @@ def build_selftest(name: str, arch: str = "x86_64") -> Path:
         # The kernel's makefile would say here that it found liburing; ours does without.
         (Path(made) / "local_config.h_gen").touch()
         with lock.new_file(target) as work:
+            compiler_of = f"{prefix}gcc" if prefix else "cc"
             run.logged(
                 [
-                    f"{prefix}gcc" if prefix else "cc",
+                    compiler_of,
                     *SELFTEST_FLAGS,
                     "-I",
                     made,
@@ -159,30 +155,15 @@ def build_selftest(name: str, arch: str = "x86_64") -> Path:
     return target
 
 
-def is_static(path: Path) -> bool:
-    """Whether an ELF file needs no loader: none of its program headers is PT_INTERP."""
-    data = path.read_bytes()
-    if data[:5] != b"\x7fELF\x02":
-        return False
-    offset = int.from_bytes(data[32:40], "little")
-    size = int.from_bytes(data[54:56], "little")
-    count = int.from_bytes(data[56:58], "little")
-    return all(int.from_bytes(data[offset + i * size :][:4], "little") != 3 for i in range(count))
-
-
 @functools.cache
 def busybox(arch: str = "") -> Path:
-    """A static busybox: the machine's, or the one of Debian's busybox-static, unpacked.
-
-    ``arch``: for another architecture, by Debian's name of it.
-    """
-    found = None if arch else shutil.which("busybox")
-    if found and is_static(Path(found)):
-        return Path(found)
+    """Debian's static busybox; ``arch``: for another architecture, by Debian's name of it."""
     folder = debs.unpacked("busybox-static", arch)
-    for place in ("bin/busybox", "usr/bin/busybox"):
-        if (folder / place).is_file():
-            return folder / place
-    raise LabError(
-        "Debian's busybox-static has no busybox", f"unpacked in {folder}", "install busybox-static with apt"
+    found = next(
+        (file for place in ("bin", "usr/bin") if (file := folder / place / "busybox").is_file()), None
     )
+    if found is None:
+        raise LabError(
+            "Debian's busybox-static has no busybox", f"unpacked in {folder}", "remove that folder"
+        )
+    return found

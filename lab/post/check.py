@@ -11,7 +11,7 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from lab.build import linux as build
+from lab.build.images import jobs
 from lab.core import lock, paths, progress
 from lab.core.errors import LabError
 from lab.machine import fetch
@@ -122,7 +122,7 @@ def checkpatch(what: series.Series, pristine: Path) -> list[Problem]:
 
     files = [(patch, "") for patch in what.patches()]
     files += [(what.new_root / name, name) for name in what.new_files()]
-    with ThreadPoolExecutor(build.jobs()) as pool:
+    with ThreadPoolExecutor(jobs()) as pool:
         found = [problem for problems in pool.map(lambda item: one(*item), files) for problem in problems]
     for stamp in paths.sub("passed").glob(f"checkpatch-{what.name}-*"):
         if stamp.name not in used:

@@ -16,7 +16,7 @@ from dataclasses import replace
 from email.message import EmailMessage
 from pathlib import Path
 
-from lab.build import linux as build
+from lab.build.images import jobs
 from lab.core import lock, paths, progress, run
 from lab.series import series
 from lab.series.checkpatch import KERNEL_ONLY, Problem, complaints
@@ -111,7 +111,7 @@ def checkpatch(name: str, mails: list[Path], pristine: Path) -> list[Problem]:
         return found
 
     used: set[str] = set()
-    with progress.step(f"checkpatch on {len(mails)} mails"), ThreadPoolExecutor(build.jobs()) as pool:
+    with progress.step(f"checkpatch on {len(mails)} mails"), ThreadPoolExecutor(jobs()) as pool:
         found = [problem for problems in pool.map(one, mails) for problem in problems]
     for stamp in paths.sub("passed").glob(f"mail-{name}-*"):
         if stamp.name not in used:

@@ -15,6 +15,8 @@ from pathlib import Path, PurePosixPath
 from typing import Protocol
 
 from lab.build import linux as build
+from lab.build.images import compiler
+from lab.build.qemu import QEMU_RECIPE, make_qemu
 from lab.core import lock, paths, progress, run
 from lab.core.errors import LabError, UsageError
 from lab.machine import fetch, tools
@@ -216,13 +218,13 @@ class _Qemu:
     builds = (("", ""),)
 
     def inputs(self, arch: str, variant: str) -> list[str]:
-        return [build.compiler(), build.QEMU_RECIPE]
+        return [compiler(), QEMU_RECIPE]
 
     def __call__(self, tree: Path, step: Step, title: str, arch: str, variant: str) -> list[str]:
         log = paths.log_file(f"each-{step.name[:4]}-qemu")
         with progress.step(title, log):
             try:
-                build.make_qemu(tree, paths.sub("obj") / "each-qemu", log, ["qemu-system-x86_64"])
+                make_qemu(tree, paths.sub("obj") / "each-qemu", log, ["qemu-system-x86_64"])
             except LabError as error:
                 return [error.why]
         return []
@@ -243,7 +245,7 @@ class _Kernel:
 
     def inputs(self, arch: str, variant: str) -> list[str]:
         texts = [file.read_text(encoding="utf-8") for file in build.fragments(variant, arch)]
-        return [build.compiler(), build.LINUX_RECIPE, *self.targets(arch), *texts]
+        return [compiler(), build.LINUX_RECIPE, *self.targets(arch), *texts]
 
     def __call__(self, tree: Path, step: Step, title: str, arch: str, variant: str) -> list[str]:
         log = paths.log_file(f"each-{step.name[:4]}-{arch}-{variant}")

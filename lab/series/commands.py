@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from lab.core.options import Json
+from lab.core.options import Json, Name
 
 app = typer.Typer()
 series_app = typer.Typer(no_args_is_help=True, help="Save, export and check the series of linux or qemu.")
@@ -18,7 +18,7 @@ app.add_typer(series_app, name="series")
 
 @app.command()
 def tree(
-    name: Annotated[str, typer.Argument(help="linux or qemu.")],
+    name: Name,
     path: Annotated[Path | None, typer.Option(help="Where (default: in the cache).")] = None,
     force: Annotated[
         bool, typer.Option("--force", help="Take the series even if the tree has work that is not saved.")
@@ -39,7 +39,7 @@ def tree(
 
 @series_app.command("save")
 def series_save(
-    name: Annotated[str, typer.Argument(help="linux or qemu.")],
+    name: Name,
     path: Annotated[Path | None, typer.Option(help="The git tree (default: the one of kz tree).")] = None,
     as_json: Json = False,
 ) -> None:

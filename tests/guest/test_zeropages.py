@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from lab.bench.session import DROP
-from lab.boot.guest import BootSpec, running
+from lab.boot.guest import running
+from lab.boot.spec import BootSpec
 from lab.build.programs import build_programs
 from tests.guest.guests import (
     BALLOON,

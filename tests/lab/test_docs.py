@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from lab import cli, clidoc
-from lab.boot.guest import BootSpec, boot
+from lab.boot.guest import boot
+from lab.boot.spec import BootSpec
 from lab.core.paths import REPO
 from lab.machine import fetch
 
