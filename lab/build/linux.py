@@ -3,26 +3,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
 import re
 import shutil
 import tempfile
-import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from lab.build.images import (
-    cached_environment,
-    clean_environment,
-    compiler,
-    digest,
-    image_path,
-    jobs,
-    prune_images,
-)
+from lab.build.images import Recipe, cached_environment, clean_environment, compiler, digest, jobs, tree_of
 from lab.core import lock, paths, progress, run
 from lab.core.errors import LabError, UsageError
 from lab.core.run import Argv
@@ -153,16 +140,32 @@ def linux_image_name(arch: str) -> str:
     return Path(MACHINES[arch].image).name
 
 
-def _linux_name(variant: str, arch: str, config: str) -> str:
-    """What a kernel is called in names of folders, logs and locks."""
-    return "-".join([arch, variant, *([Path(config).stem] if config else [])])
+def _recipe(variant: str, arch: str, config: str = "") -> Recipe:
+    file = linux_image_name(arch)
+
+    def make(tree: Path, obj: Path, log: Path) -> None:
+        make_linux(tree, obj, fragments(variant, arch, config), arch, variant, log, [file])
+
+    def publish(obj: Path, work: Path) -> dict[str, object]:
+        for name in (MACHINES[arch].image, "vmlinux", ".config", "System.map"):
+            shutil.copy2(obj / name, work / Path(name).name)
+        release = (obj / "include" / "config" / "kernel.release").read_text(encoding="utf-8").strip()
+        return {
+            "arch": arch,
+            "config": config,
+            "compiler": compiler(MACHINES[arch].prefix),
+            "release": release,
+        }
+
+    name = "-".join([arch, variant, *([Path(config).stem] if config else [])])
+    return Recipe(
+        "linux", variant, name, file, lambda source: linux_key(variant, arch, source, config), make, publish
+    )
 
 
 def find_linux(variant: str, arch: str = "x86_64", config: str = "") -> Path | None:
     """The image if the cache has it; never builds."""
-    key = linux_key(variant, arch, fetch.identify("linux"), config)
-    image = image_path(f"linux-{_linux_name(variant, arch, config)}", key, linux_image_name(arch))
-    return image if image.is_file() else None
+    return _recipe(variant, arch, config).find()
 
 
 def build_linux(variant: str, arch: str = "x86_64", config: str = "") -> Path:
@@ -173,43 +176,7 @@ def build_linux(variant: str, arch: str = "x86_64", config: str = "") -> Path:
     """
     _checked_fragments(variant, arch, config)
     tools.need_compiler(arch)
-    found = find_linux(variant, arch, config)
-    if found:
-        with contextlib.suppress(OSError):
-            os.utime(found.parent)
-        return found
-    tools.need("linux")
-    source = fetch.obtain("linux")
-    name = _linux_name(variant, arch, config)
-    with lock.locked(f"build-linux-{name}"):
-        key = linux_key(variant, arch, source, config)
-        image = image_path(f"linux-{name}", key, linux_image_name(arch))
-        if image.is_file():
-            return image
-        with linux_tree(variant, source) as tree:
-            obj = paths.sub("obj") / f"linux-{source.key[:8]}-{name}"
-            log = paths.log_file(f"linux-{name}")
-            began = time.monotonic()
-            with progress.step(f"building linux {source.version} {name.replace('-', ' ')}", log):
-                files = fragments(variant, arch, config)
-                make_linux(tree, obj, files, arch, variant, log, [linux_image_name(arch)])
-            _publish_linux(obj, image, arch, {
-                "what": "linux", "variant": variant, "arch": arch, "config": config, "version": source.version, "source": source.key,
-                "series": series.get("linux").key() if variant != "base" else "", "compiler": compiler(MACHINES[arch].prefix),
-                "seconds": round(time.monotonic() - began, 1), "key": key,
-            })  # fmt: skip
-        prune_images()
-    return image
-
-
-@contextlib.contextmanager
-def linux_tree(variant: str, source: fetch.Source) -> Iterator[Path]:
-    """The tree that a variant is built from; hold it while building."""
-    if variant == "base":
-        yield fetch.pristine(source)
-    else:
-        with series.working_copy(series.get("linux"), source) as tree:
-            yield tree
+    return _recipe(variant, arch, config).build()
 
 
 def _kbuild(arch: str) -> list[str]:
@@ -297,23 +264,10 @@ def build_part(variant: str, arch: str, targets: list[str], config: str = "") ->
     files = _checked_fragments(variant, arch, config)
     tools.need("linux")
     tools.need_compiler(arch)
-    source = fetch.obtain("linux")
-    name = _linux_name(variant, arch, config)
-    with lock.locked(f"build-linux-{name}"), linux_tree(variant, source) as tree:
-        obj = paths.sub("obj") / f"linux-{source.key[:8]}-{name}"
-        log = paths.log_file(f"linux-{name}-part")
-        what = f"compiling {' '.join(targets)} of linux {source.version} {name.replace('-', ' ')}"
+    source, recipe = fetch.obtain("linux"), _recipe(variant, arch, config)
+    with lock.locked(f"build-linux-{recipe.name}"), tree_of("linux", variant, source) as tree:
+        obj, log = recipe.object_dir(source), paths.log_file(f"linux-{recipe.name}-part")
+        what = f"compiling {' '.join(targets)} of linux {source.version} {recipe.name.replace('-', ' ')}"
         with progress.step(what, log):
             make_linux(tree, obj, files, arch, variant, log, targets)
     return obj
-
-
-def _publish_linux(obj: Path, image: Path, arch: str, metadata: dict[str, object]) -> None:
-    with lock.new_directory(image.parent) as work:
-        shutil.copy2(obj / MACHINES[arch].image, work / image.name)
-        for name in ("vmlinux", ".config", "System.map"):
-            shutil.copy2(obj / name, work / name)
-        metadata["release"] = (
-            (obj / "include" / "config" / "kernel.release").read_text(encoding="utf-8").strip()
-        )
-        (work / "metadata.json").write_text(json.dumps(metadata, indent=1) + "\n", encoding="utf-8")

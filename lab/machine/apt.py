@@ -74,47 +74,34 @@ class PrivateApt:
         for part in ("lists/partial", "cache/archives/partial", "state"):
             (self.root / part).mkdir(parents=True, exist_ok=True)
         stanza = [
-            f"Types: {self.kind}",
-            "URIs: " + " ".join(self.mirrors),
-            f"Suites: {self.suite}",
             "Components: main",
+            f"Types: {self.kind}",
+            f"URIs: {' '.join(self.mirrors)}",
+            f"Suites: {self.suite}",
         ]
         # Without one, apt takes the keys that the machine trusts.
         stanza += [f"Signed-By: {ring}" for ring in KEYRINGS if ring.is_file()][:1]
         lock.write_if_changed(self.root / "mirror.sources", ("\n".join(stanza) + "\n").encode())
-        # Read after the machine's own configuration, whose proxies and certificates we keep.
-        status = Path("/var/lib/dpkg/status")
+        # apt reads this after the machine's configuration, and keeps its proxies and certificates.
+        dpkg = Path("/var/lib/dpkg/status")
         options = {
             "Dir::Etc::SourceList": self.root / "mirror.sources",
-            "Dir::Etc::SourceParts": "/dev/null",
-            "Dir::Etc::Preferences": "/dev/null",
-            "Dir::Etc::PreferencesParts": "/dev/null",
+            **dict.fromkeys(("Dir::Etc::SourceParts", "Dir::Etc::Preferences", "Dir::Etc::PreferencesParts"), "/dev/null"),
             "Dir::State": self.root / "state",
             "Dir::State::Lists": self.root / "lists",
-            "Dir::State::status": status if status.is_file() else "/dev/null",
+            # No package of another architecture is installed.
+            "Dir::State::status": dpkg if dpkg.is_file() and not self.arch else "/dev/null",
             "Dir::Cache": self.root / "cache",
             "Dir::Cache::Archives": self.root / "cache" / "archives",
-            "APT::Sandbox::User": "",
-            "APT::Get::List-Cleanup": "true",
-            "Acquire::Languages": "none",
-            "Acquire::Retries": "3",
-        }
-        if self.arch:
-            options["APT::Architecture"] = self.arch
-            # Nothing of that architecture is installed.
-            options["Dir::State::status"] = "/dev/null"
+            "APT::Sandbox::User": "", "APT::Get::List-Cleanup": "true", "Acquire::Languages": "none", "Acquire::Retries": "3",
+            **({"APT::Architecture": self.arch} if self.arch else {}),
+        }  # fmt: skip
         lines = [f'{name} "{value}";' for name, value in options.items()]
         if self.arch:
             lines += ["#clear APT::Architectures;", f'APT::Architectures {{ "{self.arch}"; }};']
-        lines += [
-            f"#clear {name};"
-            for name in (
-                "APT::Update::Post-Invoke",
-                "APT::Update::Post-Invoke-Success",
-                "Acquire::IndexTargets::deb::DEP-11",
-                "Acquire::IndexTargets::deb::Contents-deb",
-            )
-        ]
+        targets = [f"Acquire::IndexTargets::deb::{name}" for name in ("DEP-11", "Contents-deb")]
+        hooks = ["APT::Update::Post-Invoke", "APT::Update::Post-Invoke-Success"]
+        lines += [f"#clear {name};" for name in (*hooks, *targets)]
         lock.write_if_changed(self.root / "apt.conf", ("\n".join(lines) + "\n").encode())
 
     def _argv(self, tool: str, *arguments: str) -> list[str]:

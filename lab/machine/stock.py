@@ -36,25 +36,16 @@ def config() -> Path:
 
 
 def _kernel_files() -> tuple[Path, Path]:
-    known = _known()
-    image_packages = (
-        [known] if known else [p for p in debs.depends(KERNEL_PACKAGE) if p.startswith("linux-image-")]
-    )
-    if not image_packages:
-        raise LabError(
-            f"{KERNEL_PACKAGE} depends on no kernel image",
-            "its record names none",
-            "check the machine's release",
-        )
-    folder = debs.unpacked(image_packages[0])
-    lock.write_atomically(folder.parent / f"{KERNEL_PACKAGE}.name", image_packages[0])
+    found = [_known()] if _known() else debs.depends(KERNEL_PACKAGE)
+    package = next((name for name in found if name.startswith("linux-image-")), "")
+    if not package:
+        fix = "check the machine's release"
+        raise LabError(f"{KERNEL_PACKAGE} depends on no kernel image", "its record names none", fix)
+    folder = debs.unpacked(package)
+    lock.write_atomically(folder.parent / f"{KERNEL_PACKAGE}.name", package)
     images = sorted((folder / "boot").glob("vmlinuz-*"))
     if not images:
-        raise LabError(
-            f"{image_packages[0]} has no kernel image",
-            f"unpacked in {folder}",
-            "remove that folder and run it again",
-        )
+        raise LabError(f"{package} has no kernel image", f"unpacked in {folder}", "remove that folder")
     return images[0], folder
 
 
