@@ -91,9 +91,8 @@ def _plain(module: Path) -> Path:
         if module.suffix == ".xz":
             data = lzma.decompress(module.read_bytes())
         else:
-            data = run.output(
-                ["zstd", "-dcq", module], "cannot unpack a kernel module", "install zstd"
-            ).encode(errors="surrogateescape")
+            text = run.output(["zstd", "-dcq", module], f"cannot unpack {module}", "install zstd")
+            data = text.encode(errors="surrogateescape")
         lock.write_atomically(target, data)
     return target
 
