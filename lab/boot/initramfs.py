@@ -108,7 +108,7 @@ def base_archive(arch: str = "x86_64") -> Path:
 
 
 def guest_path(file: Path, place: str) -> str:
-    """Where ``--add FILE[:PLACE]`` puts a file: ``PLACE``, or the root folder."""
+    """The guest's path for ``--add FILE[:PLACE]``: ``PLACE``, or the root folder."""
     if not place:
         return f"/{file.name}"
     return f"{place}{file.name}" if place.endswith("/") else place

@@ -74,8 +74,8 @@ def punch(rounds: int, size_mb: int) -> dict[str, list[float]]:
     cargo([*program, "--", *amounts], log, "the daemon cannot be measured")
     lines = [line for line in log.read_text(errors="replace").splitlines() if line.startswith("{")]
     try:
-        told = json.loads(lines[-1])
-        return {side: [float(rate) for rate in told[side]] for side in ("bare", "daemon")}
+        rates = json.loads(lines[-1])
+        return {side: [float(rate) for rate in rates[side]] for side in ("bare", "daemon")}
     except (IndexError, KeyError, ValueError):
         fix = "run it by hand: cargo bench --bench punch, in vhost-user-balloon"
         raise LabError("the bench of the daemon printed no result", f"see {log}", fix) from None

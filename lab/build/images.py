@@ -25,13 +25,13 @@ STEERING = ("ARCH", "SUBARCH", "CROSS_COMPILE", "KBUILD_OUTPUT", "O", "MAKEFLAGS
 
 
 def jobs() -> int:
-    """How many compilers may run at once: one per CPU this process may use."""
+    """The number of compilers to run at once: one per CPU of this process."""
     return max(1, len(os.sched_getaffinity(0)))
 
 
 @functools.cache
 def compiler(prefix: str = "") -> str:
-    """The compiler and linker, as a line that changes when they do; ``prefix``: those of a cross compiler."""
+    """The versions of compiler and linker; ``prefix``: of a cross compiler."""
     lines = []
     for tool in (f"{prefix}gcc" if prefix else "cc", f"{prefix}ld"):
         fix = "run `kz doctor`: it names the packages to install"
@@ -45,7 +45,7 @@ def clean_environment() -> dict[str, str]:
 
 
 def cached_environment() -> dict[str, str]:
-    """The same with compilers that remember, by ccache, what they compiled in whatever folder."""
+    """The same with ccache, which serves all folders."""
     environment = clean_environment()
     environment["PATH"] = f"{tools.CCACHE}:{environment.get('PATH', os.defpath)}"
     return environment | {"CCACHE_DIR": str(paths.sub("ccache")), "CCACHE_MAXSIZE": "5G"}
@@ -68,7 +68,7 @@ def tree_of(what: str, variant: str, source: fetch.Source) -> Iterator[Path]:
 
 @dataclass(frozen=True)
 class Recipe:
-    """How an image of linux or QEMU is made. ``make`` fills an object folder, ``publish`` takes files from it."""
+    """The recipe of an image. ``make`` fills an object folder, ``publish`` copies files from it."""
 
     what: str
     variant: str

@@ -197,7 +197,7 @@ def configure_linux(
     wanted = requested(files)
     with tempfile.TemporaryDirectory(prefix=".config-", dir=paths.sub("work")) as folder:
         merge = tree / "scripts" / "kconfig" / "merge_config.sh"
-        fix = "read the log; then mend the fragment in linux/configs"
+        fix = "read the log; then correct the fragment in linux/configs"
         run.logged(
             ["bash", merge, "-m", "-O", folder, *files], log, what, fix, cwd=tree, env=clean_environment()
         )
@@ -208,7 +208,7 @@ def configure_linux(
     if lenient:
         missing = [item for item in missing if not OURS.match(item.split(" ")[0])]
     if missing:
-        fix = "find what the symbol depends on, and whether the series that brings it is there; then mend the fragment in linux/configs"
+        fix = "find what the symbol depends on, and whether the series that brings it is there; then correct the fragment in linux/configs"
         raise LabError(what, "the kernel's Kconfig did not accept: " + ", ".join(missing), fix)
 
 
@@ -224,7 +224,7 @@ def make_linux(
         ours = OURS.findall((obj / ".config").read_text(encoding="utf-8"))
         if ours:
             what = f"the kernel variant {variant} has options of the series on"
-            raise LabError(what, ", ".join(ours), "mend linux/configs/off.config")
+            raise LabError(what, ", ".join(ours), "correct linux/configs/off.config")
     environment = cached_environment() if step else clean_environment()
     make_targets(tree, obj, targets, log, arch, f"the kernel does not build ({arch}, {variant})", environment)
 
@@ -235,14 +235,14 @@ def make_targets(
 ) -> None:  # fmt: skip
     """Run make in a configured ``obj``; LabError, beginning with ``what``, when it fails."""
     argv: Argv = ["make", "-C", tree, f"O={obj}", f"-j{jobs()}", *_kbuild(arch), *targets]
-    fix = "mend the first error above (the log has the rest), then run it again"
+    fix = "correct the first error above (the log has the rest), then run it again"
     run.logged(argv, log, what, fix, env=environment or clean_environment())
 
 
 def adopt_config(
     tree: Path, obj: Path, given: Path, without: tuple[str, ...], localversion: str, log: Path
 ) -> None:
-    """Make obj/.config from a whole .config of another kernel, with ours on.
+    """Make obj/.config from a whole .config of another kernel, with the series' options on.
 
     ``without``: symbols that are not taken over, those that begin with them included.
     """

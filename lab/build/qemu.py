@@ -71,7 +71,7 @@ def qemu_tree(variant: str, source: fetch.Source) -> contextlib.AbstractContextM
 def make_qemu(tree: Path, obj: Path, log: Path, targets: list[str]) -> None:
     """Configure when the recipe changed, then build the targets in ``obj``."""
     what = "QEMU does not build"
-    fix = "mend the first error above (the log has the rest), then run it again"
+    fix = "correct the first error above (the log has the rest), then run it again"
     stamp = obj / ".configured"
     recipe = digest([QEMU_RECIPE, compiler(), str(tree), sys.executable, *QEMU_OPTIONS])
     if not stamp.is_file() or stamp.read_text(encoding="utf-8") != recipe:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0
-"""The distribution's own kernel and QEMU, to test ours against what people have."""
+"""The distribution's own kernel and QEMU: the unpatched partners of tests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lab.core.errors import LabError
 from lab.machine import debs, tools
 
 KERNEL_PACKAGE = "linux-image-cloud-amd64"
-# Where administration programs are, which not everybody's PATH has.
+# Folders of administration programs, which a user's PATH may lack.
 SBIN = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
 MODULES = ("virtio_pci", "virtio_console", "virtio_balloon", "virtio_blk")
 
@@ -83,7 +83,7 @@ def modules(root: Path) -> list[Path]:
 
 
 def _plain(module: Path) -> Path:
-    """A module without compression (the guest has nothing to unpack it with)."""
+    """A module without compression: the guest cannot unpack it."""
     if module.suffix == ".ko":
         return module
     target = module.with_suffix("")
@@ -112,7 +112,7 @@ def qemu(arch: str = "x86_64") -> Path:
         return installed
     folder = debs.with_dependencies(package, f"usr/bin/{program}")
     wrapper = folder / program
-    # Under our folder, or on the machine when it had a package already.
+    # apt downloads no package that the machine has.
     libraries = [folder / part for part in ("usr/lib/x86_64-linux-gnu", "lib/x86_64-linux-gnu")]
     roots = (folder, Path("/"))
     firmware = [root / part for part in ("usr/share/qemu", "usr/share/seabios") for root in roots]

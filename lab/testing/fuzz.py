@@ -16,7 +16,7 @@ from lab.core.errors import LabError, TestFailure
 FOLDER = daemon.WORKSPACE / "fuzz"
 TARGETS = ("queues", "requests", "config")
 TRIPLE = f"{os.uname().machine}-unknown-linux-gnu"
-# As cargo-fuzz has them, which is not needed for anything else.
+# The flags of cargo-fuzz, without cargo-fuzz.
 FLAGS = (
     "-Cpasses=sancov-module", "-Cllvm-args=-sanitizer-coverage-level=4",
     "-Cllvm-args=-sanitizer-coverage-inline-8bit-counters", "-Cllvm-args=-sanitizer-coverage-pc-table",
@@ -29,7 +29,7 @@ MEMORY_MB = 1024
 
 @dataclass(frozen=True)
 class Fuzzed:
-    """How a run went: ``edges`` is how many ways through the code were seen."""
+    """The result of a run: ``edges`` counts the edges of the code that were reached."""
 
     runs: int
     edges: int
@@ -46,9 +46,9 @@ def _cargo(arguments: list[str], log: Path, environment: dict[str, str]) -> None
 
 
 def build() -> Path:
-    """Build every target, with coverage and the address sanitizer; the folder of the programs.
+    """Build every target with coverage and the address sanitizer; the folder of the programs.
 
-    That is for nightly compilers only; a stable one is told to be one.
+    RUSTC_BOOTSTRAP lets a stable compiler use these options of nightly ones.
     """
     log = paths.log_file("fuzz")
     flags = {"RUSTC_BOOTSTRAP": "1", "RUSTFLAGS": " ".join(FLAGS)}
@@ -67,13 +67,13 @@ def seed(folder: Path) -> None:
 
 
 def _code(status: int) -> str:
-    """How a program ended, by its status as subprocess has it."""
+    """The end of a program, by its status in subprocess' form."""
     return f"exit code {status}" if status >= 0 else f"signal {-status}"
 
 
 def inputs(artifacts: Path) -> dict[str, int]:
     """The inputs that fuzzers have left in a folder because of what they do, and when (ns since the epoch)."""
-    # What is merely slow has a file, too, and ends nothing.
+    # A slow input has a file, too, and is no finding.
     return {
         file.name: file.stat().st_mtime_ns
         for file in artifacts.iterdir()
@@ -99,7 +99,7 @@ def fuzz(programs: Path, target: str, corpus: Path, seconds: int) -> Fuzzed:
     text = log.read_text(errors="replace")
     if done.returncode:
         why = "\n".join(text.splitlines()[-25:]) + f"\n(log: {log})"
-        # By name and time: who finds the same again writes the same file again.
+        # By name and time: a second run that finds the same input writes the same file again.
         found = sorted(name for name, _ in inputs(artifacts).items() - before.items())
         if not found:
             what = f"the fuzzer {target} ended with {_code(done.returncode)}, and has left no input"
