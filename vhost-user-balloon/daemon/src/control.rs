@@ -212,7 +212,7 @@ fn problems(device: &Device, connected: bool) -> (bool, Vec<String>) {
                  others may use it (--memory-is-shared vouches for it)",
                 region.guest().start()
             ));
-        } else if let Claim::No(reason) = region.promise() {
+        } else if let Claim::Unproven(reason) = region.promise() {
             found.push(format!(
                 "memory at {:#x} is never said to be zero ({})",
                 region.guest().start(),

@@ -10,8 +10,8 @@ use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
 use balloon_protocol::{
-    Bitmap, Claim, Config, Features, HostPages, MAX_PFNS, MAX_STATS_BYTES, No, PAGE_SHIFT, PAGE_SIZE,
-    QueueKind, QueueMap, Range, Statistics, parse_pfns, runs,
+    Bitmap, Claim, Config, Features, HostPages, MAX_PFNS, MAX_STATS_BYTES, PAGE_SHIFT, PAGE_SIZE, QueueKind,
+    QueueMap, Range, Reason, Statistics, parse_pfns, runs,
 };
 use vm_memory::{Bytes, GuestAddress};
 
@@ -379,7 +379,7 @@ impl Device {
         match ring.take_kick() {
             Kick::Yes => self.run_ring(index),
             Kick::No => false,
-            Kick::Gone => {
+            Kick::Hangup => {
                 self.metrics.malformed();
                 limited!(self.limiter, ring = index, "the descriptor for kicks has come to its end");
                 false
@@ -541,7 +541,7 @@ impl Device {
                     complete.extend(self.memory.region(index).and_then(|region| region.range_of(page)));
                 }
                 Some(_) => {}
-                None => self.metrics.skipped(No::OutsideMemory, PAGE_SIZE),
+                None => self.metrics.skipped(Reason::OutsideMemory, PAGE_SIZE),
             }
         }
         for range in complete {
@@ -644,15 +644,15 @@ impl Device {
             // Not a report.
             self.metrics.malformed();
             self.metrics.memory(QueueKind::Reporting, total, 0);
-            self.metrics.skipped(No::Malformed, total);
+            self.metrics.skipped(Reason::Malformed, total);
             return 0;
         }
         let mut claim: Option<Claim> = None;
         let mut discarded = 0_u64;
         for (address, length) in &chain.writable {
             let Some(range) = Range::new(*address, u64::from(*length)) else {
-                claim = Some(Claim::No(No::OutsideMemory));
-                self.metrics.skipped(No::OutsideMemory, u64::from(*length));
+                claim = Some(Claim::Unproven(Reason::OutsideMemory));
+                self.metrics.skipped(Reason::OutsideMemory, u64::from(*length));
                 continue;
             };
             let done = self.discard(QueueKind::Reporting, range);
@@ -683,23 +683,23 @@ impl Device {
 
     /// Give a range back to the host, unless there is a reason not to.
     fn discard(&mut self, kind: QueueKind, range: Range) -> Discarded {
-        let kept = |reason| Discarded { claim: Claim::No(reason), bytes: 0, errno: None };
+        let kept = |reason| Discarded { claim: Claim::Unproven(reason), bytes: 0, errno: None };
         let poisoned = self.features.contains(Features::PAGE_POISON) && self.config.poison_val != 0;
         let done = if self.inhibited || self.leaves_it_alone() {
-            kept(No::Inhibited)
+            kept(Reason::Inhibited)
         } else if poisoned && kind == QueueKind::Reporting {
             // The driver expects its own value there, and zeros would look like a write to free memory.
-            kept(No::Poison)
+            kept(Reason::Poison)
         } else if !range.is_aligned(PAGE_SIZE) {
-            kept(No::Misaligned)
+            kept(Reason::Misaligned)
         } else if self.rings.iter().flat_map(Ring::areas).any(|area| area.overlaps(range)) {
             // Rings are written as long as there are any: no page of them stays zero.
-            kept(No::Malformed)
+            kept(Reason::Malformed)
         } else {
             let metrics = &self.metrics;
             let mut done = self.memory.discard(range, |began| metrics.took(began.elapsed()));
             if poisoned && done.claim.is_proven() {
-                done.claim = Claim::No(No::Poison);
+                done.claim = Claim::Unproven(Reason::Poison);
             }
             done
         };
@@ -707,7 +707,7 @@ impl Device {
             let error = std::io::Error::from_raw_os_error(errno);
             limited!(self.limiter, %error, start = range.start(), length = range.length(), "cannot discard");
         }
-        if let Claim::No(reason) = done.claim {
+        if let Claim::Unproven(reason) = done.claim {
             self.metrics.unproven(reason, done.bytes);
             self.metrics.skipped(reason, range.length().saturating_sub(done.bytes));
         }

@@ -6,7 +6,7 @@ use std::io;
 use std::time::Instant;
 
 use balloon_discard::{FileId, Region, RegionError};
-use balloon_protocol::{Claim, No, Range, clip};
+use balloon_protocol::{Claim, Range, Reason, clip};
 use thiserror::Error;
 use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap, GuestRegionMmap, MmapRegion};
 
@@ -259,7 +259,7 @@ impl Memory {
     /// Give a range back to the host, as far as it is the guest's; `observe` is told how long it took.
     pub fn discard(&self, range: Range, observe: impl Fn(Instant)) -> Discarded {
         let mut covered = 0_u64;
-        let mut total = Discarded { claim: Claim::No(No::OutsideMemory), bytes: 0, errno: None };
+        let mut total = Discarded { claim: Claim::Unproven(Reason::OutsideMemory), bytes: 0, errno: None };
         let mut claim: Option<Claim> = None;
         for piece in clip(range, self.regions().map(Region::guest)) {
             let Some(region) = self.region(piece.region) else { continue };

@@ -65,7 +65,7 @@ pub enum Kick {
     /// Nobody kicked.
     No,
     /// It will not be heard of again.
-    Gone,
+    Hangup,
 }
 
 /// One ring.
@@ -277,7 +277,7 @@ impl Ring {
             _ => {
                 // Its end, or no event: it would be readable for ever.
                 self.kick = None;
-                Kick::Gone
+                Kick::Hangup
             }
         }
     }
@@ -337,7 +337,7 @@ impl Ring {
     /// Tell the driver. Never waits: where the event cannot be raised it has been, or nobody listens.
     pub fn call(&mut self) {
         if let Some(call) = &self.call
-            && !ring_bell(call)
+            && !notify(call)
         {
             self.call = None;
         }
@@ -346,7 +346,7 @@ impl Ring {
     fn fail(&mut self) {
         self.broken = true;
         if let Some(error) = &self.error {
-            ring_bell(error);
+            notify(error);
         }
     }
 
@@ -363,9 +363,9 @@ impl Ring {
     }
 }
 
-/// Whether a bell may be rung again.
-fn ring_bell(bell: &File) -> bool {
-    match rustix::io::write(bell, &1_u64.to_ne_bytes()) {
+/// Whether a event may be rung again.
+fn notify(event: &File) -> bool {
+    match rustix::io::write(event, &1_u64.to_ne_bytes()) {
         Ok(_) | Err(Errno::AGAIN | Errno::INTR) => true,
         Err(_) => false,
     }

@@ -29,7 +29,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
 
-use balloon_protocol::{Backing, Claim, HostPage, No, Range};
+use balloon_protocol::{Backing, Claim, HostPage, Range, Reason};
 use rustix::fs::{FallocateFlags, FileType, SealFlags};
 use rustix::io::Errno;
 use thiserror::Error;
@@ -90,8 +90,8 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    fn kept(reason: No) -> Self {
-        Self { claim: Claim::No(reason), discarded: 0, errno: None }
+    fn kept(reason: Reason) -> Self {
+        Self { claim: Claim::Unproven(reason), discarded: 0, errno: None }
     }
 }
 
@@ -227,8 +227,8 @@ impl Region {
     /// Whether discarding can do anything at all here, and what the memory reads as afterwards.
     pub fn promise(&self) -> Claim {
         match self.backing {
-            None => Claim::No(No::UnknownBacking),
-            Some(_) if !self.known_shared => Claim::No(No::NotKnownShared),
+            None => Claim::Unproven(Reason::UnknownBacking),
+            Some(_) if !self.known_shared => Claim::Unproven(Reason::NotKnownShared),
             Some(backing) => Claim::Proven(backing),
         }
     }
@@ -258,29 +258,33 @@ impl Region {
     /// Nothing outside of the region is touched.
     pub fn discard(&self, range: Range) -> Outcome {
         let Some(inside) = range.intersection(self.guest) else {
-            return Outcome::kept(No::OutsideMemory);
+            return Outcome::kept(Reason::OutsideMemory);
         };
         if !self.is_file {
-            return Outcome::kept(No::UnknownBacking);
+            return Outcome::kept(Reason::UnknownBacking);
         }
         if self.has_name && !self.known_shared {
             // The VMM may have mapped it privately, as a template of many guests.
-            return Outcome::kept(No::NotKnownShared);
+            return Outcome::kept(Reason::NotKnownShared);
         }
         let at = inside.start().saturating_sub(self.guest.start()).saturating_add(self.offset);
         let Some(in_file) = Range::new(at, inside.length()) else {
-            return Outcome::kept(No::OutsideMemory);
+            return Outcome::kept(Reason::OutsideMemory);
         };
         let Some(whole) = in_file.whole_blocks(self.host_page) else {
-            return Outcome::kept(No::PartOfHostPage);
+            return Outcome::kept(Reason::PartOfHostPage);
         };
         if let Err(errno) = punch(&self.file, whole) {
-            return Outcome { claim: Claim::No(No::Failed), discarded: 0, errno: Some(errno.raw_os_error()) };
+            return Outcome {
+                claim: Claim::Unproven(Reason::Failed),
+                discarded: 0,
+                errno: Some(errno.raw_os_error()),
+            };
         }
         let claim = if inside != range {
-            Claim::No(No::OutsideMemory)
+            Claim::Unproven(Reason::OutsideMemory)
         } else if whole != in_file {
-            Claim::No(No::PartOfHostPage)
+            Claim::Unproven(Reason::PartOfHostPage)
         } else {
             self.promise()
         };
@@ -326,7 +330,7 @@ pub unsafe fn discard_anonymous(address: *mut u8, length: usize) -> Claim {
     // SAFETY: the caller vouches that the mapping exists and that its content may go.
     match unsafe { rustix::mm::madvise(address.cast(), length, rustix::mm::Advice::LinuxDontNeed) } {
         Ok(()) => Claim::Proven(Backing::Anonymous),
-        Err(_) => Claim::No(No::Failed),
+        Err(_) => Claim::Unproven(Reason::Failed),
     }
 }
 
@@ -388,10 +392,10 @@ mod tests {
         let file = filled(4 * MIB);
         let region = shared(file.try_clone().unwrap(), MIB, 0, MIB);
         let outcome = region.discard(r(MIB - 0x1000, 2 * MIB));
-        assert_eq!(outcome.claim, Claim::No(No::OutsideMemory));
+        assert_eq!(outcome.claim, Claim::Unproven(Reason::OutsideMemory));
         assert_eq!(outcome.discarded, 0x1000);
         assert_eq!(byte(&file, 2 * MIB), 0x5a);
-        assert_eq!(region.discard(r(MIB, MIB)).claim, Claim::No(No::OutsideMemory));
+        assert_eq!(region.discard(r(MIB, MIB)).claim, Claim::Unproven(Reason::OutsideMemory));
         assert_eq!(byte(&file, 2 * MIB), 0x5a);
     }
 
@@ -399,9 +403,9 @@ mod tests {
     fn a_part_of_a_page_is_not_discarded() {
         let file = filled(MIB);
         let region = shared(file.try_clone().unwrap(), 0, 0, MIB);
-        assert_eq!(region.discard(r(0x10, 0x100)), Outcome::kept(No::PartOfHostPage));
+        assert_eq!(region.discard(r(0x10, 0x100)), Outcome::kept(Reason::PartOfHostPage));
         let outcome = region.discard(r(0x10, 0x2000));
-        assert_eq!((outcome.claim, outcome.discarded), (Claim::No(No::PartOfHostPage), 0x1000));
+        assert_eq!((outcome.claim, outcome.discarded), (Claim::Unproven(Reason::PartOfHostPage), 0x1000));
         assert_eq!((byte(&file, 0x20), byte(&file, 0x1000), byte(&file, 0x2008)), (0x5a, 0, 0x5a));
     }
 
@@ -409,7 +413,7 @@ mod tests {
     fn without_proof_of_sharing_nothing_is_claimed() {
         let region = Region::new(filled(MIB), 0, 0, MIB).unwrap();
         let outcome = region.discard(r(0, MIB));
-        assert_eq!((outcome.claim, outcome.discarded), (Claim::No(No::NotKnownShared), MIB));
+        assert_eq!((outcome.claim, outcome.discarded), (Claim::Unproven(Reason::NotKnownShared), MIB));
     }
 
     #[test]
@@ -417,7 +421,7 @@ mod tests {
         let mut named = tempfile::NamedTempFile::new().unwrap();
         named.write_all(&[0x5a; 8192]).unwrap();
         let mut region = Region::new(named.reopen().unwrap(), 0, 0, 8192).unwrap();
-        assert_eq!(region.discard(r(0, 8192)), Outcome::kept(No::NotKnownShared));
+        assert_eq!(region.discard(r(0, 8192)), Outcome::kept(Reason::NotKnownShared));
         assert_eq!(byte(named.as_file(), 0), 0x5a);
         region.set_known_shared();
         let outcome = region.discard(r(0, 8192));
@@ -451,7 +455,7 @@ mod tests {
     fn a_device_is_never_discarded() {
         let mut region = Region::new(File::open("/dev/zero").unwrap(), 0, 0, MIB).unwrap();
         region.set_known_shared();
-        assert_eq!(region.discard(r(0, MIB)), Outcome::kept(No::UnknownBacking));
+        assert_eq!(region.discard(r(0, MIB)), Outcome::kept(Reason::UnknownBacking));
     }
 
     #[test]
@@ -459,7 +463,7 @@ mod tests {
         let file = filled(MIB);
         rustix::fs::fcntl_add_seals(&file, SealFlags::WRITE).unwrap();
         let outcome = shared(file, 0, 0, MIB).discard(r(0, MIB));
-        assert_eq!(outcome.claim, Claim::No(No::Failed));
+        assert_eq!(outcome.claim, Claim::Unproven(Reason::Failed));
         assert_eq!((outcome.discarded, outcome.errno), (0, Some(Errno::PERM.raw_os_error())));
     }
 
