@@ -10,10 +10,11 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use tracing_subscriber::filter::LevelFilter;
-use vhost_user_balloon::cli::{Cli, Daemon, LogFormat, LogLevel, Switch, capabilities};
+use vhost_user_balloon::cli::{Cli, Command, Daemon, LogFormat, LogLevel, Switch, capabilities};
 use vhost_user_balloon::notify::Manager;
 use vhost_user_balloon::server::{Server, ServerError, Source};
-use vhost_user_balloon::{client, sandbox, signals};
+use vhost_user_balloon::state::{StateError, StateFile};
+use vhost_user_balloon::{run, sandbox, signals, subcommand, threads};
 
 /// What ends the program before its time.
 #[derive(Debug, thiserror::Error)]
@@ -22,22 +23,36 @@ enum MainError {
     Server(#[from] ServerError),
     #[error(transparent)]
     Sandbox(#[from] sandbox::SandboxError),
-    #[error("signals: {0}")]
+    #[error(transparent)]
+    State(#[from] StateError),
+    #[error("signals and threads: {0}")]
     Signals(io::Error),
     #[error("cannot open the folder of {path}: {source}")]
     Folder { path: String, source: io::Error },
 }
 
+#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+const MEMORY_LOST: u8 = signals::MEMORY_LOST as u8;
+
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    if let Some(command) = &cli.command {
-        return match client::run(command) {
-            Ok(text) => print(&text),
-            Err(error) => fail(&error),
-        };
+    match &cli.command {
+        Some(Command::Run { vmm, .. }) => {
+            // The options were parsed to see that they are valid; the device parses them again.
+            let own = std::env::args_os().skip(2).take_while(|argument| argument != "--");
+            return fail(&run::run(&own.collect::<Vec<_>>(), vmm));
+        }
+        Some(command) => {
+            return match subcommand::run(command) {
+                Ok(text) => print(&text),
+                Err(error) => fail(&error),
+            };
+        }
+        None if cli.daemon.print_capabilities => return print(&capabilities()),
+        None => {}
     }
-    if cli.daemon.print_capabilities {
-        return print(&capabilities());
+    if let Some(path) = cli.daemon.socket_path.as_ref().filter(|_| cli.daemon.print_qemu_args) {
+        return print(&run::qemu_args(path));
     }
     if cli.daemon.socket_path.is_none() && cli.daemon.fd.is_none() {
         let _ = writeln!(io::stderr(), "vhost-user-balloon: needs --socket-path or --fd; see --help");
@@ -52,7 +67,10 @@ fn main() -> ExitCode {
         Err(error) => {
             signals::remove_sockets();
             tracing::error!("{error}");
-            ExitCode::FAILURE
+            match error {
+                MainError::Server(ServerError::MemoryLost(_)) => ExitCode::from(MEMORY_LOST),
+                _ => ExitCode::FAILURE,
+            }
         }
     }
 }
@@ -92,7 +110,7 @@ fn log(daemon: &Daemon) {
 
 fn serve(daemon: &Daemon) -> Result<(), MainError> {
     let ending = signals::block().map_err(MainError::Signals)?;
-    signals::end_on_lost_memory().map_err(MainError::Signals)?;
+    signals::install().map_err(MainError::Signals)?;
 
     let mut server = Server::new(daemon.options())?;
     let source = match (&daemon.socket_path, daemon.fd) {
@@ -111,8 +129,9 @@ fn serve(daemon: &Daemon) -> Result<(), MainError> {
         sockets.push(path);
     }
     signals::remove_at_the_end(&sockets);
-    if let Some(path) = &daemon.metrics_file {
-        server.textfile(path)?;
+    if let Some(path) = &daemon.state {
+        let (file, state) = StateFile::open(path)?;
+        server.keep_state(file, state);
     }
     // In the sandbox there is no way to reach it.
     let manager = Manager::connect();
@@ -125,12 +144,12 @@ fn serve(daemon: &Daemon) -> Result<(), MainError> {
                 folders.push(folder(path)?);
             }
             let folders: Vec<&File> = folders.iter().collect();
-            let written: Vec<&File> = server.textfile_folder().into_iter().collect();
-            sandbox::landlock(&written, &folders)?
+            sandbox::landlock(&folders)?
         }
     };
     ending.end_when_told().map_err(MainError::Signals)?;
-    let seccomp = sandbox::seccomp(daemon.seccomp, daemon.metrics_file.is_some())?;
+    threads::start_closer().map_err(MainError::Signals)?;
+    let seccomp = sandbox::seccomp(daemon.seccomp)?;
     let how = format!("{seccomp}, {landlock}");
     tracing::info!(sandbox = how, "ready");
     server.set_sandbox(how);

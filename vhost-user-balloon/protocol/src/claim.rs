@@ -42,8 +42,8 @@ pub enum Reason {
     PartOfHostPage,
     /// The driver poisons pages, and the device would have to fill them with its value.
     Poison,
-    /// Nothing is known of what this backing reads as after a discard.
-    UnknownBacking,
+    /// The guest sees the memory at a second address, where it may be in use.
+    Aliased,
     /// Not known to be shared with the guest: a private copy would survive the discard.
     NotKnownShared,
     /// The call that discards failed.
@@ -61,7 +61,7 @@ impl Reason {
         Self::Misaligned,
         Self::PartOfHostPage,
         Self::Poison,
-        Self::UnknownBacking,
+        Self::Aliased,
         Self::NotKnownShared,
         Self::Failed,
         Self::Malformed,
@@ -75,7 +75,7 @@ impl Reason {
             Self::Misaligned => "misaligned",
             Self::PartOfHostPage => "part_of_host_page",
             Self::Poison => "poison",
-            Self::UnknownBacking => "unknown_backing",
+            Self::Aliased => "aliased",
             Self::NotKnownShared => "not_known_shared",
             Self::Failed => "failed",
             Self::Malformed => "malformed",

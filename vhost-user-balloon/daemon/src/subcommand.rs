@@ -142,6 +142,8 @@ pub fn run(command: &Command) -> Result<String, ClientError> {
             Connection::open(to)?.ask(&Request::Discard { enabled })?;
             Ok(if enabled { "memory is given back" } else { "memory is kept" }.to_owned())
         }
+        // It never gets here: the program becomes the VMM.
+        Command::Run { .. } => Ok(String::new()),
         Command::Metrics(to) => {
             let value = Connection::open(to)?.ask(&Request::Metrics)?;
             Ok(value.get("text").and_then(Value::as_str).unwrap_or_default().trim_end().to_owned())
@@ -207,13 +209,12 @@ fn screen(status: &Status) -> String {
     for region in &status.regions {
         let _ = writeln!(
             text,
-            "memory     {:#x}: {} on {}, pages of {} KiB, {}{}",
+            "memory     {:#x}: {} on {}, pages of {} KiB, {}",
             region.address,
             mebi(region.bytes),
             region.backing,
             region.host_page / 1024,
-            region.promise,
-            if region.sealed { ", sealed" } else { "" }
+            region.promise
         );
     }
     let _ = writeln!(text, "nonsense   {} buffers or rings, {} requests", status.malformed, status.refused);
