@@ -104,10 +104,6 @@ pub struct Device {
 
 impl Device {
     /// A device nobody has connected to.
-    ///
-    /// # Errors
-    ///
-    /// None, as long as the size of the rings is one that rings can have.
     pub fn new(options: Options) -> Result<Self, virtio_queue::Error> {
         let mut rings = Vec::with_capacity(QueueMap::MAX);
         for _ in 0..QueueMap::MAX {

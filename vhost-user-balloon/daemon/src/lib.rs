@@ -7,22 +7,25 @@
 //! that answers requests (as `vhost-user-backend` has it) that takes a lock around every discard.
 
 pub mod cli;
-pub mod control;
 pub mod device;
-pub mod limit;
-#[cfg(feature = "lying")]
-pub mod lying;
-pub mod memory;
-pub mod metrics;
-pub mod notify;
-pub mod ring;
-pub mod run;
 pub mod sandbox;
 pub mod server;
-pub mod signals;
-pub mod state;
-pub mod subcommand;
-pub mod threads;
-pub mod vhost_user;
 
+mod control;
+mod limit;
+#[cfg(feature = "lying")]
+pub mod lying;
+mod memory;
+mod metrics;
+mod notify;
+mod ring;
+mod run;
 mod service;
+mod signals;
+mod start;
+mod state;
+mod subcommand;
+mod threads;
+mod vhost_user;
+
+pub use start::main;

@@ -22,37 +22,16 @@ pub const MAX_FAULTED: u64 = 16 << 20;
 /// Memory that is not taken over.
 #[derive(Debug, Error)]
 pub enum MemoryError {
-    /// A region cannot be one.
     #[error(transparent)]
     Region(#[from] RegionError),
-    /// A region cannot be mapped.
     #[error("the region at {guest:#x} cannot be mapped: {source}")]
-    Map {
-        /// Where it begins in the guest.
-        guest: u64,
-        /// What the kernel said.
-        source: io::Error,
-    },
-    /// Two regions have addresses in common.
+    Map { guest: u64, source: io::Error },
     #[error("the region at {guest:#x} overlaps another one")]
-    Overlap {
-        /// Where the later one begins in the guest.
-        guest: u64,
-    },
-    /// There are too many.
+    Overlap { guest: u64 },
     #[error("{count} regions are more than {MAX_REGIONS}")]
-    TooMany {
-        /// How many there would be.
-        count: usize,
-    },
-    /// A region that is to go does not exist.
+    TooMany { count: usize },
     #[error("there is no region of {length:#x} bytes at {guest:#x}")]
-    Missing {
-        /// Where it would begin in the guest.
-        guest: u64,
-        /// Its length.
-        length: u64,
-    },
+    Missing { guest: u64, length: u64 },
 }
 
 /// What a front end tells of a region.
@@ -121,10 +100,6 @@ impl Memory {
 
     /// Take other memory. On an error there is none: what there was is no longer the guest's, so nothing of
     /// it may be discarded or claimed to be zero.
-    ///
-    /// # Errors
-    ///
-    /// A region is not usable, or they overlap.
     pub fn replace(&mut self, regions: impl Iterator<Item = (Description, File)>) -> Result<(), MemoryError> {
         let result = self.try_replace(regions);
         if result.is_err() {
@@ -142,10 +117,6 @@ impl Memory {
     }
 
     /// Take one more region. On an error the memory stays as it was, or is gone if it cannot be mapped.
-    ///
-    /// # Errors
-    ///
-    /// The region is not usable, or overlaps another one.
     pub fn add(&mut self, description: Description, file: File) -> Result<(), MemoryError> {
         let mut slots = std::mem::take(&mut self.slots);
         let before = slots.len();
@@ -159,10 +130,6 @@ impl Memory {
     }
 
     /// Let a region go.
-    ///
-    /// # Errors
-    ///
-    /// There is none like it.
     pub fn remove(&mut self, description: Description) -> Result<(), MemoryError> {
         let missing = MemoryError::Missing { guest: description.guest, length: description.length };
         let range = Range::new(description.guest, description.length);
@@ -267,7 +234,7 @@ impl Memory {
     }
 
     /// The guest's address for an address of the front end.
-    pub fn from_user(&self, address: u64) -> Option<u64> {
+    pub fn guest_address(&self, address: u64) -> Option<u64> {
         self.slots.iter().find_map(|slot| {
             let at = address.checked_sub(slot.user.start()).filter(|at| *at < slot.user.length())?;
             slot.region.guest().start().checked_add(at)
@@ -275,10 +242,6 @@ impl Memory {
     }
 
     /// Read guest memory from its file: a hole reads as zeros and stays a hole.
-    ///
-    /// # Errors
-    ///
-    /// A part of it is outside of memory, or the file does not have it any more.
     pub fn read(&self, address: u64, bytes: &mut [u8]) -> io::Result<()> {
         let outside = || io::Error::new(io::ErrorKind::NotFound, "outside of memory");
         let mut at = address;

@@ -14,19 +14,11 @@ pub struct Manager(Option<UnixDatagram>);
 
 impl Manager {
     /// Connect to the socket that the environment names.
-    ///
-    /// # Errors
-    ///
-    /// The environment names one, and it cannot be reached.
     pub fn connect() -> io::Result<Self> {
         std::env::var_os("NOTIFY_SOCKET").map(connect_to).transpose().map(Self)
     }
 
     /// Send that the daemon is ready.
-    ///
-    /// # Errors
-    ///
-    /// The service manager no longer listens.
     pub fn ready(self) -> io::Result<()> {
         self.0.map_or(Ok(()), |socket| socket.send(b"READY=1\n").map(|_| ()))
     }

@@ -61,10 +61,6 @@ pub struct Ring {
 
 impl Ring {
     /// A ring that has not been set up.
-    ///
-    /// # Errors
-    ///
-    /// None, as long as [`MAX_QUEUE_SIZE`] is a size that a queue can have.
     pub fn new() -> Result<Self, virtio_queue::Error> {
         Ok(Self {
             queue: Queue::new(MAX_QUEUE_SIZE)?,
@@ -110,10 +106,6 @@ impl Ring {
     }
 
     /// Where it is in guest memory.
-    ///
-    /// # Errors
-    ///
-    /// The addresses are not aligned.
     pub fn set_addresses(
         &mut self,
         descriptors: u64,
@@ -132,10 +124,6 @@ impl Ring {
 
     /// Begin where the used ring ends, which is known only there: after a stop, or when another device has
     /// used it before.
-    ///
-    /// # Errors
-    ///
-    /// The ring is not in guest memory.
     pub fn take_up(&mut self, memory: &GuestMemoryMmap<()>) -> Result<(), virtio_queue::Error> {
         let index = self.queue.used_idx(memory, std::sync::atomic::Ordering::Acquire)?;
         self.queue.set_next_used(index.0);
@@ -251,10 +239,6 @@ impl Ring {
     }
 
     /// The next thing the driver has put into the ring.
-    ///
-    /// # Errors
-    ///
-    /// The ring makes no sense. It is not looked at again until it is set up anew.
     pub fn pop(&mut self, memory: &GuestMemoryMmap<()>) -> Result<Option<Chain>, virtio_queue::Error> {
         if !self.is_running() {
             return Ok(None);
@@ -301,10 +285,6 @@ impl Ring {
     }
 
     /// Give a chain back.
-    ///
-    /// # Errors
-    ///
-    /// The ring makes no sense. It is not looked at again until it is set up anew.
     pub fn push(
         &mut self,
         memory: &GuestMemoryMmap<()>,

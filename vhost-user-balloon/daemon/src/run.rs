@@ -18,23 +18,15 @@ use thiserror::Error;
 /// Why there is no VMM.
 #[derive(Debug, Error)]
 pub enum RunError {
-    /// QEMU maps guest memory privately if nothing else is said.
     #[error(
         "{0} has no option with share=on: the device would not see guest memory; add -object \
          memory-backend-memfd,id=ram,size=SIZE,share=on -machine memory-backend=ram"
     )]
     Private(String),
-    /// The device cannot be started.
     #[error("cannot start the device: {0}")]
     Device(io::Error),
-    /// The VMM cannot be started.
     #[error("cannot start {program}: {source}")]
-    Vmm {
-        /// Its name.
-        program: String,
-        /// The error of the kernel.
-        source: io::Error,
-    },
+    Vmm { program: String, source: io::Error },
 }
 
 /// The options of a QEMU from 10.1 on that has this device; `chardev` is where it connects.
@@ -55,10 +47,6 @@ pub fn qemu_args(path: &Path) -> String {
 }
 
 /// Start the device with the options in `device`, and become the VMM.
-///
-/// # Errors
-///
-/// One of them cannot be started.
 pub fn run(device: &[OsString], vmm: &[OsString]) -> RunError {
     let Some((program, arguments)) = vmm.split_first() else {
         return RunError::Vmm { program: String::new(), source: io::ErrorKind::InvalidInput.into() };

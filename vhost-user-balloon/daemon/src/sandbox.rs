@@ -18,11 +18,10 @@ use crate::cli::Seccomp;
 
 /// Why the process cannot be confined.
 #[derive(Debug, Error)]
+#[allow(missing_docs)]
 pub enum SandboxError {
-    /// Landlock does not do what was asked of it.
     #[error("landlock: {0} (--landlock off goes on without it)")]
     Landlock(#[from] landlock::RulesetError),
-    /// No filter for this machine, or it is not accepted.
     #[error("seccomp: {0} (--seccomp off goes on without it)")]
     Seccomp(String),
 }
@@ -35,10 +34,6 @@ fn remember() {
 
 /// Give up all files, network and signals to others, as far as this kernel can. `removable`: folders from
 /// which sockets are removed at the end.
-///
-/// # Errors
-///
-/// The kernel has landlock and refuses to use it.
 pub fn landlock(removable: &[&File]) -> Result<&'static str, SandboxError> {
     remember();
     let newest = ABI::V6;
@@ -59,10 +54,6 @@ pub fn landlock(removable: &[&File]) -> Result<&'static str, SandboxError> {
 }
 
 /// Allow the system calls that are needed from now on, on all threads.
-///
-/// # Errors
-///
-/// There is no filter for this machine, or the kernel does not take it.
 pub fn seccomp(action: Seccomp) -> Result<&'static str, SandboxError> {
     let (otherwise, name) = match action {
         Seccomp::Off => return Ok("no seccomp (switched off)"),

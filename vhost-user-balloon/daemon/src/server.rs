@@ -27,33 +27,18 @@ const REST: Duration = Duration::from_millis(200);
 
 /// Why serving ended, or did not begin.
 #[derive(Debug, Error)]
+#[allow(missing_docs)]
 pub enum ServerError {
-    /// A socket cannot be listened on.
     #[error("cannot listen on {path}: {source}")]
-    Listen {
-        /// Where.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
-    /// No ring can be made.
+    Listen { path: PathBuf, source: io::Error },
     #[error("cannot make a ring: {0}")]
     Ring(#[from] virtio_queue::Error),
-    /// The descriptor for the front end is not usable.
     #[error("descriptor {fd} is no unix socket: {source}")]
-    Descriptor {
-        /// Its number.
-        fd: i32,
-        /// Why.
-        source: io::Error,
-    },
-    /// Waiting for events does not work.
+    Descriptor { fd: i32, source: io::Error },
     #[error("cannot wait for events: {0}")]
     Poll(#[from] Errno),
-    /// The front end does not keep to the protocol.
     #[error("the front end does not keep to the protocol: {0}")]
     Protocol(#[from] ProtocolError),
-    /// Guest memory cannot be touched.
     #[error("{0}")]
     MemoryLost(&'static str),
 }
@@ -69,10 +54,6 @@ pub enum Source {
 
 impl Source {
     /// Listen at a path.
-    ///
-    /// # Errors
-    ///
-    /// It cannot be listened on.
     pub fn listen(path: &Path) -> Result<Self, ServerError> {
         let listening =
             listen(path).map_err(|source| ServerError::Listen { path: path.to_owned(), source })?;
@@ -93,10 +74,6 @@ pub struct Server {
 
 impl Server {
     /// A device without a front end.
-    ///
-    /// # Errors
-    ///
-    /// See [`Device::new`].
     pub fn new(options: Options) -> Result<Self, ServerError> {
         Ok(Self {
             device: Device::new(options)?,
@@ -109,10 +86,6 @@ impl Server {
     }
 
     /// Serve control requests at a path.
-    ///
-    /// # Errors
-    ///
-    /// It cannot be listened on.
     pub fn control(&mut self, path: &Path) -> Result<(), ServerError> {
         let failed = |source| ServerError::Listen { path: path.to_owned(), source };
         self.control = Some(Service::bind(path).map_err(failed)?);
@@ -120,10 +93,6 @@ impl Server {
     }
 
     /// Serve metrics at a path.
-    ///
-    /// # Errors
-    ///
-    /// It cannot be listened on.
     pub fn metrics(&mut self, path: &Path) -> Result<(), ServerError> {
         let failed = |source| ServerError::Listen { path: path.to_owned(), source };
         self.metrics = Some(Service::bind(path).map_err(failed)?);
@@ -146,10 +115,6 @@ impl Server {
     }
 
     /// Serve front ends: one until it hangs up, or one after the other.
-    ///
-    /// # Errors
-    ///
-    /// The machine does not work, or the only front end breaks the protocol.
     pub fn run(&mut self, source: Source) -> Result<(), ServerError> {
         let (listener, mut front_end) = match source {
             Source::Listener(listener) => {

@@ -127,10 +127,6 @@ fn handle(signal: libc::c_int, handler: Handler) -> io::Result<()> {
 static ALARMS: AtomicBool = AtomicBool::new(false);
 
 /// Survive guest memory that is truncated, and interrupt calls that wait.
-///
-/// # Errors
-///
-/// The kernel does not take the handlers.
 pub fn install() -> io::Result<()> {
     handle(libc::SIGBUS, bus_error)?;
     handle(libc::SIGALRM, interrupt)?;
@@ -181,10 +177,6 @@ pub struct Ending {
 /// From now on SIGTERM and SIGINT wait for [`Ending::end_when_told`].
 ///
 /// To be called before any other thread exists.
-///
-/// # Errors
-///
-/// The signals cannot be kept from this thread.
 pub fn block() -> io::Result<Ending> {
     let set = ending_signals();
     // SAFETY: the set is initialised and only read.
@@ -198,10 +190,6 @@ impl Ending {
     /// A thread of its own waits for them: the serving thread can wait for a reader of the log.
     /// Landlock confines a thread and those that it starts later, so this comes after it, and before the
     /// seccomp filter, which has no room for new threads and is put on all there are.
-    ///
-    /// # Errors
-    ///
-    /// There can be no thread.
     pub fn end_when_told(self) -> io::Result<()> {
         let set = self.set;
         crate::threads::start("signals", move || {

@@ -25,24 +25,10 @@ pub struct State {
 /// A state file that cannot be used.
 #[derive(Debug, Error)]
 pub enum StateError {
-    /// It cannot be opened, read or written.
     #[error("cannot use the state file {path}: {source}")]
-    File {
-        /// Where it is.
-        path: PathBuf,
-        /// The error of the kernel.
-        source: io::Error,
-    },
-    /// Another program has written it.
+    File { path: PathBuf, source: io::Error },
     #[error("{path} holds {found:?}, which is no state ({error}); remove it to begin with the options")]
-    Content {
-        /// Where it is.
-        path: PathBuf,
-        /// Its beginning.
-        found: String,
-        /// What is wrong with it.
-        error: serde_json::Error,
-    },
+    Content { path: PathBuf, found: String, error: serde_json::Error },
 }
 
 /// The file, which stays open: the sandbox has no way to open it again.
@@ -54,10 +40,6 @@ pub struct StateFile {
 
 impl StateFile {
     /// Open or create it, and read what is in there.
-    ///
-    /// # Errors
-    ///
-    /// It cannot be opened, or it holds something else.
     pub fn open(path: &Path) -> Result<(Self, Option<State>), StateError> {
         let failed = |source| StateError::File { path: path.to_owned(), source };
         let mut options = File::options();
@@ -77,10 +59,6 @@ impl StateFile {
     }
 
     /// Write the state.
-    ///
-    /// # Errors
-    ///
-    /// The file cannot be written.
     pub fn save(&self, state: State) -> Result<(), StateError> {
         let failed = |source| StateError::File { path: self.path.clone(), source };
         let text = serde_json::to_string(&state).map_err(|error| failed(error.into()))?;

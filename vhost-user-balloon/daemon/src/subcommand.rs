@@ -18,30 +18,14 @@ const MIB: u64 = 1 << 20;
 /// Why a subcommand did not do what it should.
 #[derive(Debug, Error)]
 pub enum ClientError {
-    /// Nobody is there.
     #[error("cannot talk to a device at {path}: {source}")]
-    Connect {
-        /// Where.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
-    /// What came back is no answer.
+    Connect { path: PathBuf, source: io::Error },
     #[error("the device answers with what is no answer: {0}")]
     Answer(String),
-    /// The device says that it does not work.
     #[error("{0}")]
     Refused(String),
-    /// The guest has not followed.
     #[error("the balloon has {actual} bytes after {seconds} s, not {target}")]
-    Late {
-        /// Its size.
-        actual: u64,
-        /// The size it shall have.
-        target: u64,
-        /// How long it was waited for.
-        seconds: u64,
-    },
+    Late { actual: u64, target: u64, seconds: u64 },
 }
 
 struct Connection {
@@ -94,10 +78,6 @@ impl Connection {
 }
 
 /// Do what a subcommand says, and return what to print.
-///
-/// # Errors
-///
-/// The device cannot be reached, or it or its guest does not do it.
 pub fn run(command: &Command) -> Result<String, ClientError> {
     match command {
         Command::Status(to) => {

@@ -9,10 +9,6 @@ use std::sync::mpsc::{Sender, channel};
 use crate::signals;
 
 /// Start a thread and wait until it runs: the sandbox forbids what a thread does when it starts.
-///
-/// # Errors
-///
-/// There can be no thread.
 pub fn start(name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
     let (started, wait) = channel();
     std::thread::Builder::new().name(name.to_owned()).spawn(move || {
@@ -26,10 +22,6 @@ pub fn start(name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<()>
 static CLOSER: OnceLock<Sender<OwnedFd>> = OnceLock::new();
 
 /// Start the thread that closes what a front end should not have sent.
-///
-/// # Errors
-///
-/// There can be no thread.
 pub fn start_closer() -> io::Result<()> {
     let (sender, unwanted) = channel();
     let _ = CLOSER.set(sender);

@@ -52,44 +52,22 @@ const PROTOCOL: Protocol = Protocol::MQ
 /// The front end breaks the protocol, and the connection ends.
 #[derive(Debug, Error)]
 pub enum ProtocolError {
-    /// The socket fails.
     #[error("its socket: {0}")]
     Socket(Errno),
-    /// It hangs up in the middle of a message.
     #[error("it hung up after {0} bytes of a message")]
     Hangup(usize),
-    /// It does not send the rest of a message.
     #[error("it sent {0} bytes of a message, and not the rest within a second")]
     Slow(usize),
-    /// It does not read a reply.
     #[error("it left {0} bytes of replies unread for a second")]
     Unread(usize),
-    /// Not version 1, or a reply.
     #[error("request {request} has flags {flags:#x}, which are not those of a request of version 1")]
-    Flags {
-        /// The request.
-        request: u32,
-        /// Its flags.
-        flags: u32,
-    },
-    /// The body does not have the size that the request has.
+    Flags { request: u32, flags: u32 },
     #[error("request {request} cannot have {size} bytes")]
-    Size {
-        /// The request.
-        request: u32,
-        /// The size in its header.
-        size: usize,
-    },
-    /// Too many descriptors, or no room for them here.
+    Size { request: u32, size: usize },
     #[error("a message has more descriptors than there is room for")]
     Descriptors,
-    /// A request that no protocol feature on offer allows; the front end may wait for a reply.
     #[error("request {request} is not supported")]
-    Unsupported {
-        /// The request.
-        request: u32,
-    },
-    /// A question that has no answer.
+    Unsupported { request: u32 },
     #[error("there is no ring {0} whose index could be returned")]
     NoAnswer(u32),
 }
@@ -335,10 +313,6 @@ impl FrontEnd {
     }
 
     /// Do what can be done without waiting; one request at most. `false`: it has hung up.
-    ///
-    /// # Errors
-    ///
-    /// It does not keep to the protocol.
     pub fn serve(&mut self, device: &mut Device) -> Result<bool, ProtocolError> {
         if self.output.is_empty() {
             match self.receive()? {
@@ -578,7 +552,7 @@ fn ring_request(
             Ok(())
         }
         (_, Some([descriptors, used, available, _log])) => {
-            let at = |address| memory.from_user(address).ok_or(Refusal::RingAddress { ring: index, address });
+            let at = |address| memory.guest_address(address).ok_or(Refusal::RingAddress { ring: index, address });
             let invalid = |error| Refusal::Ring { ring: index, error };
             match (at(descriptors), at(available), at(used)) {
                 (Ok(descriptors), Ok(available), Ok(used)) => {
@@ -672,10 +646,6 @@ impl Channel {
     /// Say that the configuration has changed. `false`: not now, the channel is full.
     ///
     /// It asks for no reply: waiting for one while the front end waits for this device is a deadlock.
-    ///
-    /// # Errors
-    ///
-    /// The front end has closed it.
     pub fn config_changed(&self) -> Result<bool, Errno> {
         // What the front end may have to say on this channel is of no interest.
         let mut nothing = [0; 256];
