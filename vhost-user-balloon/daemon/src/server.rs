@@ -70,6 +70,8 @@ pub struct Server {
     sandbox: String,
     /// No connection is accepted until then.
     rests_until: Option<Instant>,
+    /// Calls that wait are interrupted.
+    interrupts: bool,
 }
 
 impl Server {
@@ -82,6 +84,7 @@ impl Server {
             state: None,
             sandbox: "none".to_owned(),
             rests_until: None,
+            interrupts: false,
         })
     }
 
@@ -231,12 +234,12 @@ impl Server {
         }
         let timeout = if pause { self.timeout(front_end) } else { Some(Duration::ZERO) };
         let timeout = timeout.and_then(|t| Timespec::try_from(t).ok());
-        if pause {
-            signals::interrupt_calls(false);
-        }
         let polled = rustix::event::poll(&mut polls, timeout.as_ref());
-        if pause {
-            signals::interrupt_calls(true);
+        // The timer runs on from one event to the next, until it interrupts a pause.
+        let interrupted = polled == Err(Errno::INTR);
+        if self.interrupts == interrupted {
+            self.interrupts = !interrupted;
+            signals::interrupt_calls(self.interrupts);
         }
         match polled {
             Ok(_) => {}

@@ -552,7 +552,8 @@ fn ring_request(
             Ok(())
         }
         (_, Some([descriptors, used, available, _log])) => {
-            let at = |address| memory.guest_address(address).ok_or(Refusal::RingAddress { ring: index, address });
+            let at =
+                |address| memory.guest_address(address).ok_or(Refusal::RingAddress { ring: index, address });
             let invalid = |error| Refusal::Ring { ring: index, error };
             match (at(descriptors), at(available), at(used)) {
                 (Ok(descriptors), Ok(available), Ok(used)) => {
