@@ -250,7 +250,9 @@ class FrontEnd:
 
     def table(self, *regions: tuple[int, int, int, int], fds: Sequence[int] = ()) -> bool:
         """Regions: guest, size, user, offset."""
-        body = struct.pack("=II", len(regions), 0) + b"".join(struct.pack("=4Q", *region) for region in regions)
+        body = struct.pack("=II", len(regions), 0) + b"".join(
+            struct.pack("=4Q", *region) for region in regions
+        )
         return self.accepted("SET_MEM_TABLE", body, fds or [self.fd] * len(regions))
 
     def start(self, features: int = ALL) -> None:
@@ -279,10 +281,14 @@ class FrontEnd:
 
     def stop_ring(self, ring: int) -> int:
         """The index at which it stopped."""
-        answer: tuple[int, int] = struct.unpack("=II", self.get("GET_VRING_BASE", struct.pack("=II", ring, 0)))
+        answer: tuple[int, int] = struct.unpack(
+            "=II", self.get("GET_VRING_BASE", struct.pack("=II", ring, 0))
+        )
         return answer[1]
 
-    def descriptor(self, ring: int, slot: int, address: int, length: int, flags: int = 0, following: int = 0) -> None:
+    def descriptor(
+        self, ring: int, slot: int, address: int, length: int, flags: int = 0, following: int = 0
+    ) -> None:
         """One entry of a ring's table."""
         at = self.bases[ring] + slot * 16
         self.memory[at : at + 16] = struct.pack("<QIHH", address, length, flags, following)
@@ -376,7 +382,8 @@ def limited_memory(limit: int) -> Iterator[Path | None]:
         except OSError:
             continue
         finally:
-            eventually(lambda: not (group / "cgroup.procs").read_text())
+            members = group / "cgroup.procs"
+            eventually(lambda members=members: not members.read_text())
             with contextlib.suppress(OSError):
                 group.rmdir()
     yield None

@@ -349,7 +349,10 @@ def test_d3_a_state_file_of_another_program(binary: Path, tmp_path: Path, conten
     state = tmp_path / "state"
     state.write_text(content)
     done = subprocess.run(
-        [binary, "--socket-path", tmp_path / "front", "--state", state], capture_output=True, text=True, check=False
+        [binary, "--socket-path", tmp_path / "front", "--state", state],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 1
     assert str(state) in done.stderr and "remove it" in done.stderr
@@ -506,7 +509,9 @@ def test_a_socket_in_use_is_left(start: Start, binary: Path) -> None:
     one = start()
     with FrontEnd(one) as vm:
         vm.start()
-        done = subprocess.run([binary, "--socket-path", one.front], capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [binary, "--socket-path", one.front], capture_output=True, text=True, check=False
+        )
         assert done.returncode == 1
         assert f"cannot listen on {one.front}" in done.stderr and "another process" in done.stderr
         vm.works()
@@ -931,7 +936,9 @@ def test_rings_that_are_none(vm: FrontEnd) -> None:
         assert not vm.accepted("SET_VRING_ENABLE", words(ring, value))
     for places in ((0, 0, 0), (USER + RAM, USER, USER), (USER, USER + RAM, USER), (2**64 - 16, USER, USER)):
         assert not vm.accepted("SET_VRING_ADDR", words(0, 0) + longs(*places, 0)), places
-    assert vm.accepted("SET_VRING_ADDR", words(0, 0) + longs(USER + RAM - 16, USER + LIST, USER + RAM - 64, 0))
+    assert vm.accepted(
+        "SET_VRING_ADDR", words(0, 0) + longs(USER + RAM - 16, USER + LIST, USER + RAM - 64, 0)
+    )
     vm.kick(INFLATE)
     vm.works()
 

@@ -55,6 +55,8 @@ def test_each_lie_is_told(liar: Path, lie: str | None) -> None:
 
 @pytest.mark.parametrize("profile", ["dev", "release"])
 def test_no_other_build_can_lie(profile: str) -> None:
-    done = subprocess.run([daemon.build(profile), "--lie", "bit6", "--fd", "3"], capture_output=True, check=False)
+    done = subprocess.run(
+        [daemon.build(profile), "--lie", "bit6", "--fd", "3"], capture_output=True, check=False
+    )
     assert done.returncode == 2
     assert b"--lie" in done.stderr
