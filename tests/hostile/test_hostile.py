@@ -24,7 +24,7 @@ from pathlib import Path
 
 import pytest
 
-from lab import daemon
+from lab.build import daemon
 from tests.hostile import fuse
 from tests.hostile.peer import (
     ALL,

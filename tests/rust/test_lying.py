@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from lab import daemon, paths
+from lab.build import daemon
+from lab.core import paths
 from tests.hostile.peer import ALL, ANSWER, INFLATE, MIB, PLAY, RAM, REPORTING, Device, FrontEnd
 
 pytestmark = pytest.mark.slow
