@@ -570,6 +570,20 @@ def test_d9_a_pool_of_huge_pages_that_is_empty(device: Device) -> None:
     assert "truncated" not in device.log()
 
 
+def test_mappings_of_parts_of_huge_pages_do_not_pile_up(device: Device) -> None:
+    """munmap(2) refuses a part of a huge page, so the mapping would stay for ever."""
+    try:
+        huge = memfd(4 * MIB, os.MFD_HUGETLB)
+    except OSError as error:
+        pytest.skip(f"no huge pages here: {error}")
+    with FrontEnd(device) as peer:
+        peer.negotiate()
+        for length in (PAGE, 2 * MIB, 3 * MIB) * 10:
+            assert peer.table((0, length, USER, 0), fds=[huge]) is (length == 2 * MIB)
+        assert Path(f"/proc/{device.process.pid}/maps").read_text().count("memfd:guest") <= 1
+    os.close(huge)
+
+
 @pytest.mark.parametrize("when", ["request", "kick"])
 def test_guest_memory_that_is_truncated(device: Device, when: str) -> None:
     with FrontEnd(device) as peer:

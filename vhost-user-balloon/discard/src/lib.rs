@@ -79,7 +79,7 @@ pub enum RegionError {
         /// The size of the file.
         size: u64,
     },
-    /// It passes the end of the address space or of the file's offsets, is empty, or is not made of pages.
+    /// It passes the end of the address space or of the file's offsets, is empty, or is not made of (huge) pages.
     #[error("the region at {guest:#x} cannot have {length:#x} bytes from byte {offset:#x} of a file")]
     Extent {
         /// Where the region begins in the guest.
@@ -183,6 +183,10 @@ impl Region {
         let (backing, block) =
             backing_of(i64::try_from(statfs.f_type).unwrap_or(0), u64::try_from(statfs.f_bsize).unwrap_or(0))
                 .ok_or_else(filesystem)?;
+        // A mapping of a part of a huge page cannot be unmapped.
+        if backing == Backing::Hugetlbfs && !in_file.is_aligned(block) {
+            return Err(extent);
+        }
         if in_file.end() > about.stx_size {
             return Err(RegionError::PastEnd { guest, end: in_file.end(), size: about.stx_size });
         }
