@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0
-"""What pre-zeroing costs as a whole, beside its peers, under a load that gains nothing, and natively."""
+"""The whole cost of pre-zeroing: beside its peers, under a load that gains nothing, and natively."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lab.bench import BenchOptions
-from lab.bench.jobs import Phase, clock_metric, within, zeroed_metric
+from lab.bench import goals
 from lab.bench.kzeropaged import (
     DIRTY,
     FOLDER,
+    OFF,
+    ON,
     PACE,
+    PAGES,
     SLOWDOWN_LIMIT,
-    WARM_UPS,
     WORDS,
-    Cost,
     allocate,
-    background_metrics,
-    corunner_metric,
+    background,
+    corunner,
     zero_all,
 )
-from lab.bench.session import DROP, MIB, Built, Pair, Side, by_turns, guests, spec_for, warm_host
-from lab.boot.spec import BootSpec
+from lab.bench.repeat import Values, turns
+from lab.bench.runner import Pair, Run
+from lab.bench.session import DROP, MIB, Side, spec_for, warm_host
 from lab.build import programs as guest
 from lab.build.linux import VARIANTS
 from lab.core.errors import TestFailure
 from lab.core.progress import step
-from lab.report.results import Metric
 
 # The other ways to have zeros, on the base kernel; both are older than this series.
 PEERS = {"init_on_alloc": "init_on_alloc=1", "init_on_free": "init_on_free=1"}
@@ -42,141 +42,101 @@ LOAD = ("build_load", "--steps", "40", "--size", "8")
 LOAD_BEYOND = 5.0
 STORES_MS = 400
 STORES_TURNS = 10
-UM_MEMORY = "512M"
-UM_MB = 256
-UM_TURNS = 6
-# Used, so that nothing is known of it; to write to each page would take it ten seconds.
+UM_MEMORY, UM_MB, UM_TURNS = "512M", 256, 6
+UM, WHERE = "prezero.um", ", User-Mode Linux"
+# To write to each page would take User-Mode Linux ten seconds.
 UM_DIRTY = f"alloc_once --size 384 --pages nothp --mode populate > /dev/null; {DROP}"
 DEFAULT_PACE = f"echo 1000 > {FOLDER}/delay_millisecs"
+PEERS_NOTE = (
+    "Peers: init_on_alloc=1 zeroes every page when it is allocated; init_on_free=1 when it is freed, and not again. "
+    "Their whole CPU time includes that, and ours the work of kzeropaged before."
+)
+UM_NOTE = (
+    f"As User-Mode Linux {UM_MB} MB of {UM_MEMORY} are filled: it has no huge pages, a page fault costs it several "
+    "system calls of the host, and its memory is a file in the host's page cache. It has no counters either: "
+    "task-clock is the elapsed time. Compare its figures only with the other column."
+)
 
 
-def peer_specs(options: BenchOptions, images: Built) -> list[tuple[str, BootSpec]]:
-    """Base, ours, and base with each of the peers; none has a balloon."""
-    rows = [("base", images.base, ""), ("ours", images.ours, "")]
-    rows += [(name, images.base, append) for name, append in PEERS.items()]
-    return [
-        (name, spec_for(options, kernel, images.qemu, devices=[], append=append))
-        for name, kernel, append in rows
-    ]
-
-
-def peers(sides: list[Side], size_mb: int) -> list[Metric]:
-    """All memory of a job touched, each way of zeroing it: what the job takes, and what everything takes."""
-    ours = next(side for side in sides if side.name == "ours")
+def peers(run: Run, sides: list[Side], size_mb: int) -> None:
+    """A job that touches all its memory, with each way of zeroing: the CPU time of the job, and of everything."""
+    (ours,) = (side for side in sides if side.name == "ours")
     ours.sh(PACE)
-    metrics: list[Metric] = []
     for pages, word in WORDS.items():
-        job: dict[str, list[float]] = {side.name: [] for side in sides}
-        whole: dict[str, list[float]] = {side.name: [] for side in sides}
+        found = Values()
         argv = ["alloc_once", "--size", str(size_mb), "--mode", "touch_all", "--pages", pages]
         with step(f"{pages}, peers: {PEER_TURNS} turns of {size_mb} MB in {len(sides)} guests"):
-            for turn in range(-WARM_UPS, PEER_TURNS):
-                for side in by_turns(sides, turn):
-                    cost = Cost()
-                    if side is ours:
-                        side.sh(f"echo 0 > {FOLDER}/enabled")
-                    side.sh(DIRTY)
-                    if side is ours:
-                        zero_all(side, cost)
-                    warm_host(64 * MIB)
-                    with side.host_cost() as host:
-                        told = side.json(*argv)
-                    if turn >= 0:
-                        job[side.name].append(told["task_clock_ns"] / 1e6)
-                        spent = host[0].user_s + host[0].system_s + sum(cost.cpu_s)
-                        whole[side.name].append(spent * 1e3)
-        for name in (*PEERS, "ours"):
-            words = f"the base kernel with {PEERS[name]}" if name in PEERS else "our kernel"
-            metrics += [
-                Metric.of(
-                    f"prezero.peers.{word}.{name}.job",
-                    "ms",
-                    job["base"],
-                    job[name],
-                    sentence=f"CPU time of a job that fills {size_mb} MB, against {words}.",
-                ),
-                Metric.of(
-                    f"prezero.peers.{word}.{name}.whole",
-                    "ms",
-                    whole["base"],
-                    whole[name],
-                    sentence="CPU time of the VMM from the start of that job until its memory is free again, and "
-                    f"of the zeroing before it, against {words}. Nobody saves CPU time by zeroing earlier or later.",
-                ),
-            ]
-    return metrics
-
-
-def load_metrics(both: Pair, pairs: int) -> list[Metric]:
-    """Processes that come and go and fill all memory they get, while the thread is on as it is by default."""
-    wall: dict[str, list[float]] = {"base": [], "ours": []}
-    whole: dict[str, list[float]] = {"base": [], "ours": []}
-    with step(f"fork, exec, fault: {pairs} pairs of {LOAD[2]} processes"):
-        both.ours.sh(f"{DEFAULT_PACE}; echo 1 > {FOLDER}/enabled")
-        for turn in range(-WARM_UPS, pairs):
-            for side in both.sides(turn):
+            for side, counts in turns(sides, PEER_TURNS):
+                if side is ours:
+                    side.sh(OFF)
+                side.sh(DIRTY)
+                before = zero_all(side)["cpu"] if side is ours else 0.0
+                warm_host(64 * MIB)
                 with side.host_cost() as host:
-                    told = side.json(*LOAD)
-                if turn >= 0:
-                    wall[side.name].append(told["wall_ns"] / 1e6)
-                    whole[side.name].append((host[0].user_s + host[0].system_s) * 1e3)
-        both.ours.sh(f"echo 0 > {FOLDER}/enabled; {PACE}")
-    made = Metric.of(
-        "prezero.build_load.wall",
-        "ms",
-        wall["base"],
-        wall["ours"],
-        sentence=f"{LOAD[2]} processes one after the other as in a build: each is forked, executes a program, fills "
-        f"{LOAD[4]} MB, reads and writes files, and ends. Ours has pre-zeroing on, as it is by default.",
-    )
-    return [
-        replace(made, target=within(made, 0, LOAD_BEYOND, "not slower than base beyond noise")),
-        Metric.of(
-            "prezero.build_load.whole",
-            "ms",
-            whole["base"],
-            whole["ours"],
-            sentence="CPU time of the VMM meanwhile, the thread's included.",
-        ),
-    ]
+                    answer = side.json(*argv)
+                if counts:
+                    whole = (host[0].user_s + host[0].system_s + before) * 1e3
+                    found.note(side.name, job=answer["task_clock_ns"] / 1e6, whole=whole)
+        for name in ("ours", *PEERS):
+            words = f"base, and {f'base with {PEERS[name]}' if name in PEERS else 'ours with kzeropaged'}"
+            at, pages_words = f"prezero.peers.{word}.{name}", PAGES[pages]
+            values = found["base", "job"], found[name, "job"]
+            run.add(
+                f"{at}.job",
+                "ms",
+                values,
+                f"CPU time of a job that fills {size_mb} MB, {pages_words}: {words}.",
+            )
+            title = f"CPU time of the VMM for that job, and of the zeroing before or after it, {pages_words}"
+            run.add(f"{at}.whole", "ms", (found["base", "whole"], found[name, "whole"]), f"{title}: {words}.")
 
 
-def _natively(metric: Metric) -> Metric:
-    return replace(
-        metric,
-        name=metric.name.replace("prezero.", "prezero.um.", 1),
-        sentence=f"As User-Mode Linux, which is not emulated: {metric.sentence}",
-    )
+def load(run: Run, both: Pair) -> None:
+    """Short processes that fill all their memory, while the thread is on with its default pauses."""
+    found = Values()
+    with step(f"fork, exec, fault: {run.pairs} pairs of {LOAD[2]} processes"):
+        both.ours.sh(f"{DEFAULT_PACE}; {ON}")
+        for side, counts in turns(both, run.pairs):
+            with side.host_cost() as host:
+                answer = side.json(*LOAD)
+            if counts:
+                whole = (host[0].user_s + host[0].system_s) * 1e3
+                found.note(side.name, wall=answer["wall_ns"] / 1e6, whole=whole)
+        both.ours.sh(f"{OFF}; {PACE}")
+    title = f"{LOAD[2]} processes one after the other as in a build, with kzeropaged on as it is by default"
+    goal = goals.within(0, LOAD_BEYOND, "not slower than base beyond noise")
+    words = f"{title}: time; each is forked, executes a program, fills {LOAD[4]} MB, uses files, and ends."
+    run.add("prezero.build_load.wall", "ms", found.both("wall"), words, goal)
+    words = f"{title}: CPU time of the VMM, the thread's included."
+    run.add("prezero.build_load.whole", "ms", found.both("whole"), words)
 
 
-def natively(options: BenchOptions, images: Built) -> tuple[list[Metric], list[str]]:
-    """4 KiB pages and the co-runner in guests that are ordinary processes; nothing when kernels are files."""
+def natively(run: Run) -> None:
+    """4 KiB pages and the co-runner in guests that are ordinary processes, unless a kernel is a file."""
+    options = run.options
     if options.base not in VARIANTS or options.ours not in VARIANTS:
-        return [], ["Nothing was measured as User-Mode Linux: that needs kernels that are named by variant."]
-    of_job = replace(options, size_mb=UM_MB, memory=UM_MEMORY, pairs=min(options.pairs, UM_TURNS))
+        run.note("Nothing was measured as User-Mode Linux: that needs kernels that are named by variant.")
+        return
+    options = replace(options, size_mb=UM_MB, memory=UM_MEMORY, pairs=min(run.pairs, UM_TURNS))
     of_um: dict[str, Any] = {"arch": "um", "devices": [], "qemu": None, "accel": "auto"}
     specs = [
-        (name, replace(spec_for(of_job, kernel, images.qemu), **of_um))
+        (name, replace(spec_for(options, kernel, run.images.qemu), **of_um))
         for name, kernel in (("base", options.base), ("ours", options.ours))
     ]
-    metrics: list[Metric] = []
-    cost = Cost()
-    with guests(specs) as (base, ours):
-        both = Pair(base, ours, "um", images)
-        ours.sh(PACE)
+    cost = Values()
+    with run.guests(specs) as sides:
+        both = Pair(*sides)
+        both.ours.sh(PACE)
         for mode in ("populate", "touch_all"):
-            phase: Phase = allocate(both, of_job, mode, "nothp", cost, UM_DIRTY)
-            name = f"prezero.4k.{mode}"
-            metrics.append(clock_metric(f"{name}.task_clock", mode, phase, None))
-            metrics.append(zeroed_metric(f"{name}.guest_zeroed_bytes", mode, phase, of_job, None))
-        metrics += background_metrics(cost)
-        metrics.append(corunner_metric(both, UM_DIRTY))
-    note = (
-        f"As User-Mode Linux {UM_MB} MB of {UM_MEMORY} are filled: it has no huge pages, a page fault costs it several "
-        "system calls of the host, and its memory is a file that the host keeps in its page cache. It has no counters "
-        "either: task-clock is the time that passed. Compare its figures with nothing but the other column."
-    )
-    return [_natively(metric) for metric in metrics], [note]
+            name = f"{UM}.4k.{mode}"
+            phase = allocate(
+                run, both, name, mode, "nothp", cost, options=options, dirty=UM_DIRTY, where=WHERE
+            )
+            phase.clock()
+            phase.zeroed()
+        background(run, cost, UM)
+        corunner(run, both.ours, UM, UM_DIRTY)
+    run.note(UM_NOTE)
 
 
 def _corunner(program: Path, how: str) -> dict[str, Any]:
@@ -184,66 +144,46 @@ def _corunner(program: Path, how: str) -> dict[str, Any]:
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     if done.returncode:
         raise TestFailure("The co-runner fails on this machine", done.stderr.strip(), shlex.join(argv))
-    told: dict[str, Any] = json.loads(done.stdout)
-    return told
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
 
 
-def stores() -> tuple[list[Metric], list[str]]:
-    """On this machine itself: the stores that the kernel zeroes with at leisure, against the usual ones."""
+def stores(run: Run) -> None:
+    """On this machine itself: the non-temporal stores of kzeropaged against the usual ones."""
     if platform.machine() != "x86_64":
-        return [], ["Stores were not compared: there is one kind on this architecture."]
-    program = guest.build_programs()["corunner"]
-    steps: dict[str, list[float]] = {"": [], "stos": [], "movnti": []}
-    rate: dict[str, list[float]] = {"stos": [], "movnti": []}
+        run.note("Stores were not compared: this architecture has one kind.")
+        return
+    program, found = guest.build_programs()["corunner"], Values()
     with step(f"stores: {STORES_TURNS} turns of 3 runs of {STORES_MS} ms, natively"):
-        for turn in range(-WARM_UPS, STORES_TURNS):
-            for how in by_turns(list(steps), turn):
-                told = _corunner(program, how)
-                if turn < 0:
-                    continue
-                steps[how].append(told["steps"] / told["wall_ns"] * 1e9)
+        for how, counts in turns(("", "stos", "movnti"), STORES_TURNS):
+            answer = _corunner(program, how)
+            if counts:
+                found.note(how, steps=answer["steps"] / answer["wall_ns"] * 1e9)
                 if how:
-                    rate[how].append(told["cleared_bytes"] / told["clear_ns"] * 1e9)
-    still = Metric.of(
-        "prezero.native.corunner.movnti",
-        "steps/s",
-        steps[""],
-        steps["movnti"],
-        sentence="Natively, on this machine: how fast a program goes through 1 MiB of its memory by itself, and when "
-        "after each turn 2 MiB are zeroed with non-temporal stores, as kzeropaged does; their time not counted.",
+                    found.note(how, rate=answer["cleared_bytes"] / answer["clear_ns"] * 1e9)
+    title = (
+        "Steps of a program through 1 MiB of its memory, alone, and with 2 MiB zeroed after each, natively"
     )
     words = f"at most {SLOWDOWN_LIMIT:.0f} % less beyond noise"
-    return [
-        Metric.of(
-            "prezero.native.corunner.stos",
-            "steps/s",
-            steps[""],
-            steps["stos"],
-            sentence="The same with the stores that zero memory on demand (rep stosb).",
-        ),
-        replace(still, target=within(still, SLOWDOWN_LIMIT, LOAD_BEYOND, words, more_is_better=True)),
-        Metric.of(
-            "prezero.native.clear_rate",
-            "bytes/s",
-            rate["stos"],
-            rate["movnti"],
-            sentence="Natively: bytes zeroed in a second with rep stosb, and with non-temporal stores.",
-        ),
-    ], []
+    goal = goals.within(SLOWDOWN_LIMIT, LOAD_BEYOND, words, more_is_better=True)
+    for how, label, target in (
+        ("stos", "rep stosb, as memory is zeroed on demand", None),
+        ("movnti", "non-temporal stores, as kzeropaged has them", goal),
+    ):
+        values = found["", "steps"], found[how, "steps"]
+        run.add(f"prezero.native.corunner.{how}", "steps/s", values, f"{title}: {label}.", target)
+    words = "Natively, bytes zeroed in a second with rep stosb, and with non-temporal stores."
+    run.add("prezero.native.clear_rate", "bytes/s", (found["stos", "rate"], found["movnti", "rate"]), words)
 
 
-def measure(options: BenchOptions, images: Built) -> tuple[list[Metric], list[str]]:
-    """The peers, the load and the native guests: metrics and notes."""
-    unit = {"G": 1024, "M": 1}[options.memory[-1]]
-    size_mb = int(int(options.memory[:-1]) * unit * PEER_SHARE) // 2 * 2
-    with guests(peer_specs(options, images)) as sides:
-        metrics = peers(sides, size_mb)
-        metrics += load_metrics(Pair(sides[0], sides[1], sides[0].guest.accel, images), options.pairs)
-    native, notes = natively(options, images)
-    kinds, remarks = stores()
-    return metrics + native + kinds, [
-        "Peers: init_on_alloc=1 zeroes every page when it is allocated, whoever wants it; init_on_free=1 when it is "
-        "freed, and not again. Their whole CPU time includes that, and ours what kzeropaged did before.",
-        *notes,
-        *remarks,
-    ]
+def figures(run: Run) -> None:
+    """The peers, the load, User-Mode Linux, and the machine itself."""
+    run.note(PEERS_NOTE)
+    rows = {"base": "", "ours": "", **PEERS}
+    specs = [(name, run.spec("ours" if name == "ours" else "base", devices=[], append=append))
+             for name, append in rows.items()]  # fmt: skip
+    with run.guests(specs) as sides:
+        peers(run, sides, int(run.options.memory_mb * PEER_SHARE) // 2 * 2)
+        load(run, Pair(sides[0], sides[1]))
+    natively(run)
+    stores(run)

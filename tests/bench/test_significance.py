@@ -175,7 +175,7 @@ def test_too_few_pairs_say_nothing(n: int) -> None:
     found = judge([100.0 + i for i in range(n)], [1.0 + i for i in range(n)], paired=True)
     assert found == significance.Significance(TOO_FEW)
     assert found.differs is None
-    assert "too few" in found.told()
+    assert "too few" in found.text()
 
 
 def test_what_can_be_tested_is() -> None:
@@ -209,7 +209,7 @@ def test_pairs_have_two() -> None:
     ("p", "text"), [(0.00004, "p < 0.001"), (0.00195, "p = 0.002"), (0.0488, "p = 0.049"), (0.5, "p = 0.50")]
 )
 def test_p_reads_well(p: float, text: str) -> None:
-    assert significance.Significance(PAIRED, p).told() == text
+    assert significance.Significance(PAIRED, p).text() == text
 
 
 def test_values_outside_the_fences_are_found() -> None:
