@@ -93,26 +93,16 @@ def allocate(
     )
 
 
-def background(run: Run, cost: Values, prefix: str = "prezero") -> None:
-    """Add the figures of the thread; base has no such thread."""
+def background(run: Run, cost: Values, prefix: str = "prezero", where: str = "") -> None:
+    """Add the figures of the thread, which no other figure includes; base has no such thread."""
     for name, unit, key, words in (
-        (
-            "background_cpu",
-            "s",
-            "cpu",
-            "CPU time of kzeropaged to zero all dirty memory once; no other figure has it",
-        ),
-        ("background_bytes", "bytes", "bytes", "Bytes that kzeropaged zeroed in that time"),
-        (
-            "time_until_zero",
-            "s",
-            "seconds",
-            "Time from turning kzeropaged on, with all free memory dirty, until done",
-        ),
-        ("known_zero", "percent", "known", "Free memory that was known to be zero then"),
+        ("background_cpu", "s", "cpu", "CPU time to zero all dirty memory once"),
+        ("background_bytes", "bytes", "bytes", "bytes zeroed"),
+        ("time_until_zero", "s", "seconds", "time until done, without pauses"),
+        ("known_zero", "percent", "known", "free memory known to be zero then"),
     ):
-        values = cost[key,]
-        run.add(f"{prefix}.{name}", unit, ([0.0] * len(values), values), f"{words}.")
+        both = [0.0] * len(cost[key,]), cost[key,]
+        run.add(f"{prefix}.{name}", unit, both, f"Work of kzeropaged beforehand{where}: {words}.")
 
 
 def _slowdown(metric: Metric) -> Target:
@@ -120,7 +110,7 @@ def _slowdown(metric: Metric) -> Target:
     return Target(f"at most {SLOWDOWN_LIMIT:.0f} % less", change >= -SLOWDOWN_LIMIT)
 
 
-def corunner(run: Run, side: Side, prefix: str = "prezero", dirty: str = DIRTY) -> None:
+def corunner(run: Run, side: Side, prefix: str = "prezero", where: str = "", dirty: str = DIRTY) -> None:
     """Add the speed of another program on the only CPU, with the thread off and with the thread at work."""
     found = Values()
     with step(
@@ -139,7 +129,5 @@ def corunner(run: Run, side: Side, prefix: str = "prezero", dirty: str = DIRTY) 
                     "all free memory was zero before the end of a run",
                     "give the guest more memory with --memory",
                 )
-    words = (
-        "Steps of another program on the only CPU, on our kernel, with kzeropaged off and with it at work."
-    )
+    words = f"Steps of another program on our kernel{where}: kzeropaged off, and at work on the same CPU."
     run.add(f"{prefix}.corunner", "steps/s", found.both("rate"), words, _slowdown)

@@ -134,8 +134,8 @@ def natively(run: Run) -> None:
             )
             phase.clock()
             phase.zeroed()
-        background(run, cost, UM)
-        corunner(run, both.ours, UM, UM_DIRTY)
+        background(run, cost, UM, WHERE)
+        corunner(run, both.ours, UM, WHERE, UM_DIRTY)
     run.note(UM_NOTE)
 
 

@@ -102,7 +102,7 @@ class Run:
 
     def note(self, *texts: str) -> None:
         """Add sentences about the method, each once."""
-        self.notes += [text for text in texts if text not in self.notes]
+        self.notes = list(dict.fromkeys([*self.notes, *texts]))
 
     def spec(self, kernel: str, **more: Any) -> BootSpec:
         """The boot of a guest with the base kernel, or with ours for any other name."""

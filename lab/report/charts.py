@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from html import escape
+from pathlib import Path
 
 from lab.core.units import human
 from lab.report.groups import Group
@@ -22,17 +24,21 @@ BESIDE = 15.0  # between the end of a bar and its value, whiskers included
 MAX_DOTS = 400
 # The longest axis, in multiples of the longest bar; values beyond it get a mark at the edge.
 BEYOND = 2.0
-# The colours of report.html, and the rules that use them (templates/colours.css.j2).
-SCHEMES = {
-    "light": "--card:#fff;--text:#1d2126;--soft:#5c6570;--base:#a3abb5;--ours:#0f8b6d;--dot:#1d2126;--mark:#b14d00",
-    "dark": "--card:#1c2024;--text:#e8eaed;--soft:#a2abb5;--base:#6d7781;--ours:#2fbf97;--dot:#f2f4f6;--mark:#ffb454",
-}
-RULES = (
-    "svg{font:13px system-ui,sans-serif}text{fill:var(--text)}.label{fill:var(--soft)}.title{font-weight:600}"
-    ".base{fill:var(--base)}.ours{fill:var(--ours)}.dot{fill:var(--dot);opacity:.45}.beyond{fill:var(--mark)}"
-    ".out{fill:none;stroke:var(--mark);opacity:1}.whisker{stroke:var(--text);fill:none;stroke-width:1.2}"
-)
 MARGIN = 12.0
+# The rules of all charts; their colours are those of report.html.
+COLOURS = Path(__file__).parent / "templates" / "colours.css.j2"
+SCHEMES = ("light", "dark")
+RULES = """svg { font: 13px system-ui, sans-serif; }
+svg text { fill: var(--text); }
+svg .title { font-weight: 600; }
+svg .label { fill: var(--soft); }
+svg .value { font-variant-numeric: tabular-nums; }
+svg .base { fill: var(--base); }
+svg .ours { fill: var(--ours); }
+svg .dot { fill: var(--dot); opacity: .45; }
+svg .out { fill: none; stroke: var(--mark); stroke-width: 1.3; opacity: 1; }
+svg .beyond { fill: var(--mark); }
+svg .whisker { stroke: var(--text); fill: none; stroke-width: 1.2; }"""
 
 
 def _x(value: float, top: float, length: float) -> float:
@@ -144,8 +150,10 @@ def picture(charts: Sequence[Group], sides: Sequence[str], scheme: str) -> str:
         parts.append(f'<text class="title" x="0" y="{y}">{escape(chart.title)}</text>')
         parts.append(f'<g transform="translate(0 {y + MARGIN:.0f})">{body}</g>')
         y += MARGIN + height
-    style = f"<style>:root{{{SCHEMES[scheme]}}}{RULES}</style>"
-    whole = f'<rect width="100%" height="100%" rx="6" style="fill:var(--card)"/><g transform="translate({MARGIN})">'
+    part = COLOURS.read_text(encoding="utf-8").split("@media")[SCHEMES.index(scheme)]
+    colours = dict(re.findall(r"(--\w+): (#\w+)", part))
+    rules = re.sub(r"var\((--\w+)\)", lambda name: colours[name[1]], RULES)
+    page = f'<rect width="100%" height="100%" rx="6" style="fill:{colours["--card"]}"/>'
+    body = f'<style>{rules}</style>{page}<g transform="translate({MARGIN})">{"".join(parts)}</g>'
     title = "; ".join(chart.title for chart in charts)
-    body = f"{style}{whole}{''.join(parts)}</g>"
     return f"<!-- SPDX-License-Identifier: GPL-2.0 -->\n{_svg(WIDTH + 2 * MARGIN, y + MARGIN, title, body)}\n"

@@ -250,6 +250,7 @@ def _context(results: list[Result], folder: Path | None) -> dict[str, Any]:
         "results": results,
         "headlines": _headlines,
         "charts": _charts,
+        "svg_rules": Markup(charts.RULES),
         "posted_tables": _posted_tables,
         "posted_rows": _posted_rows,
         "human": human,

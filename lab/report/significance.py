@@ -104,10 +104,10 @@ def change_interval(base: Sequence[float], ours: Sequence[float]) -> tuple[float
 
     def change(one: Any, two: Any, axis: int) -> Any:
         a, b = np.median(one, axis=axis), np.median(two, axis=axis)
-        with np.errstate(all="ignore"):
-            return np.where((a == 0) & (b == 0), 0.0, (b - a) / a * 100)
+        return np.where((a == 0) & (b == 0), 0.0, (b - a) / a * 100)
 
-    found = stats.bootstrap((base, ours), change, n_resamples=ROUNDS, method="percentile", rng=SEED)
+    with np.errstate(all="ignore"):
+        found = stats.bootstrap((base, ours), change, n_resamples=ROUNDS, method="percentile", rng=SEED)
     if not np.isfinite(found.bootstrap_distribution).all():
         return None
     return float(found.confidence_interval.low), float(found.confidence_interval.high)

@@ -48,7 +48,8 @@ def test_the_interval_holds_the_change_and_is_repeatable() -> None:
     assert found[0] <= -50 <= found[1]
     assert found[0] > -54 and found[1] < -46
     assert found == change_interval(base, ours)
-    assert change_interval([0.0, 0.0], ours) is None
+    assert change_interval([0.0] * 3, ours) is change_interval(base[:2], ours) is None
+    assert change_interval([0.0] * 3, [0.0] * 3) == (0, 0)
 
 
 def result(**more: object) -> Result:
