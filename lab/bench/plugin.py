@@ -32,7 +32,8 @@ def build_plugin(name: str) -> Path:
     """Compile a plugin against QEMU's own header; cached by content. LabError when it does not build."""
     source = SOURCES / f"{name}.c"
     header = fetch.pristine(fetch.obtain("qemu")) / "include" / "qemu"
-    digest = hashlib.sha256(source.read_bytes() + (header / "qemu-plugin.h").read_bytes())
+    sources = (source, SOURCES / "plugin.h", header / "qemu-plugin.h")
+    digest = hashlib.sha256(b"".join(file.read_bytes() for file in sources))
     target = paths.sub("plugins") / f"{name}-{digest.hexdigest()[:16]}.so"
     if target.is_file():
         return target

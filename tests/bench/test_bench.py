@@ -152,7 +152,7 @@ def test_the_runner_makes_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
         asked.append(wanted)
         return IMAGES
 
-    monkeypatch.setattr(runner.importlib, "import_module", lambda name: SimpleNamespace(measure=measure))
+    monkeypatch.setattr("importlib.import_module", lambda name: SimpleNamespace(measure=measure))
     monkeypatch.setattr(runner, "built", built)
     given = options(pairs=12, memory="4096M", size=512, ours="off")
     result = runner.measure(BENCHES["thp"], given)

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lab.core.errors import MACHINE, USAGE, LabError
-from lab.report.results import Metric, Result, Sample, change_interval, change_percent, load, percentile
+from lab.report.results import Metric, Result, Sample, change_percent, load, percentile
+from lab.report.significance import change_interval
 
 finite = st.floats(min_value=0.001, max_value=1e12, allow_nan=False)
 
