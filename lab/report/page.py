@@ -7,7 +7,6 @@ import functools
 import os
 import re
 import tomllib
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -18,7 +17,7 @@ from markupsafe import Markup, escape
 from lab.core import lock
 from lab.core.units import human, percent
 from lab.report import charts
-from lab.report.evidence import GUESTS, HOST, KERNELS, QEMU
+from lab.report.evidence import FOLDERS, HOST, QEMU
 from lab.report.groups import groups
 from lab.report.results import Metric, Result
 from lab.report.significance import CONSTANT, LEVEL, TOO_FEW, outside
@@ -36,34 +35,14 @@ HEADLINES = (
 )
 
 
-@dataclass(frozen=True)
-class Chart:
-    """A chart with its title, its caption, and the accelerator of its figures."""
-
-    title: str
-    caption: str
-    svg: Markup
-    ran_on: str
-
-
-@dataclass(frozen=True)
-class Headline:
-    """A large figure at the top of the page."""
-
-    figure: str
-    words: str
-    met: bool | None
-
-
-def _headlines(result: Result) -> list[Headline]:
+def _headlines(result: Result) -> list[tuple[str, str, bool | None]]:
+    """The large figures at the top: figure, words, and whether its target is met."""
     found = []
     for name, words in HEADLINES:
-        metric = result.metric(name)
-        if metric is None:
-            continue
-        absolute = metric.unit == "percent" or name.startswith("host.")
-        figure = human(metric.ours.median, metric.unit) if absolute else percent(metric.change_percent)
-        found.append(Headline(figure, words, metric.target.met if metric.target else None))
+        if metric := result.metric(name):
+            absolute = metric.unit == "percent" or name.startswith("host.")
+            figure = human(metric.ours.median, metric.unit) if absolute else percent(metric.change_percent)
+            found.append((figure, words, metric.target.met if metric.target else None))
     return found
 
 
@@ -80,14 +59,14 @@ def ran_on(result: Result, metric: Metric) -> str:
     return next((words for name, words in ELSEWHERE if name.match(metric.name)), result.accelerator)
 
 
-def _charts(result: Result) -> list[Chart]:
+def _charts(result: Result) -> list[dict[str, str]]:
     return [
-        Chart(
-            group.title,
-            group.caption,
-            Markup(charts.bars(group.metrics, group.labels, group.title, result.sides)),
-            ", ".join(dict.fromkeys(ran_on(result, metric) for metric in group.metrics)),
-        )
+        {
+            "title": group.title,
+            "caption": group.caption,
+            "svg": Markup(charts.bars(group.metrics, group.labels, group.title, result.sides)),
+            "ran_on": ", ".join(dict.fromkeys(ran_on(result, metric) for metric in group.metrics)),
+        }
         for group in groups(result)
     ]
 
@@ -106,19 +85,16 @@ def _posted_tables(result: Result) -> list[dict[str, Any]]:
 
 def _posted_rows(result: Result, table: dict[str, Any]) -> list[dict[str, str]]:
     rows = []
-    for what, base, theirs, change, name in table["rows"]:
-        row = {"what": what, "seed_base": base, "seed_ours": theirs, "seed_change": change}
-        row |= {"base": "not measured", "ours": "", "change": "", "p": ""}
-        if metric := result.metric(name) if name else None:
-            row |= {
-                "base": human(metric.base.median, metric.unit),
-                "ours": human(metric.ours.median, metric.unit),
-            }
+    for *theirs, name in table["rows"]:
+        metric = result.metric(name) if name else None
+        bench = name.partition(".")[0].replace("_", "-")
+        here = {"base": f"in kz bench {bench}" if name else "not measured", "ours": "", "change": "", "p": ""}
+        if metric:
+            sides = (human(side.median, metric.unit) for side in (metric.base, metric.ours))
+            here |= zip(("base", "ours"), sides, strict=True)
             if metric.unit != "percent":
-                row |= {"change": percent(metric.change_percent), "p": _test(metric)}
-        elif name:
-            row["base"] = f"in kz bench {name.partition('.')[0].replace('_', '-')}"
-        rows.append(row)
+                here |= {"change": percent(metric.change_percent), "p": _test(metric)}
+        rows.append(dict(zip(("what", "seed_base", "seed_ours", "seed_change"), theirs, strict=True)) | here)
     return rows
 
 
@@ -131,14 +107,12 @@ def _outliers(metric: Metric, side: str) -> str:
     """How many values of a side are outside the fences, and the farthest; or the largest one that a chart cuts off."""
     values = metric.values.get(side, [])
     found = [value for value, out in zip(values, outside(values), strict=True) if out]
-    if not found:
-        edge = charts.BEYOND * max(metric.base.median, metric.ours.median)
-        return (
-            f"up to {_together(human(max(values), metric.unit))}" if values and max(values) > edge > 0 else ""
-        )
-    middle = (metric.base if side == "base" else metric.ours).median
-    farthest = max(found, key=lambda value: abs(value - middle))
-    return f"{len(found)} of {len(values)} outside, as far as {_together(human(farthest, metric.unit))}"
+    if found:
+        middle = (metric.base if side == "base" else metric.ours).median
+        farthest = human(max(found, key=lambda value: abs(value - middle)), metric.unit)
+        return f"{len(found)} of {len(values)} outside, as far as {_together(farthest)}"
+    edge = charts.BEYOND * max(metric.base.median, metric.ours.median)
+    return f"up to {_together(human(max(values), metric.unit))}" if values and max(values) > edge > 0 else ""
 
 
 def _tests(result: Result) -> list[str]:
@@ -170,28 +144,16 @@ def _tests(result: Result) -> list[str]:
     return found
 
 
-# The names of some keys of a result on the page, in their order.
-FACTS = {
-    "qemu": "QEMU",
-    "knownzero": "commit",
-    "linux_base": "base kernel",
-    "linux_ours": "our kernel",
-    "image_base": "base kernel's image",
-    "image_ours": "our kernel's image",
-}
-
-
 def _facts(result: Result) -> list[tuple[str, str]]:
     """Accelerator, time, duration, versions, machine and sizes."""
-    versions = {**{key: "" for key in FACTS if key in result.versions}, **result.versions}
-    return [
-        ("accelerator", result.accelerator),
-        ("when", result.when.replace("T", " ")),
-        ("took", f"{result.seconds:.0f} s"),
-        *((FACTS.get(key, key), value) for key, value in versions.items()),
-        *((f"machine: {key}", value) for key, value in sorted(result.host.items())),
-        *((f"job: {key}", str(value)) for key, value in sorted(result.job.items())),
-    ]
+    groups = (("version", result.versions), ("machine", result.host), ("job", result.job))
+    first = {
+        "accelerator": result.accelerator,
+        "when": result.when.replace("T", " "),
+        "took": f"{result.seconds:.0f} s",
+    }
+    rest = ((f"{kind}: {key}", str(value)) for kind, facts in groups for key, value in sorted(facts.items()))
+    return [*first.items(), *rest]
 
 
 def _evidence(result: Result, page: Path | None) -> list[tuple[str, list[tuple[str, str]]]]:
@@ -201,23 +163,21 @@ def _evidence(result: Result, page: Path | None) -> list[tuple[str, list[tuple[s
     """
     if result.folder is None or page is None:
         return []
-
-    def links(root: Path, files: list[Path]) -> list[tuple[str, str]]:
-        return [
-            (str(file.relative_to(root)), quote(os.path.relpath(file.resolve(), page.resolve())))
-            for file in sorted(files)
-            if file.is_file()
-        ]
-
+    roots = [(f"{kind[:-1]}: {root.name}", root, list(root.rglob("*")))
+             for kind in FOLDERS for root in sorted((result.folder / kind).glob("*/"))]  # fmt: skip
+    roots.append(("machine and QEMU", result.folder, [result.folder / name for name in (HOST, QEMU)]))
     found = []
-    for kind, words in ((GUESTS, "guest"), (KERNELS, "kernel")):
-        for folder in sorted((result.folder / kind).glob("*/")):
-            found.append((f"{words}: {folder.name}", links(folder, list(folder.rglob("*")))))
-    found.append(("machine and QEMU", links(result.folder, [result.folder / name for name in (HOST, QEMU)])))
-    return [(name, files) for name, files in found if files]
+    for words, root, files in roots:
+        there = sorted(file for file in files if file.is_file())
+        links = (quote(os.path.relpath(file.resolve(), page.resolve())) for file in there)
+        if there:
+            found.append(
+                (words, [(str(f.relative_to(root)), link) for f, link in zip(there, links, strict=True)])
+            )
+    return found
 
 
-def _verdict(result: Result) -> str:
+def verdict(result: Result) -> str:
     """How many of a run's targets are met."""
     targets = [metric.target for metric in result.metrics if metric.target]
     return f"{sum(target.met for target in targets)} of {len(targets)}" if targets else "none set"
@@ -245,28 +205,12 @@ def _breakable(name: str) -> Markup:
     return Markup(str(escape(name)).replace(".", ".<wbr>").replace("_", "_<wbr>"))
 
 
-def _context(results: list[Result], folder: Path | None) -> dict[str, Any]:
-    return {
-        "results": results,
-        "headlines": _headlines,
-        "charts": _charts,
-        "svg_rules": Markup(charts.RULES),
-        "posted_tables": _posted_tables,
-        "posted_rows": _posted_rows,
-        "human": human,
-        "percent": percent,
-        "interval": _interval,
-        "test": _test,
-        "outliers": _outliers,
-        "tests": _tests,
-        "ran_on": ran_on,
-        "facts": _facts,
-        "evidence": lambda result: _evidence(result, folder),
-        "verdict": _verdict,
-        "breakable": _breakable,
-        "together": _together,
-        "cell": _cell,
-    }
+def _render(template: str, results: list[Result], folder: Path | None) -> str:
+    helpers = (_headlines, _charts, _posted_tables, _posted_rows, _interval, _test, _outliers, _tests, _facts,
+               _breakable, _together, _cell, verdict, human, percent, ran_on)  # fmt: skip
+    context = {helper.__name__.removeprefix("_"): helper for helper in helpers}
+    more = {"evidence": lambda result: _evidence(result, folder), "svg_rules": Markup(charts.RULES)}
+    return environment().get_template(template).render(context | more, results=results)
 
 
 @functools.cache
@@ -285,12 +229,12 @@ def environment() -> jinja2.Environment:
 
 def html(results: list[Result], folder: Path | None = None) -> str:
     """The page; with links to the files beside the results when ``folder`` is where it will be."""
-    return environment().get_template("report.html.j2").render(_context(results, folder))
+    return _render("report.html.j2", results, folder)
 
 
 def markdown(results: list[Result], folder: Path | None = None) -> str:
     """The page as Markdown, without the charts."""
-    return environment().get_template("report.md.j2").render(_context(results, folder))
+    return _render("report.md.j2", results, folder)
 
 
 def write_reports(results: list[Result], folder: Path) -> list[Path]:

@@ -13,6 +13,7 @@ from lab.core.paths import REPO
 from lab.core.units import human, percent
 from lab.report import charts
 from lab.report.groups import groups
+from lab.report.page import verdict
 from lab.report.results import FILE_NAME, Metric, Result, load, load_error, results_of
 
 FOLDER = REPO / "docs" / "results"
@@ -119,16 +120,15 @@ def _page(results: list[Result]) -> str:
         "| run | command | accelerator | commit | date | targets met |\n|---|---|---|---|---|---|\n",
     ]
     for result in ordered:
-        targets = [metric.target.met for metric in result.metrics if metric.target]
         cells = f"`{result.reproduce}` | {result.accelerator} | {result.versions.get('knownzero', 'unknown')}"
-        met = f"{sum(targets)} of {len(targets)}" if targets else "none set"
-        parts.append(f"| [{result.name}](#{result.name}) | {cells} | {result.when[:10]} | {met} |\n")
+        parts.append(
+            f"| [{result.name}](#{result.name}) | {cells} | {result.when[:10]} | {verdict(result)} |\n"
+        )
     for result in ordered:
         heads = " | ".join(("figure", *result.sides, "change", "p", "target"))
         host = ", ".join(f"{key} {value}" for key, value in sorted(result.host.items()))
         parts.append(
-            f"\n## {result.name}\n\n`{result.reproduce}`, accelerator {result.accelerator}, commit "
-            f"{result.versions.get('knownzero', 'unknown')}, {result.when[:10]}; machine: {host or 'unknown'}.\n\n"
+            f"\n## {result.name}\n\nMachine: {host or 'unknown'}. Command, accelerator, commit and date are above.\n\n"
             f"| {heads} |\n|---|---:|---:|---:|---|---|\n"
         )
         parts += [_row(metric) for metric in result.metrics]

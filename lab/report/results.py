@@ -187,40 +187,29 @@ def load_error(folder: Path) -> LabError | None:
         ) from error
 
 
-def _sample(data: dict[str, Any]) -> Sample:
-    return Sample(float(data["median"]), float(data["low"]), float(data["high"]), int(data["n"]))
-
-
-def _sides(names: Any) -> list[str]:
-    base, ours = names
-    return [str(base), str(ours)]
-
-
-def _significance(data: dict[str, Any] | None, values: dict[str, list[float]]) -> Significance | None:
-    if data:
-        p = data.get("p")
-        return Significance(str(data["test"]), None if p is None else float(p))
-    # Older files have values, but no test.
-    base, ours = values.get("base"), values.get("ours")
-    return judge(base, ours, paired=len(base) == len(ours)) if base and ours else None
-
-
 def _metric(data: dict[str, Any]) -> Metric:
+    def sample(side: dict[str, Any]) -> Sample:
+        return Sample(float(side["median"]), float(side["low"]), float(side["high"]), int(side["n"]))
+
     values = {str(key): [float(v) for v in values] for key, values in data.get("values", {}).items()}
-    interval = data.get("change_interval")
-    target = data.get("target")
-    change = data["change_percent"]
+    interval, target, change = data.get("change_interval"), data.get("target"), data["change_percent"]
+    test = data.get("significance")
+    base, ours = values.get("base"), values.get("ours")
+    if test:
+        test = Significance(str(test["test"]), None if test.get("p") is None else float(test["p"]))
+    elif base and ours:  # an older file
+        test = judge(base, ours, paired=len(base) == len(ours))
     return Metric(
         name=str(data["name"]),
         unit=str(data["unit"]),
-        base=_sample(data["base"]),
-        ours=_sample(data["ours"]),
+        base=sample(data["base"]),
+        ours=sample(data["ours"]),
         change_percent=None if change is None else float(change),
         change_interval=(float(interval[0]), float(interval[1])) if interval else None,
         sentence=str(data.get("sentence", "")),
         target=Target(str(target["text"]), bool(target["met"])) if target else None,
         values=values,
-        significance=_significance(data.get("significance"), values),
+        significance=test,
         chart=str(data.get("chart", "")),
         label=str(data.get("label", "")),
     )
@@ -245,7 +234,7 @@ def load(path: Path) -> Result:
             job=dict(data.get("job", {})),
             host=dict(data.get("host", {})),
             notes=list(data.get("notes", [])),
-            sides=_sides(data.get("sides", SIDES)),
+            sides=[str(name) for _, name in zip(SIDES, data.get("sides", SIDES), strict=True)],
             when=str(data.get("when", "")),
             seconds=float(data.get("seconds", 0)),
             folder=file.parent,
