@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import importlib
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from lab.report.results import Result
 
@@ -35,24 +35,25 @@ class BenchOptions:
 
 @dataclass(frozen=True)
 class Bench:
-    """A bench: ``measure(run)`` of its module takes the figures.
+    """A bench: ``measure``, as "module:function" of lab.bench, takes its figures.
 
     ``accel`` is the only accelerator it can use, if any; ``both`` is False for a bench that runs our kernel only.
     """
 
     name: str
     sentence: str
+    place: str
     accel: Literal["", "tcg"] = ""
     both: bool = True
 
-    @property
-    def module(self) -> str:
-        """The module that measures it."""
-        return f"lab.bench.{self.name.replace('-', '_')}"
+    def measure(self, run: Any) -> None:
+        """Take the figures with a ``Run`` of lab/bench/runner.py."""
+        module, function = self.place.split(":")
+        # Imported late: the command line lists the benches without loading what boots guests.
+        getattr(importlib.import_module(f"lab.bench.{module}"), function)(run)
 
     def run(self, options: BenchOptions) -> Result:
         """Measure; raises LabError when that is not possible."""
-        # Imported late: the command line lists the benches without loading what boots guests.
         result: Result = importlib.import_module("lab.bench.runner").measure(self, options)
         return result
 
@@ -60,19 +61,23 @@ class Bench:
 BENCHES: dict[str, Bench] = {
     bench.name: bench
     for bench in (
-        Bench("thp", "the main job: 256 MB of huge pages, and the costs around it"),
-        Bench("order0", "the same memory in 4 KiB pages"),
-        Bench("hugetlb", "the same memory in huge pages of hugetlb, surplus and persistent"),
-        Bench("page-fault", "page faults at full speed, while free memory is reported"),
-        Bench("deflate", "memory that is used again after it was in the balloon"),
-        Bench("device", "the balloon in a process of its own, vhost-user-balloon, against the one in QEMU"),
-        Bench("host", "host memory that comes back when the guest frees"),
-        Bench("churn", "memory allocated and freed all the time, at report delays of 2000, 250 and 50 ms"),
-        Bench("prezero", "most of a guest's memory, zeroed before it is used"),
-        Bench("scale", "the cost to report, flush and pre-zero guests of 1, 2, 4 and 8 GB, for each GiB"),
-        Bench("lockhold", "how long a zone's lock is held, in instructions", "tcg"),
-        Bench("zerobytes", "bytes zeroed, counted by the emulator", "tcg"),
-        Bench("hotpath", "instructions of the hot paths: compiled out, idle and active", "tcg"),
-        Bench("refpage", "memory that starts with a pattern: memset against refpage_create", both=False),
+        Bench("thp", "the main job: 256 MB of huge pages, and the costs around it", "allocation:thp"),
+        Bench("order0", "the same memory in 4 KiB pages", "allocation:order0"),
+        Bench("hugetlb", "the same memory in huge pages of hugetlb, surplus and persistent", "allocation:hugetlb"),
+        Bench("page-fault", "page faults at full speed, while free memory is reported", "page_fault:measure"),
+        Bench("deflate", "memory that is used again after it was in the balloon", "allocation:deflate"),
+        Bench("device", "the balloon in a process of its own, vhost-user-balloon, against the one in QEMU",
+              "device:measure"),
+        Bench("host", "host memory that comes back when the guest frees", "host:measure"),
+        Bench("churn", "memory allocated and freed all the time, at report delays of 2000, 250 and 50 ms",
+              "churn:measure"),
+        Bench("prezero", "most of a guest's memory, zeroed before it is used", "prezero:measure"),
+        Bench("scale", "the cost to report, flush and pre-zero guests of 1, 2, 4 and 8 GB, for each GiB",
+              "scale:measure"),
+        Bench("lockhold", "how long a zone's lock is held, in instructions", "lockhold:measure", "tcg"),
+        Bench("zerobytes", "bytes zeroed, counted by the emulator", "allocation:zerobytes", "tcg"),
+        Bench("hotpath", "instructions of the hot paths: compiled out, idle and active", "hotpath:measure", "tcg"),
+        Bench("refpage", "memory that starts with a pattern: memset against refpage_create", "refpage:measure",
+              both=False),
     )
-}
+}  # fmt: skip

@@ -178,6 +178,20 @@ def run_all(options: BenchOptions, parent: Path, as_json: bool) -> list[Result]:
     return results
 
 
+def _run(
+    name: str, options: BenchOptions, output: Path | None, strict: bool, as_json: bool, called: str = ""
+) -> None:
+    """A bench, or all; ``called`` is the verb, if it is not the bench's name."""
+    folder = output_folder(output, called or name)
+    if name == ALL:
+        results = run_all(options, folder, as_json)
+    else:
+        results = [run_one(name, options, folder, called)]
+        show(results[0], folder, as_json)
+    if strict:
+        check_targets(results, folder)
+
+
 @app.command("demo")
 def demo(
     pairs: Pairs = 10,
@@ -194,19 +208,13 @@ def demo(
 
     A missed target is marked NO. Only with --strict does it change the exit code.
     """
-    options = checked(pairs, size, memory, accel, base, ours)
-    folder = output_folder(output, "demo")
-    result = run_one("thp", options, folder, called="demo")
-    show(result, folder, as_json)
-    if strict:
-        check_targets([result], folder)
+    _run("thp", checked(pairs, size, memory, accel, base, ours), output, strict, as_json, "demo")
 
 
 @app.command("bench")
 def bench(
     name: Annotated[
-        str,
-        one_of("bench", (*BENCHES, "all"), "; ".join(f"{b.name}: {b.sentence}" for b in BENCHES.values())),
+        str, one_of("bench", (*BENCHES, ALL), "; ".join(f"{b.name}: {b.sentence}" for b in BENCHES.values()))
     ],
     pairs: Pairs = 10,
     size: Size = 256,
@@ -222,15 +230,7 @@ def bench(
 
     A missed target is marked NO. Only with --strict does it change the exit code.
     """
-    options = checked(pairs, size, memory, accel, base, ours)
-    folder = output_folder(output, name)
-    if name == ALL:
-        results = run_all(options, folder, as_json)
-    else:
-        results = [run_one(name, options, folder)]
-        show(results[0], folder, as_json)
-    if strict:
-        check_targets(results, folder)
+    _run(name, checked(pairs, size, memory, accel, base, ours), output, strict, as_json)
 
 
 @app.command("publish")

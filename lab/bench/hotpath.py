@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import bisect
 import json
 import tempfile
 from collections import Counter
@@ -87,21 +86,19 @@ STATES = {
 }
 NOTE = (
     "Instructions are counted by the guest's own clock under -icount shift=0, where each emulated instruction takes one "
-    "nanosecond; each boot gives the median of 1001 repetitions (of 101 where an operation is long), and the figures "
-    "here are over the boots. Without a balloon device, nothing is ever known to be zero. alloc_free is the difference "
-    "of two pipe loops, one that needs a page for each packet and one that does not."
+    "nanosecond; each boot gives the median of 1001 repetitions (of 101 where an operation is long). Without a balloon "
+    "device, nothing is ever known to be zero. alloc_free is the difference of two pipe loops, one that needs a page for "
+    "each packet and one that does not."
 )
 MORE_NOTE = (
     "alloc_free_order3 and alloc_free_order9 are listmount(2) with room for 4096 and for 262144 mounts, less the "
-    "same with room for none: the kernel allocates that room in one block with kvmalloc() and frees it, and finds no "
-    "mount, so it writes nothing to it. fork_exec is fork, execve, exit and wait, with the start of a static program in "
-    "user space. User space is not randomized (norandmaps)."
+    "same with room for none: the kernel allocates that room in one block with kvmalloc() and frees it unused. fork_exec "
+    "includes the start of a static program in user space, which is not randomized (norandmaps)."
 )
 ACTIVE_NOTE = (
     "hotpath.off.* has the series with every option of it compiled out in the second column. For hotpath.active.* "
-    "both guests have a balloon that has reported all free memory; from then on nothing is reported. "
-    "new_fault and new_thp_fault use memory that is still free since then, and on ours known to be zero. The other "
-    "paths free their memory and get it again: it is not zero, and there is nothing to skip."
+    "both guests have a balloon that has reported all free memory; from then on nothing is reported. new_fault and "
+    "new_thp_fault use memory that is still free since then, on ours known to be zero; the other paths reuse their own."
 )
 
 Counts = dict[str, float]
@@ -186,11 +183,9 @@ def _skipped(side: Side) -> int | None:
 def by_function(counted: str, table: Symbols) -> Counter[str]:
     """The plugin's output, ``ADDRESS INSTRUCTIONS`` a line, added up by function."""
     total: Counter[str] = Counter()
-    for line in counted.splitlines():
-        address, count = line.split()
-        at = bisect.bisect_right(table.addresses, int(address, 16)) - 1
-        if at >= 0:
-            total[table.names[at]] += int(count)
+    for address, count in (line.split() for line in counted.splitlines()):
+        total[table.function_at(int(address, 16))] += int(count)
+    del total["?"]
     return total
 
 

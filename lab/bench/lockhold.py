@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from lab.bench import BenchOptions, host
-from lab.bench.host import available_gb, fill, release, sizes, until_back
+from lab.bench import BenchOptions
+from lab.bench.host import available_gb, fill, fill_mb, release, sizes, until_back
 from lab.bench.kzeropaged import PACE, zero_all
 from lab.bench.plugin import Symbols, build_plugin, symbols
 from lab.bench.runner import Built, Run
@@ -41,6 +41,7 @@ from lab.report.results import Target
 HEADER = struct.Struct("<8s6Q32Q")
 HOLD = struct.Struct("<3Q")
 MAGIC = b"KZLOCKS1"
+NO_WATCH = "Cannot watch zone->lock in this kernel"
 # Spinlocks are taken and released in these functions, out of line (CONFIG_UNINLINE_SPIN_UNLOCK).
 TAKE, RELEASE = ("_raw_spin_lock", "_raw_spin_trylock"), ("_raw_spin_unlock",)
 # They take zone->lock and no other lock.
@@ -113,13 +114,9 @@ def ranges(table: Symbols) -> str:
         for kind in (kind for kind, wanted in kinds.items() if wanted):
             end = next(one for one in table.addresses[at:] if one > table.addresses[at])
             found[kind].append(f"{kind} {table.addresses[at]:x} {end:x}\n")
-    missing = [kind for kind, lines in found.items() if not lines]
-    if missing:
-        raise LabError(
-            "Cannot watch zone->lock in this kernel",
-            f"its System.map has none of the functions for: {', '.join(missing)}",
-            "see TAKE, RELEASE and LEARN in lab/bench/lockhold.py",
-        )
+    if missing := [kind for kind, lines in found.items() if not lines]:
+        why = f"its System.map has none of the functions for: {', '.join(missing)}"
+        raise LabError(NO_WATCH, why, "see TAKE, RELEASE and LEARN in lab/bench/lockhold.py")
     return "".join(line for lines in found.values() for line in lines)
 
 
@@ -134,8 +131,7 @@ class Holds:
         """The holds between two looks, with their return addresses looked up in the kernel's symbols."""
         made = cls()
         for (site, length), count in (after.holds - before.holds).items():
-            at = bisect.bisect_right(table.addresses, site - 1) - 1
-            made.by_function.setdefault(table.names[at] if at >= 0 else "?", Counter())[length] += count
+            made.by_function.setdefault(table.function_at(site - 1), Counter())[length] += count
         return made
 
     def of(self, prefixes: tuple[str, ...]) -> Holds:
@@ -143,34 +139,24 @@ class Holds:
         return Holds({name: counts for name, counts in self.by_function.items() if name.startswith(prefixes)})
 
     @property
-    def lengths(self) -> Counter[int]:
-        """All of them by length."""
-        return sum(self.by_function.values(), Counter[int]())
-
-    @property
     def count(self) -> int:
         """The number of holds."""
-        return sum(self.lengths.values())
+        return sum(counts.total() for counts in self.by_function.values())
 
     @property
     def longest(self) -> tuple[int, str]:
         """Instructions of the longest, and the function that took the lock; TestFailure without a hold."""
         if not self.by_function:
-            raise TestFailure(
-                "zone->lock was never taken",
-                "the plugin saw no hold in a step that needs the lock",
-                "see LEARN in lab/bench/lockhold.py",
-            )
+            why = "the plugin saw no hold in a step that needs the lock"
+            raise TestFailure("zone->lock was never taken", why, "see LEARN in lab/bench/lockhold.py")
         return max((max(counts), name) for name, counts in self.by_function.items())
 
     def percentile(self, percent: float) -> int:
-        """The length that so many percent of all holds do not exceed; ValueError without holds."""
-        wanted, seen = self.count * percent / 100, 0
-        for length, count in sorted(self.lengths.items()):
-            seen += count
-            if seen >= wanted:
-                return length
-        raise ValueError("no holds")
+        """The length that so many percent of all holds do not exceed; IndexError without holds."""
+        counts = sum(self.by_function.values(), Counter[int]())
+        lengths = sorted(counts)
+        totals = list(itertools.accumulate(counts[length] for length in lengths))
+        return lengths[bisect.bisect_left(totals, totals[-1] * percent / 100)]
 
     def __str__(self) -> str:
         length, name = self.longest
@@ -207,11 +193,8 @@ def watched(
     """Boot a guest with one CPU under the plugin; LabError without the kernel's symbols."""
     system_map = Path(kernel).parent / "System.map"
     if not system_map.is_file():
-        raise LabError(
-            "Cannot watch zone->lock in this kernel",
-            f"there is no {system_map.name} beside {kernel}",
-            "use a kernel that `kz build linux` has built",
-        )
+        why = f"there is no {system_map.name} beside {kernel}"
+        raise LabError(NO_WATCH, why, "use a kernel that `kz build linux` has built")
     table = symbols(system_map)
     with tempfile.TemporaryDirectory(prefix="lockhold-") as folder:
         about, out = Path(folder) / "symbols", Path(folder) / "holds"
@@ -227,11 +210,6 @@ def watched(
         )
         with guests([(name, spec)]) as sides:
             yield sides[0], Watch(out, table)
-
-
-def fill_mb(gb: int, percent: int = SMALL_PERCENT) -> int:
-    """The part of a guest's memory that is used."""
-    return host.fill_mb(gb, percent)
 
 
 def entries(side: Side) -> int:
@@ -258,12 +236,12 @@ def program(side: Side, watch: Watch, gb: int) -> tuple[Holds, int]:
     """Use and free pages of 4 KiB with gaps, of 2 MiB and of 16 KiB; holds, and entries of the longest list."""
     side.sh(LATE)
     with watch.during() as found:
-        fill(side, fill_mb(gb), more="--nothp --gaps 4", warm=False)
+        fill(side, fill_mb(gb, SMALL_PERCENT), more="--nothp --gaps 4", warm=False)
         side.sh(DROP)  # from the CPU's lists to those of the zone
         longest = entries(side)
         side.sh(f"alloc_once --size {MORE_MB} --mode touch_line --pages nothp > /dev/null")
         release(side)
-        side.sh(f"wait; fillfree --size {fill_mb(gb)} > /dev/null")
+        side.sh(f"wait; fillfree --size {fill_mb(gb, SMALL_PERCENT)} > /dev/null")
         side.sh(f"{MIDDLE}; fillfree --size {MORE_MB} > /dev/null; {USUAL}")
     return found, longest
 
@@ -275,10 +253,9 @@ def flush(side: Side, watch: Watch) -> Holds:
     with watch.during() as found:
         side.sh(f"echo 0 > {FLUSH}")
     if resident(side.guest.pid) >= full:
+        why = f"QEMU has {resident(side.guest.pid) // MIB} MB as before"
         raise TestFailure(
-            f"A flush did not report anything ({side.name})",
-            f"QEMU has {resident(side.guest.pid) // MIB} MB as before",
-            "look at the status of the balloon",
+            f"A flush did not report anything ({side.name})", why, "look at the status of the balloon"
         )
     return found
 
@@ -286,7 +263,7 @@ def flush(side: Side, watch: Watch) -> Holds:
 def prezero(side: Side, watch: Watch, gb: int) -> tuple[Holds, int]:
     """Zero free memory, much of it in pieces of 64 KiB; holds of kzeropaged, and entries of the longest list."""
     side.sh(PACE)
-    fill(side, fill_mb(gb), more="--nothp --gaps 64", warm=False)
+    fill(side, fill_mb(gb, SMALL_PERCENT), more="--nothp --gaps 64", warm=False)
     side.sh(DROP)
     longest = entries(side)
     with watch.during() as found:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import bisect
 import hashlib
 from pathlib import Path
 from typing import NamedTuple
@@ -19,6 +20,11 @@ class Symbols(NamedTuple):
 
     addresses: list[int]
     names: list[str]
+
+    def function_at(self, address: int) -> str:
+        """The function that an address lies in, or "?" before the first."""
+        at = bisect.bisect_right(self.addresses, address) - 1
+        return self.names[at] if at >= 0 else "?"
 
 
 def symbols(system_map: Path) -> Symbols:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import importlib
 import os
 import platform
 import shlex
@@ -120,11 +119,12 @@ class Run:
     def pair(
         self, balloon: str | None = BALLOON, extra: dict[str, list[str]] | None = None
     ) -> Iterator[Pair]:
-        """The base kernel and ours, with the same device; ``extra`` are further arguments of QEMU by side."""
+        """The base kernel and ours, with the same device; ``extra``: further arguments of QEMU by side."""
         devices = [balloon] if balloon else []
+        kernels = ("base", "ours")
         specs = [
             (name, self.spec(name, devices=devices, extra_qemu=(extra or {}).get(name, [])))
-            for name in ("base", "ours")
+            for name in kernels
         ]
         with self.guests(specs) as sides:
             yield Pair(*sides)
@@ -137,7 +137,7 @@ def measure(bench: Bench, options: BenchOptions) -> Result:
         options = options.with_accel(bench.accel)
     images = built(options if bench.both else replace(options, base=options.ours))
     run = Run(bench, options, images, accel=bench.accel)
-    importlib.import_module(bench.module).measure(run)
+    bench.measure(run)
     options = run.options
     usual = {"size_mb": options.size_mb, "memory": options.memory, "cpus": 1, "pairs": options.pairs}
     return Result(
@@ -164,7 +164,7 @@ def kernel_facts(image: str | Path) -> str:
     with contextlib.suppress(OSError):
         config = hashlib.sha256((path.parent / ".config").read_bytes()).hexdigest()
         facts.append(f".config sha256 {config[:16]}")
-    return ", ".join([*facts, *([str(about["compiler"])] if "compiler" in about else [])])
+    return ", ".join([*facts, *filter(None, [str(about.get("compiler", ""))])])
 
 
 def _first_line(argv: list[str]) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from lab.bench import BenchOptions
 from lab.boot.guest import Guest, running
@@ -45,8 +45,7 @@ STILL_S = 0.1
 POPULATE_WRITE = 23  # MADV_POPULATE_WRITE
 
 
-@dataclass(frozen=True)
-class HostCost:
+class HostCost(NamedTuple):
     """The cost of a step for the VMM on its host: page faults, CPU seconds in the kernel and outside it."""
 
     faults: int
@@ -59,10 +58,11 @@ def resident(pid: int) -> int:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * mmap.PAGESIZE
 
 
-def _cpu(pid: int) -> tuple[int, float, float]:
+def host_cost(pid: int) -> HostCost:
+    """The cost of a process until now."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     tick = os.sysconf("SC_CLK_TCK")
-    return int(fields[7]), int(fields[12]) / tick, int(fields[11]) / tick
+    return HostCost(int(fields[7]), int(fields[12]) / tick, int(fields[11]) / tick)
 
 
 def cpu_ns(pid: int) -> int:
@@ -118,23 +118,23 @@ class Side:
         output: list[str] = []
         for line in self.lines:
             text = line.rstrip("\r\n")
-            if text.startswith(DONE):
-                code = int(text[len(DONE) :])
-                if code and check:
-                    raise TestFailure(
-                        f"A step of the bench failed in the {self.name} guest",
-                        f"`{command}` ended with exit code {code}\n" + "\n".join(output[-8:]),
-                        "run the same command with `kz boot … -- sh -c '…'` and read the guest's console log",
-                    )
-                return output
-            output.append(text)
+            if not text.startswith(DONE):
+                output.append(text)
+                continue
+            code = int(text.removeprefix(DONE))
+            if code and check:
+                raise TestFailure(
+                    f"A step of the bench failed in the {self.name} guest",
+                    f"`{command}` ended with exit code {code}\n" + "\n".join(output[-8:]),
+                    "run the same command with `kz boot … -- sh -c '…'` and read the guest's console log",
+                )
+            return output
         try:
             self.guest.fail_early()
         except TestFailure as why:
+            about = "\n".join([f"it was running `{command}`", *output[-8:], why.what, why.why])
             raise TestFailure(
-                f"The {self.name} guest ended in the middle of a bench",
-                f"it was running `{command}`\n" + "\n".join([*output[-8:], why.what, why.why]),
-                why.fix,
+                f"The {self.name} guest ended in the middle of a bench", about, why.fix
             ) from None
 
     def number(self, command: str) -> int:
@@ -144,16 +144,14 @@ class Side:
     def json(self, *argv: str) -> dict[str, Any]:
         """Run a guest program that prints one JSON object; the object."""
         lines = self.sh(shlex.join(argv))
-        try:
+        with contextlib.suppress(IndexError, ValueError):
             found = json.loads(lines[-1])
-            assert isinstance(found, dict)
-        except (IndexError, ValueError, AssertionError):
-            raise TestFailure(
-                f"A guest program printed no JSON object ({self.name})",
-                f"`{shlex.join(argv)}` printed {lines!r}",
-                "run it with `kz boot … --`",
-            ) from None
-        return found
+            if isinstance(found, dict):
+                return found
+        why = f"`{shlex.join(argv)}` printed {lines!r}"
+        raise TestFailure(
+            f"A guest program printed no JSON object ({self.name})", why, "run it with `kz boot … --`"
+        )
 
     def prepare(self) -> None:
         """Set the guest up once: a short report delay, and whether it has the flush parameter."""
@@ -187,10 +185,10 @@ class Side:
     def host_cost(self) -> Iterator[list[HostCost]]:
         """Measure the cost of the steps inside for the VMM; afterwards the list has one entry."""
         found: list[HostCost] = []
-        before = _cpu(self.guest.pid)
+        before = host_cost(self.guest.pid)
         yield found
-        after = _cpu(self.guest.pid)
-        found.append(HostCost(after[0] - before[0], after[1] - before[1], after[2] - before[2]))
+        spent = zip(host_cost(self.guest.pid), before, strict=True)
+        found.append(HostCost(*(after - then for after, then in spent)))  # type: ignore[arg-type]
 
 
 def settle_both(sides: Sequence[Side]) -> None:
@@ -226,12 +224,9 @@ def spec_for(options: BenchOptions, kernel: str | Path, qemu: Path, **more: Any)
         "kernel": kernel,
         "qemu": qemu,
         "memory": options.memory,
-        "cpus": 1,
-        "devices": [BALLOON],
         "accel": options.accel,
-        "timeout": 1800.0,
-        "command": ["sh", "-c", LOOP],
     }
+    fields |= {"devices": [BALLOON], "timeout": 1800.0, "command": ["sh", "-c", LOOP]}
     return BootSpec(**(fields | more))
 
 
@@ -248,12 +243,10 @@ def guests(specs: Sequence[tuple[str, BootSpec]]) -> Iterator[list[Side]]:
             # One after the other: the CPUs of many guests that boot at once time out waiting for each other.
             side.sh("true")
             sides.append(side)
-        accels = {side.guest.accel for side in sides}
+        accels = sorted({side.guest.accel for side in sides})
         if len(accels) != 1:
             raise LabError(
-                "Cannot measure",
-                f"the guests run on different accelerators: {sorted(accels)}",
-                "name one with --accel",
+                "Cannot measure", f"the guests run on {' and '.join(accels)}", "name one with --accel"
             )
         for side in sides:
             side.prepare()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lab.bench import kzeropaged, prezero_cost
+from lab.bench import kzeropaged, prezero
 from tests.bench.fakes import by_name, fake, pair, run_of, side
 
 OFF, ON = f"echo 0 > {kzeropaged.FOLDER}/enabled", f"echo 1 > {kzeropaged.FOLDER}/enabled"
@@ -25,10 +25,10 @@ def test_zeroing_before_the_job_counts_for_the_whole(monkeypatch: pytest.MonkeyP
         zeroed.append(side.name)
         return {"cpu": 0.5}
 
-    monkeypatch.setattr(prezero_cost, "zero_all", zero_all)
-    guests = [side(name, answer) for name in ("base", "ours", *prezero_cost.PEERS)]
+    monkeypatch.setattr(prezero, "zero_all", zero_all)
+    guests = [side(name, answer) for name in ("base", "ours", *prezero.PEERS)]
     run = run_of("prezero")
-    prezero_cost.peers(run, guests, 64)
+    prezero.peers(run, guests, 64)
     found = by_name(run)
     assert len(found) == 2 * 3 * 2 and set(zeroed) == {"ours"}
     medians = {
@@ -48,7 +48,7 @@ def test_zeroing_before_the_job_counts_for_the_whole(monkeypatch: pytest.MonkeyP
 def test_a_load_that_becomes_slower_misses_its_target(wall_ns: int, met: bool) -> None:
     both, run = pair(answer), run_of("prezero", pairs=4)
     fake(both.ours).answer = lambda *argv: {"wall_ns": wall_ns}
-    prezero_cost.load(run, both)
+    prezero.load(run, both)
     target = by_name(run)["prezero.build_load.wall"].target
     assert target and target.met is met
     assert fake(both.ours).asked[0].endswith(ON)
@@ -57,5 +57,5 @@ def test_a_load_that_becomes_slower_misses_its_target(wall_ns: int, met: bool) -
 
 def test_kernels_that_are_files_are_not_measured_natively() -> None:
     run = run_of("prezero", base="some/bzImage")
-    prezero_cost.natively(run)
+    prezero.natively(run)
     assert run.metrics == [] and "named by variant" in run.notes[0]

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,21 +13,19 @@ import pytest
 
 from lab.bench import (
     BENCHES,
+    allocation,
     churn,
-    deflate,
     device,
     host,
     hotpath,
-    hugetlb,
     jobs,
     kzeropaged,
     lockhold,
     page_fault,
-    prezero_cost,
+    prezero,
     refpage,
     runner,
     scale,
-    zerobytes,
 )
 from lab.bench.repeat import Values
 from lab.report import page
@@ -57,23 +54,23 @@ def everything(monkeypatch: pytest.MonkeyPatch) -> list[Metric]:
     """The figures of all benches, of two repetitions each: measured with fake guests, or made of fake values."""
     nothing = {"bytes": 1.0, "cpu": 1.0, "seconds": 1.0, "known": 1.0}
     monkeypatch.setattr(runner, "guests", guests)
-    for module in (jobs, prezero_cost):
+    for module in (jobs, prezero):
         monkeypatch.setattr(module, "warm_host", lambda size: None)
-    for module in (kzeropaged, prezero_cost):
+    for module in (kzeropaged, prezero):
         monkeypatch.setattr(module, "zero_all", lambda *_: nothing)
     monkeypatch.setattr(jobs, "settle_both", lambda sides: None)
     monkeypatch.setattr(kzeropaged, "free_bytes", lambda _: 1 << 30)
-    monkeypatch.setattr(deflate, "in_and_out", lambda *_: None)
-    monkeypatch.setattr(hugetlb, "cleared", lambda _: 0)
+    monkeypatch.setattr(allocation, "in_and_out", lambda *_: None)
+    monkeypatch.setattr(allocation, "cleared", lambda _: 0)
     monkeypatch.setattr("lab.build.programs.build_programs", lambda: {"corunner": Path("x")})
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
     once = {"steps": 1, "wall_ns": 1, "cleared_bytes": 1, "clear_ns": 1}
-    monkeypatch.setattr(prezero_cost, "_corunner", lambda *_: once)
+    monkeypatch.setattr(prezero, "_corunner", lambda *_: once)
     monkeypatch.setattr(host, "fill_and_free", lambda _: (3e9, 1e6))
     monkeypatch.setattr("lab.build.daemon.punch", lambda *_: {"bare": TWO, "daemon": TWO})
-    monkeypatch.setattr(zerobytes, "build_plugin", lambda _: Path("x"))
-    monkeypatch.setattr(zerobytes, "settle_both", lambda _: None)
-    monkeypatch.setattr(zerobytes, "_job", lambda *_: 1.0)
+    monkeypatch.setattr(allocation, "build_plugin", lambda _: Path("x"))
+    monkeypatch.setattr(allocation, "settle_both", lambda _: None)
+    monkeypatch.setattr(allocation, "_job", lambda *_: 1.0)
     boots = {path.name: 1.0 for path in (*hotpath.PATHS, *hotpath.MORE, *hotpath.NEW)}
     for how in ("_plain", "_active"):
         monkeypatch.setattr(hotpath, how, lambda *_: boots)
@@ -82,7 +79,7 @@ def everything(monkeypatch: pytest.MonkeyPatch) -> list[Metric]:
     found: list[Metric] = []
     for name in ("thp", "hugetlb", "deflate", "prezero", "zerobytes", "hotpath"):
         run = run_of(name, pairs=2)
-        importlib.import_module(BENCHES[name].module).measure(run)
+        BENCHES[name].measure(run)
         # The demo has the paths of the bench, too.
         found += [metric for metric in run.metrics if metric.name not in {one.name for one in found}]
     run = run_of("refpage", pairs=2)
