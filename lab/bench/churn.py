@@ -42,10 +42,7 @@ class Job:
         return [*found, "--pause-ms", str(PAUSE_MS), "--ms", str(run_ms), "--skip", "1", "--cycles", "1"]
 
 
-JOBS = {
-    "loop": Job("one process with 256 MB", 1, 256),
-    "six": Job("six processes with 352 MB each", 6, 352),
-}
+JOBS = {"loop": Job("one process with 256 MB", 1, 256), "six": Job("six processes with 352 MB each", 6, 352)}
 SIX = JOBS["six"]
 FILL_MB = SIX.processes * SIX.size_mb  # a bit more than 2 GiB
 MEMORY = "3G"
