@@ -51,11 +51,9 @@ def checked(pairs: int, size: int, memory: str, accel: str, base: str, ours: str
         raise UsageError(f"Bad --memory: {memory}", "it is not a size", "write it as QEMU does: 2G or 2048M")
     options = BenchOptions(pairs, size, memory, accels[accel], base, ours)
     if options.memory_mb < size + 512:
-        raise UsageError(
-            "The job does not fit",
-            f"{size} MB in a guest of {options.memory_mb} MB leaves less than 512 MB for the rest",
-            "give the guest more with --memory, or take a smaller --size",
-        )
+        why = f"{size} MB in a guest of {options.memory_mb} MB leaves less than 512 MB for the rest"
+        fix = "give the guest more with --memory, or take a smaller --size"
+        raise UsageError("The job does not fit", why, fix)
     return options
 
 
@@ -137,11 +135,9 @@ def check_targets(results: Sequence[Result], folder: Path) -> None:
         if metric.target and not metric.target.met
     ]
     if missed:
-        raise TestFailure(
-            f"{len(missed)} target{'s are' if len(missed) > 1 else ' is'} missed",
-            "\n".join(missed),
-            f"see {folder / 'report.html'}; on a busy machine, measure again with more --pairs",
-        )
+        why = "\n".join(missed)
+        fix = f"see {folder / 'report.html'}; on a busy machine, measure again with more --pairs"
+        raise TestFailure(f"{len(missed)} target{'s are' if len(missed) > 1 else ' is'} missed", why, fix)
 
 
 def run_all(options: BenchOptions, parent: Path, as_json: bool) -> list[Result]:

@@ -37,6 +37,8 @@ COSTS = {
     "host_cpu": ("ms/GB", "CPU time of QEMU, guest included, and of the daemon, for each GB"),
     "daemon_cpu": ("ms/GB", "The daemon's part of that CPU time"),
 }
+# Pages of which the device has said that they are zero after a report.
+REPORTED = "awk '$1 == \"pgzeroed_set_reported\" { print $2 }' /proc/vmstat"
 LATENCY_MB = 32
 PUNCH_LIMIT = 10.0  # percent
 PUNCH_TURNS = 20  # for each pair; one takes a fifth of a second, and memory has two speeds
@@ -87,18 +89,11 @@ def resize(side: Side, size: int, timeout: float = 300.0) -> tuple[int, float]:
         side.guest.qmp("balloon", value=total - size)
     while (now := actual(side)) != size:
         if time.monotonic() > began + timeout:
-            raise TestFailure(
-                f"The balloon does not get to {size // MIB} MB",
-                f"after {timeout:g} s it holds {now // MIB} MB",
-                "look at the guest's console log for 'Out of puff'",
-            )
+            why = f"after {timeout:g} s it holds {now // MIB} MB"
+            fix = "look at the guest's console log for 'Out of puff'"
+            raise TestFailure(f"The balloon does not get to {size // MIB} MB", why, fix)
         time.sleep(0.01)
     return abs(size - before), time.monotonic() - began
-
-
-def reported(side: Side) -> int:
-    """Bytes of which the device has said that they are zero after a report."""
-    return side.number("awk '$1 == \"pgzeroed_set_reported\" { print $2 }' /proc/vmstat") * PAGE
 
 
 @contextmanager
@@ -109,21 +104,18 @@ def arriving(side: Side, least: int = 64 * MIB) -> Iterator[list[int]]:
     yield known
     back = on_host - memory_on_host(side)
     if known[0] < least or back < 0.8 * known[0]:
-        raise TestFailure(
-            f"Reports do not arrive ({side.name})",
-            f"{known[0] // MIB} MB were reported as zero and the host has {back // MIB} MB back",
-            "look at the status of the device",
-        )
+        why = f"{known[0] // MIB} MB were reported as zero and the host has {back // MIB} MB back"
+        raise TestFailure(f"Reports do not arrive ({side.name})", why, "look at the status of the device")
 
 
 def report(side: Side) -> tuple[int, float]:
     """Report everything that is free: bytes and seconds."""
-    before = reported(side)
+    before = side.number(REPORTED)
     with arriving(side) as known:
         began = time.monotonic()
         side.sh(f"echo 0 > {FLUSH}")
         seconds = time.monotonic() - began
-        known.append(reported(side) - before)
+        known.append((side.number(REPORTED) - before) * PAGE)
     return known[0], seconds
 
 
@@ -183,8 +175,8 @@ def rounds(both: Pair, pairs: int, size_mb: int) -> Values:
     return found
 
 
-def not_worse(*, more_is_better: bool = False) -> Goal:
-    """Not worse than the device in QEMU, as far as the measurement can show."""
+def not_slower(*, more_is_better: bool = False) -> Goal:
+    """Not slower than the device in QEMU, as far as the measurement can show."""
 
     def judge(metric: Metric) -> Target:
         low, high = metric.change_interval or (metric.change_percent or 0.0,) * 2
@@ -196,13 +188,13 @@ def not_worse(*, more_is_better: bool = False) -> Goal:
 def figures(run: Run, found: Values) -> None:
     """The figures of all steps, and the stalls of a program in the guest."""
     for (name, words), (cost, (unit, title)) in itertools.product(STEPS.items(), COSTS.items()):
-        goal = not_worse(more_is_better=True) if cost == "rate" else None
+        goal = not_slower(more_is_better=True) if cost == "rate" else None
         run.add(f"device.{name}.{cost}", unit, found.both(name, cost), f"{title}: {words}.", goal)
     words = f"From the write to the flush parameter until the host has {LATENCY_MB} MB that were just freed."
-    run.add("device.report.latency", "ms", found.both("latency", "ms"), words, not_worse())
+    run.add("device.report.latency", "ms", found.both("latency", "ms"), words, not_slower())
     for mode, gap, state in itertools.product(STALLS, GAPS, STATES):
         unit, _, title = GAPS[gap]
-        goal = not_worse() if state == "reporting" else None
+        goal = not_slower() if state == "reporting" else None
         words = f"{title} {STALLS[mode]}, on the guest's only CPU: {STATES[state]}."
         run.add(f"device.stall.{mode}.{gap}.{state}", unit, found.both(mode, state, gap), words, goal)
 

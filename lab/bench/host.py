@@ -41,11 +41,9 @@ def sizes(available: float) -> tuple[int, ...]:
     if available >= needed_gb((*SIZES, MORE)):
         return (*SIZES, MORE)
     if available < needed_gb(SIZES):
-        raise LabError(
-            "Not enough memory to measure guests of up to 4 GB",
-            f"{available:.1f} GB are available, {needed_gb(SIZES):.1f} GB are needed",
-            "end other programs on the machine",
-        )
+        why = f"{available:.1f} GB are available, {needed_gb(SIZES):.1f} GB are needed"
+        fix = "end other programs on the machine"
+        raise LabError("Not enough memory to measure guests of up to 4 GB", why, fix)
     return SIZES
 
 
@@ -75,11 +73,9 @@ def fill(side: Side, size_mb: int = FILL_MB, processes: int = 1, *, more: str = 
     if [json.loads(line).get("filled_bytes") for line in filled if line.startswith("{")] != [
         size_mb * MIB
     ] * processes:
-        raise TestFailure(
-            f"The {side.name} guest did not fill {processes} times {size_mb} MB",
-            f"fillfree printed {filled}",
-            "give the guest more memory with --memory",
-        )
+        why = f"fillfree printed {filled}"
+        fix = "give the guest more memory with --memory"
+        raise TestFailure(f"The {side.name} guest did not fill {processes} times {size_mb} MB", why, fix)
     return resident(side.guest.pid)
 
 
@@ -93,11 +89,9 @@ def until_back(side: Side, full: int, wanted: int, timeout: float = 120.0) -> No
     began = time.monotonic()
     while (back := full - resident(side.guest.pid)) < wanted:
         if time.monotonic() - began > timeout:
-            raise TestFailure(
-                f"The host does not get its memory back ({side.name})",
-                f"after {timeout:.0f} s it has {back // MIB} MB of the expected {wanted // MIB} MB",
-                f"look at {DELAY} in the guest, and at the status of the balloon",
-            )
+            why = f"after {timeout:.0f} s it has {back // MIB} MB of the expected {wanted // MIB} MB"
+            fix = f"look at {DELAY} in the guest, and at the status of the balloon"
+            raise TestFailure(f"The host does not get its memory back ({side.name})", why, fix)
         time.sleep(0.005)
 
 

@@ -132,11 +132,8 @@ def _boot(
     )
     done = boot(spec)
     if done.exit_code:
-        raise TestFailure(
-            "The instruction count failed in the guest",
-            f"hotpath ended with exit code {done.exit_code} on kernel {kernel}; console: {done.console}",
-            "read the console log",
-        )
+        why = f"hotpath ended with exit code {done.exit_code} on kernel {kernel}; console: {done.console}"
+        raise TestFailure("The instruction count failed in the guest", why, "read the console log")
     return medians(done.stdout.splitlines())
 
 
@@ -148,11 +145,9 @@ def check_skipped(path: HotPath, pages: int, name: str) -> None:
     """TestFailure unless a path of NEW got memory known to be zero; ``pages`` were skipped."""
     wanted = (path.reps + WARM_UPS) * PAGES[path.name]
     if pages < SKIPPED_AT_LEAST * wanted:
-        raise TestFailure(
-            f"The source of zeros is not active in the {name} guest",
-            f"{pages} of {wanted} pages of {path.name} were known to be zero",
-            "look at pgzeroed_* in its /proc/vmstat, or give it more memory (--memory)",
-        )
+        why = f"{pages} of {wanted} pages of {path.name} were known to be zero"
+        fix = "look at pgzeroed_* in its /proc/vmstat, or give it more memory (--memory)"
+        raise TestFailure(f"The source of zeros is not active in the {name} guest", why, fix)
 
 
 def _active(options: BenchOptions, kernel: str | Path, qemu: Path, paths: Sequence[HotPath]) -> Counts:

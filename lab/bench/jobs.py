@@ -54,17 +54,13 @@ class Runs:
         cleared = vmstat["pgzeroed_cleared"]
         skipped = sum(n or 0 for name, n in vmstat.items() if name.startswith("pgzeroed_skip_"))
         if vmstat["pgzeroed_bad"]:
-            raise TestFailure(
-                "Memory that should have been zero was not",
-                f"pgzeroed_bad rose by {vmstat['pgzeroed_bad']} in the {side.name} guest",
-                "run the same on the debug kernel: its oracle prints the page and its history",
-            )
+            why = f"pgzeroed_bad rose by {vmstat['pgzeroed_bad']} in the {side.name} guest"
+            fix = "run the same on the debug kernel: its oracle prints the page and its history"
+            raise TestFailure("Memory that should have been zero was not", why, fix)
         if cleared is None and side.name == "ours":
-            raise TestFailure(
-                "Cannot count the pages that our kernel zeroes",
-                "its /proc/vmstat has no pgzeroed_cleared",
-                "build it with CONFIG_PAGE_ZEROED (`kz build linux --variant knownzero`)",
-            )
+            why = "its /proc/vmstat has no pgzeroed_cleared"
+            fix = "build it with CONFIG_PAGE_ZEROED (`kz build linux --variant knownzero`)"
+            raise TestFailure("Cannot count the pages that our kernel zeroes", why, fix)
         # User-Mode Linux has no performance counters; the job has its only CPU to itself.
         clock = answer["wall_ns"] if answer["task_clock_ns"] is None else answer["task_clock_ns"]
         self.task_clock_ms.append(clock / 1e6)

@@ -124,10 +124,8 @@ def corunner(run: Run, side: Side, prefix: str = "prezero", where: str = "", dir
             answer = side.json("sh", "-c", f"{switch}; corunner --ms {CORUNNER_MS}; {OFF}")
             found[name, "rate"].append(answer["steps"] / answer["wall_ns"] * 1e9)
             if name == "ours" and number(side, "node0/free_zeroed_bytes") > 0.9 * free_bytes(side):
-                raise TestFailure(
-                    "The thread was done before the co-runner was",
-                    "all free memory was zero before the end of a run",
-                    "give the guest more memory with --memory",
-                )
+                why = "all free memory was zero before the end of a run"
+                fix = "give the guest more memory with --memory"
+                raise TestFailure("The thread was done before the co-runner was", why, fix)
     words = f"Steps of another program on our kernel{where}: kzeropaged off, and at work on the same CPU."
     run.add(f"{prefix}.corunner", "steps/s", found.both("rate"), words, _slowdown)

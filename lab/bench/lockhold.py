@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from lab.bench import BenchOptions
 from lab.bench.host import available_gb, fill, fill_mb, release, sizes, until_back
@@ -167,8 +168,7 @@ class Holds:
         )
 
 
-@dataclass
-class Watch:
+class Watch(NamedTuple):
     """The plugin's file of a running guest."""
 
     file: Path
@@ -365,10 +365,10 @@ def against_base(run: Run, found: Found, gbs: Sequence[int]) -> None:
 def notes(found: Found) -> list[str]:
     """A sentence for each step of each guest."""
     texts = []
-    for (kernel, name, gb), counts in sorted(found.holds.items(), key=lambda one: (one[0][2], one[0])):
-        blocks = found.entries.get((kernel, name, gb))
-        more = f"; the longest free list had {blocks:,} blocks" if blocks is not None else ""
-        texts.append(f"{kernel}, {gb} GB, {name}: {counts}{more}.")
+    for key in sorted(found.holds, key=lambda one: (one[2], one)):
+        kernel, name, gb = key
+        more = f"; the longest free list had {found.entries[key]:,} blocks" if key in found.entries else ""
+        texts.append(f"{kernel}, {gb} GB, {name}: {found.holds[key]}{more}.")
     return texts
 
 

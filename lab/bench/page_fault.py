@@ -80,11 +80,9 @@ def faults(sides: list[Side], pairs: int, found: Values) -> None:
                     spent = cpu_ns(side.guest.pid) - before
                     huge = (answer["vmstat"]["thp_fault_alloc"] or 0) * HUGE // PAGE
                     if pages == "thp" and huge < 0.95 * answer["iterations"]:
-                        raise TestFailure(
-                            "The loop did not get huge pages",
-                            f"{huge} of {answer['iterations']} pages in the {side.name} guest",
-                            "give the guest more memory (--memory)",
-                        )
+                        why = f"{huge} of {answer['iterations']} pages in the {side.name} guest"
+                        fix = "give the guest more memory (--memory)"
+                        raise TestFailure("The loop did not get huge pages", why, fix)
                     if counts:
                         found["rate", pages, tasks, side.name].append(answer["per_second"])
                         found["cpu", pages, tasks, side.name].append(spent / 1e3 / answer["iterations"])

@@ -138,11 +138,9 @@ def measure(run: Run) -> None:
     with _guest(run.spec("ours", devices=[])) as side:
         run.accel = side.guest.accel
         if side.sh("refpage_bench --method refpage --loops 1 >/dev/null; echo $?")[-1] != "0":
-            raise TestFailure(
-                "The kernel has no refpage_create()",
-                f"refpage_bench failed in the guest (kernel {run.images.ours})",
-                "build it with CONFIG_REFPAGE (`kz build linux --variant knownzero`)",
-            )
+            why = f"refpage_bench failed in the guest (kernel {run.images.ours})"
+            fix = "build it with CONFIG_REFPAGE (`kz build linux --variant knownzero`)"
+            raise TestFailure("The kernel has no refpage_create()", why, fix)
         for method in ("memset", "refpage", "memfd", "uffd"):
             # A method without the pattern has no speed.
             side.sh(f"refpage_bench --method {method} --map {MAPPED} --touch 1024000 --loops 1 --check")

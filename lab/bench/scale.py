@@ -73,11 +73,9 @@ def flush(side: Side) -> Cost:
     seconds, spent = time.monotonic() - began, (cpu_ns(side.guest.pid) - cpu) / 1e9
     back = full - resident(side.guest.pid)
     if back < fill_mb(side) * MIB * BACK_PERCENT // 100:
-        raise TestFailure(
-            f"A flush did not report everything ({side.name})",
-            f"of {fill_mb(side)} MB that were freed the host has {back // MIB} MB back",
-            "look at the status of the balloon",
-        )
+        why = f"of {fill_mb(side)} MB that were freed the host has {back // MIB} MB back"
+        fix = "look at the status of the balloon"
+        raise TestFailure(f"A flush did not report everything ({side.name})", why, fix)
     return back, seconds, spent
 
 
@@ -86,11 +84,8 @@ def prezero(side: Side) -> Cost:
     side.sh(f"{OFF}; fillfree --size {fill_mb(side)} > /dev/null; {DROP}")
     cost = zero_all(side, look=LOOK_S)
     if cost["bytes"] < fill_mb(side) * MIB * BACK_PERCENT // 100:
-        raise TestFailure(
-            f"Free memory did not become zero ({side.name})",
-            f"of {fill_mb(side)} MB that were dirty {cost['bytes'] / MIB:.0f} MB were zeroed",
-            f"see {FOLDER} in the guest",
-        )
+        why = f"of {fill_mb(side)} MB that were dirty {cost['bytes'] / MIB:.0f} MB were zeroed"
+        raise TestFailure(f"Free memory did not become zero ({side.name})", why, f"see {FOLDER} in the guest")
     return cost["bytes"], cost["seconds"], cost["cpu"]
 
 

@@ -25,20 +25,9 @@ MAX_DOTS = 400
 # The longest axis, in multiples of the longest bar; values beyond it get a mark at the edge.
 BEYOND = 2.0
 MARGIN = 12.0
-# The rules of all charts; their colours are those of report.html.
-COLOURS = Path(__file__).parent / "templates" / "colours.css.j2"
+# The colours and the rules of the charts in report.html.
+COLOURS, RULES = (Path(__file__).parent / "templates" / f"{name}.css.j2" for name in ("colours", "charts"))
 SCHEMES = ("light", "dark")
-RULES = """svg { font: 13px system-ui, sans-serif; }
-svg text { fill: var(--text); }
-svg .title { font-weight: 600; }
-svg .label { fill: var(--soft); }
-svg .value { font-variant-numeric: tabular-nums; }
-svg .base { fill: var(--base); }
-svg .ours { fill: var(--ours); }
-svg .dot { fill: var(--dot); opacity: .45; }
-svg .out { fill: none; stroke: var(--mark); stroke-width: 1.3; opacity: 1; }
-svg .beyond { fill: var(--mark); }
-svg .whisker { stroke: var(--text); fill: none; stroke-width: 1.2; }"""
 
 
 def _x(value: float, top: float, length: float) -> float:
@@ -55,7 +44,7 @@ def _top(metrics: Sequence[Metric]) -> float:
 
 def _length(metrics: Sequence[Metric]) -> float:
     """The length of the longest bar that leaves room for the values."""
-    texts = [human(side.median, metric.unit) for metric in metrics for side in (metric.base, metric.ours)]
+    texts = (human(side.median, metric.unit) for metric in metrics for side in (metric.base, metric.ours))
     return WIDTH - max(VALUE, BESIDE + CHARACTER * max(map(len, texts)))
 
 
@@ -123,10 +112,8 @@ def _rows(metrics: Sequence[Metric], labels: Sequence[str], sides: Sequence[str]
 
 
 def _svg(width: float, height: float, title: str, body: str) -> str:
-    return (
-        f'<svg viewBox="0 0 {width:.0f} {height:.0f}" role="img" aria-label="{escape(title, quote=True)}" '
-        f'xmlns="http://www.w3.org/2000/svg">{body}</svg>'
-    )
+    about = f'viewBox="0 0 {width:.0f} {height:.0f}" role="img" aria-label="{escape(title, quote=True)}"'
+    return f'<svg {about} xmlns="http://www.w3.org/2000/svg">{body}</svg>'
 
 
 def bars(metrics: list[Metric], labels: list[str], title: str, sides: Sequence[str] = SIDES) -> str:
@@ -138,8 +125,8 @@ def bars(metrics: list[Metric], labels: list[str], title: str, sides: Sequence[s
     return _svg(WIDTH, height, title, body)
 
 
-def picture(charts: Sequence[Group], sides: Sequence[str], scheme: str) -> str:
-    """An SVG file with some charts under each other, in the colours of a scheme (light or dark)."""
+def picture(charts: Sequence[Group], sides: Sequence[str], scheme: str, about: str = "") -> str:
+    """An SVG file with charts under each other, in the colours of a scheme, and a line about them."""
     parts, y = [], MARGIN
     for x, side, name in zip((0, WIDTH / 2), ("base", "ours"), sides, strict=True):
         parts.append(f'<rect class="{side}" x="{x}" y="{y}" width="12" height="12" rx="2"/>')
@@ -150,9 +137,12 @@ def picture(charts: Sequence[Group], sides: Sequence[str], scheme: str) -> str:
         parts.append(f'<text class="title" x="0" y="{y}">{escape(chart.title)}</text>')
         parts.append(f'<g transform="translate(0 {y + MARGIN:.0f})">{body}</g>')
         y += MARGIN + height
+    y += 2 * MARGIN
+    parts.append(f'<text class="label" x="0" y="{y}">{escape(about)}</text>')
     part = COLOURS.read_text(encoding="utf-8").split("@media")[SCHEMES.index(scheme)]
     colours = dict(re.findall(r"(--\w+): (#\w+)", part))
-    rules = re.sub(r"var\((--\w+)\)", lambda name: colours[name[1]], RULES)
+    rules = RULES.read_text(encoding="utf-8").partition("\n")[2]
+    rules = re.sub(r"var\((--\w+)\)", lambda name: colours[name[1]], rules)
     page = f'<rect width="100%" height="100%" rx="6" style="fill:{colours["--card"]}"/>'
     body = f'<style>{rules}</style>{page}<g transform="translate({MARGIN})">{"".join(parts)}</g>'
     title = "; ".join(chart.title for chart in charts)

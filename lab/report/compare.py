@@ -119,11 +119,9 @@ def compare(first: Path, second: Path, *, force: bool = False) -> Comparison:
     one, two = load(first), load(second)
     reasons = unlike(one, two)
     if reasons and not force:
-        raise UsageError(
-            f"Cannot compare {first} with {second}",
-            "they measured different things: " + "; ".join(reasons),
-            "compare runs of the same job on the same accelerator and machine, or add --force",
-        )
+        why = "they measured different things: " + "; ".join(reasons)
+        fix = "compare runs of the same job on the same accelerator and machine, or add --force"
+        raise UsageError(f"Cannot compare {first} with {second}", why, fix)
     found = rows(one, two)
     if not found:
         raise UsageError(

@@ -209,7 +209,7 @@ def _render(template: str, results: list[Result], folder: Path | None) -> str:
     helpers = (_headlines, _charts, _posted_tables, _posted_rows, _interval, _test, _outliers, _tests, _facts,
                _breakable, _together, _cell, verdict, human, percent, ran_on)  # fmt: skip
     context = {helper.__name__.removeprefix("_"): helper for helper in helpers}
-    more = {"evidence": lambda result: _evidence(result, folder), "svg_rules": Markup(charts.RULES)}
+    more = {"evidence": lambda result: _evidence(result, folder)}
     return environment().get_template(template).render(context | more, results=results)
 
 

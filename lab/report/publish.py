@@ -70,22 +70,17 @@ def publish(run: Path, benches: list[str], anyway: bool = False, to: Path = FOLD
     """
     results, reasons = collect(run, benches)
     if reasons and not (anyway and results):
-        raise TestFailure(
-            f"Cannot publish {run}",
-            "\n".join(reasons),
-            "measure again, or add --anyway to publish the readable results as they are",
-        )
+        why = "\n".join(reasons)
+        fix = "measure again, or add --anyway to publish the readable results as they are"
+        raise TestFailure(f"Cannot publish {run}", why, fix)
     texts = {result.name: _files(result) for result in results}
     kept = {file: file.stat().st_size for file in to.glob("*/*") if file.parent.name not in texts}
     size = sum(kept.values()) + sum(len(text.encode()) for files in texts.values() for text in files.values())
     published = [load(file) for file in kept if file.name == FILE_NAME] + results
     page = _page(published)
     if size + len(page.encode()) > LIMIT:
-        raise LabError(
-            f"Cannot publish {run}",
-            f"{to} would have {size + len(page.encode()):,} bytes of at most {LIMIT:,}",
-            "remove results that are no longer needed",
-        )
+        why = f"{to} would have {size + len(page.encode()):,} bytes of at most {LIMIT:,}"
+        raise LabError(f"Cannot publish {run}", why, "remove results that are no longer needed")
     for name, files in texts.items():
         shutil.rmtree(to / name, ignore_errors=True)
         for file, text in files.items():
@@ -98,9 +93,10 @@ def _files(result: Result) -> dict[str, str]:
     """The files of a published result by name."""
     found = {FILE_NAME: _reduced(result)}
     main = groups(result)[:MAIN]
+    about = f"{result.accelerator}; medians, whiskers from the 10th to the 90th percentile"
     for scheme in charts.SCHEMES if main else ():
         stem = main[0].metrics[0].name.partition(".")[0].replace("_", "-")
-        found[f"{stem}-{scheme}.svg"] = charts.picture(main, result.sides, scheme)
+        found[f"{stem}-{scheme}.svg"] = charts.picture(main, result.sides, scheme, about)
     return found
 
 

@@ -22,17 +22,6 @@ FORMAT = 1
 SIDES = ("base", "knownzero")  # the usual names of both sides of a result
 
 
-def percentile(values: Sequence[float], percent: float) -> float:
-    """The percentile (0 to 100) of some values, interpolated; ValueError without values."""
-    if not values:
-        raise ValueError("no values")
-    ordered = sorted(values)
-    at = (len(ordered) - 1) * percent / 100
-    below = math.floor(at)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (ordered[above] - ordered[below]) * (at - below)
-
-
 @dataclass(frozen=True)
 class Sample:
     """One side of a metric: the median of ``n`` values, and their 10th and 90th percentile."""
@@ -47,7 +36,10 @@ class Sample:
         """Summarise values; ValueError when there are none or one is not a finite number."""
         if not values or not all(math.isfinite(value) for value in values):
             raise ValueError(f"cannot summarise {list(values)!r}")
-        return cls(statistics.median(values), percentile(values, 10), percentile(values, 90), len(values))
+        deciles = statistics.quantiles([*values, *values[: len(values) == 1]], n=10, method="inclusive")
+        # Interpolation may round to a value outside.
+        low, high = max(min(values), deciles[0]), min(max(values), deciles[-1])
+        return cls(statistics.median(values), low, high, len(values))
 
 
 def change_percent(base: float, ours: float) -> float | None:
@@ -109,20 +101,10 @@ class Metric:
         A ``target`` that is a function gets the metric and returns the target.
         """
         one, two = Sample.of(base), Sample.of(ours)
-        made = cls(
-            name,
-            unit,
-            one,
-            two,
-            change_percent(one.median, two.median),
-            change_interval(base, ours),
-            sentence,
-            None,
-            {"base": list(base), "ours": list(ours)},
-            judge(base, ours, paired=len(base) == len(ours)),
-            chart,
-            label,
-        )
+        change, interval = change_percent(one.median, two.median), change_interval(base, ours)
+        values = {"base": list(base), "ours": list(ours)}
+        test = judge(base, ours, paired=len(base) == len(ours))
+        made = cls(name, unit, one, two, change, interval, sentence, None, values, test, chart, label)
         return replace(made, target=target(made) if callable(target) else target)
 
 
@@ -200,18 +182,18 @@ def _metric(data: dict[str, Any]) -> Metric:
     elif base and ours:  # an older file
         test = judge(base, ours, paired=len(base) == len(ours))
     return Metric(
-        name=str(data["name"]),
-        unit=str(data["unit"]),
-        base=sample(data["base"]),
-        ours=sample(data["ours"]),
-        change_percent=None if change is None else float(change),
-        change_interval=(float(interval[0]), float(interval[1])) if interval else None,
-        sentence=str(data.get("sentence", "")),
-        target=Target(str(target["text"]), bool(target["met"])) if target else None,
-        values=values,
-        significance=test,
-        chart=str(data.get("chart", "")),
-        label=str(data.get("label", "")),
+        str(data["name"]),
+        str(data["unit"]),
+        sample(data["base"]),
+        sample(data["ours"]),
+        None if change is None else float(change),
+        (float(interval[0]), float(interval[1])) if interval else None,
+        str(data.get("sentence", "")),
+        Target(str(target["text"]), bool(target["met"])) if target else None,
+        values,
+        test,
+        str(data.get("chart", "")),
+        str(data.get("label", "")),
     )
 
 
@@ -240,21 +222,17 @@ def load(path: Path) -> Result:
             folder=file.parent,
         )
     except FileNotFoundError:
-        raise UsageError(
-            f"Cannot read the run {path}",
-            f"there is no {file}",
-            "name a folder under out/ that a `kz demo` or `kz bench` has written",
-        ) from None
+        why = f"there is no {file}"
+        fix = "name a folder under out/ that a `kz demo` or `kz bench` has written"
+        raise UsageError(f"Cannot read the run {path}", why, fix) from None
     except OSError as error:
         raise LabError(
             f"Cannot read the run {path}", str(error.strerror or error), "check the permissions of the file"
         ) from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise LabError(
-            f"Cannot read the run {path}",
-            f"{file} is not a result: {type(error).__name__}: {error}",
-            "run the bench again: the lab writes results whole, so another program changed this file",
-        ) from error
+        why = f"{file} is not a result: {type(error).__name__}: {error}"
+        fix = "run the bench again: the lab writes results whole, so another program changed this file"
+        raise LabError(f"Cannot read the run {path}", why, fix) from error
 
 
 def results_of(run: Path) -> dict[Path, Result]:
@@ -263,9 +241,7 @@ def results_of(run: Path) -> dict[Path, Result]:
         return {run: load(run)}
     found = {file.parent: load(file.parent) for file in sorted(run.glob(f"*/{FILE_NAME}"))}
     if not found:
-        raise UsageError(
-            f"Cannot read the run {run}",
-            f"neither it nor a folder in it has a {FILE_NAME}",
-            "name a folder under out/ that `kz demo`, `kz bench` or `kz bench all` has written",
-        )
+        why = f"neither it nor a folder in it has a {FILE_NAME}"
+        fix = "name a folder under out/ that `kz demo`, `kz bench` or `kz bench all` has written"
+        raise UsageError(f"Cannot read the run {run}", why, fix)
     return found

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lab.core.errors import MACHINE, USAGE, LabError
-from lab.report.results import Metric, Result, Sample, change_percent, load, percentile
+from lab.report.results import Metric, Result, Sample, change_percent, load
 from lab.report.significance import change_interval
 
 finite = st.floats(min_value=0.001, max_value=1e12, allow_nan=False)
@@ -30,9 +30,9 @@ def test_nonsense_is_not_summarised(values: list[float]) -> None:
 
 
 def test_percentiles_are_interpolated() -> None:
-    assert percentile([1, 2, 3, 4, 5], 50) == 3
-    assert percentile([1, 2, 3, 4, 5], 10) == pytest.approx(1.4)
-    assert percentile([7], 90) == 7
+    sample = Sample.of([1, 2, 3, 4, 5])
+    assert (sample.median, sample.low, sample.high) == (3, pytest.approx(1.4), pytest.approx(4.6))
+    assert Sample.of([7]) == Sample(7, 7, 7, 1)
 
 
 def test_change_is_in_percent_of_base() -> None:
