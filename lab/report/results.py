@@ -37,9 +37,10 @@ class Sample:
         if not values or not all(math.isfinite(value) for value in values):
             raise ValueError(f"cannot summarise {list(values)!r}")
         deciles = statistics.quantiles([*values, *values[: len(values) == 1]], n=10, method="inclusive")
+        median = statistics.median(values)
         # Interpolation may round to a value outside.
-        low, high = max(min(values), deciles[0]), min(max(values), deciles[-1])
-        return cls(statistics.median(values), low, high, len(values))
+        low, high = min(median, max(min(values), deciles[0])), max(median, min(max(values), deciles[-1]))
+        return cls(median, low, high, len(values))
 
 
 def change_percent(base: float, ours: float) -> float | None:
