@@ -247,10 +247,8 @@ def compare(
     """Add one comparison; without an active source it has a limit, and a breakdown beyond the limit."""
     at_most = goals.more_at_most(LIMIT, f"at most {LIMIT} % more than base")
     for path in paths:
-        name, goal = (
-            f"hotpath.{prefix}{path.metric}.instructions",
-            at_most if path.bound and prefix != ACTIVE else None,
-        )
+        name = f"hotpath.{prefix}{path.metric}.instructions"
+        goal = at_most if path.bound and prefix != ACTIVE else None
         values = [row[path.name] for row in base], [row[path.name] for row in ours]
         words = f"Instructions of the {path.length} paths {STATES[prefix]}: {path.words}."
         made = run.add(name, "instructions", values, words, goal)

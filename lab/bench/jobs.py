@@ -114,9 +114,7 @@ class Phase:
         self._add(
             "host_faults", "faults", "host_faults", "Page faults the host handled for the VMM during the job"
         )
-        title = (
-            "Part of the job's CPU time in which the host's kernel worked for the VMM, mostly on page faults"
-        )
+        title = "Part of the job's CPU time in which the host's kernel worked for the VMM, mostly faults"
         self._add("host_share", "percent", "host_share", title)
 
     def check_huge(self) -> None:

@@ -329,17 +329,13 @@ def growth(run: Run, found: Found, gbs: Sequence[int]) -> None:
         large, second = found.holds[kernel, name, gb].longest
         target, times = None, gb / gbs[0]
         if kernel == "ours" and gb == gbs[-1]:  # base is there for comparison
-            words = (
-                f"grows no faster than the memory: {large / small:.2f} times, of {times:.0f} times the memory"
-            )
-            target = Target(words, large <= small * times)
-        more = ("_base", ", base kernel") if kernel == "base" else ("", "")
-        words = (
-            f"The longest hold of a zone's lock, guests of {gbs[0]} GB and of {gb} GB: {STEPS[name]}{more[1]}"
-        )
-        sentence = f"{words}; in {first}() and in {second}()."
-        at = f"scale.lock_hold.{name}{more[0]}.{gb}gb"
-        run.add(at, "instructions", ([float(small)], [float(large)]), sentence, target)
+            growth = f"{large / small:.2f} times, of {times:.0f} times the memory"
+            target = Target(f"grows no faster than the memory: {growth}", large <= small * times)
+        more, label = ("_base", f"{STEPS[name]}, base kernel") if kernel == "base" else ("", STEPS[name])
+        title = f"The longest hold of a zone's lock, guests of {gbs[0]} GB and of {gb} GB"
+        words = f"{title}: {label}; in {first}() and in {second}()."
+        values = [float(small)], [float(large)]
+        run.add(f"scale.lock_hold.{name}{more}.{gb}gb", "instructions", values, words, target)
 
 
 def against_base(run: Run, found: Found, gbs: Sequence[int]) -> None:

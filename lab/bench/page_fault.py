@@ -97,9 +97,7 @@ def figures(run: Run, found: Values) -> None:
         loop, name = f"{PAGES[pages]}, {TASKS[number]}", f"page_fault.{pages}.{number}"
         rate = {row: found["rate", pages, number, row] for row in ("base", *rows)}
         for row, about in rows.items():
-            words = (
-                f"Page faults in a second, {loop}: {about.words}; against the base kernel with reporting off."
-            )
+            words = f"Page faults in a second, {loop}: {about.words}; against base with reporting off."
             run.add(f"{name}.{row}", "pages/s", (rate["base"], rate[row]), words)
         words = f"Page faults in a second, {pair}: {loop}."
         run.add(f"{name}.loss", "pages/s", (rate["off"], rate["bit6"]), words, no_loss)

@@ -166,9 +166,7 @@ def stores(run: Run) -> None:
                 found.note(how, steps=answer["steps"] / answer["wall_ns"] * 1e9)
                 if how:
                     found.note(how, rate=answer["cleared_bytes"] / answer["clear_ns"] * 1e9)
-    title = (
-        "Steps of a program through 1 MiB of its memory, alone, and with 2 MiB zeroed after each, natively"
-    )
+    title = "Steps of a program through 1 MiB, alone, and with 2 MiB zeroed after each, natively"
     words = f"at most {SLOWDOWN_LIMIT:.0f} % less beyond noise"
     goal = goals.within(SLOWDOWN_LIMIT, LOAD_BEYOND, words, more_is_better=True)
     for how, label, target in (
