@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from lab.bench import BENCHES, Bench, BenchOptions, jobs, runner, session
-from lab.bench.commands import app, checked, output_folder, table
+from lab.bench.commands import app, checked
 from lab.boot.guest import Guest
 from lab.core.errors import FAILED, USAGE, LabError, TestFailure, UsageError
 from lab.report.results import Metric, Result, Target, load, load_error
@@ -113,12 +113,6 @@ def test_a_process_settles_only_when_it_stops_growing(monkeypatch: pytest.Monkey
         session.settle_resident(1, timeout=0.1, what="this", still_s=0.02)
 
 
-def test_warming_gives_the_memory_back() -> None:
-    before = session.resident(os.getpid())
-    session.warm_host(64 * MIB)
-    assert session.resident(os.getpid()) < before + 16 * MIB
-
-
 def options(**more: Any) -> BenchOptions:
     usual: dict[str, Any] = {"pairs": 10, "size": 256, "memory": "2G", "accel": "auto"}
     return checked(**(usual | {"base": "base", "ours": "knownzero"} | more))
@@ -181,18 +175,6 @@ def result_of(name: str, **met: bool) -> Result:
         for what, target in (targets or {"x": None}).items()
     ]
     return Result(name, "tcg", {}, f"./kz bench {name}", metrics)
-
-
-def test_the_table_marks_a_missed_target() -> None:
-    cells = [cell for column in table(result_of("demo", bad=False)).columns for cell in column.cells]
-    assert any("NO" in str(cell) for cell in cells)
-
-
-def test_two_runs_never_share_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lab.core.paths.out", lambda: tmp_path)
-    first = output_folder(None, "demo")
-    first.mkdir(parents=True)
-    assert output_folder(None, "demo") != first
 
 
 def test_all_benches_make_one_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
