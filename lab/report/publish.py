@@ -93,7 +93,7 @@ def _files(result: Result) -> dict[str, str]:
     """The files of a published result by name."""
     found = {FILE_NAME: _reduced(result)}
     main = groups(result)[:MAIN]
-    about = f"{result.accelerator}; medians, whiskers from the 10th to the 90th percentile"
+    about = f"{result.accelerator}: medians, 10th to 90th percentile"
     for scheme in charts.SCHEMES if main else ():
         stem = main[0].metrics[0].name.partition(".")[0].replace("_", "-")
         found[f"{stem}-{scheme}.svg"] = charts.picture(main, result.sides, scheme, about)
