@@ -91,7 +91,8 @@ def defined(name: str, folder: str, pattern: str, files: str) -> bool:
 def exists(name: str, column: int) -> bool:
     if "::" in name:
         file, _, function = name.partition("::")
-        return defined(function, "tests/guest", "def", file)
+        folder = "tests/guest" if (REPO / "tests/guest" / file).is_file() else "tests/hostile"
+        return defined(function, folder, "def", file)
     if column == 1:
         return defined(name, "qemu", r"static void", "*")
     return defined(name, "vhost-user-balloon", "fn", "*.rs")

@@ -209,7 +209,7 @@ impl Message {
         self.words::<1>(0).and_then(|_| self.pair())
     }
 
-    /// The number of a ring, and an event or a pipe, if there is one; it never blocks from now on.
+    /// The number of a ring, and an event, a pipe or a socket, if there is one; it never blocks from now on.
     fn event(&mut self) -> Result<Result<(u32, Option<File>), Refusal>, ProtocolError> {
         let [word] = self.words(0)?;
         let ring = u32::try_from(word & 0xff).unwrap_or(0);
@@ -217,7 +217,9 @@ impl Message {
             return Ok(Ok((ring, None)));
         }
         let event = self.one().and_then(|descriptor| {
-            let event = descriptor.take("an event or a pipe", &[Kind::Event, Kind::Pipe])?;
+            // User-Mode Linux makes its pipes with socketpair(2).
+            let kinds = [Kind::Event, Kind::Pipe, Kind::UnixSocket];
+            let event = descriptor.take("an event, a pipe or a unix socket", &kinds)?;
             let flags = rustix::fs::fcntl_getfl(&event)?;
             rustix::fs::fcntl_setfl(&event, flags | OFlags::NONBLOCK)?;
             Ok((ring, Some(File::from(event))))
