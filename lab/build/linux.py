@@ -21,7 +21,7 @@ from lab.core import lock, paths, progress, run
 from lab.core.errors import LabError, UsageError
 from lab.core.run import Argv
 from lab.machine import debs, fetch, tools
-from lab.series import series
+from lab.series import apply, parts
 
 VARIANTS = ("base", "knownzero", "off", "debug")
 ARCHES = ("x86_64", "um")
@@ -195,14 +195,16 @@ def _digest(parts: list[str]) -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
-def linux_key(variant: str, arch: str, source: fetch.Source, config: str = "") -> str:
+def linux_key(
+    variant: str, arch: str, source: fetch.Source, config: str = "", chosen: tuple[str, ...] = ()
+) -> str:
     """The name of a kernel image: everything that goes into it."""
     files = _checked_fragments(variant, arch, config)
-    parts = [LINUX_RECIPE, arch, variant, source.key, compiler(MACHINES[arch].prefix)]
-    parts += [file.read_text(encoding="utf-8") for file in files]
+    inputs = [LINUX_RECIPE, arch, variant, source.key, compiler(MACHINES[arch].prefix)]
+    inputs += [file.read_text(encoding="utf-8") for file in files]
     if variant != "base":
-        parts.append(series.get("linux").key())
-    return _digest(parts)
+        inputs.append(parts.get("linux", chosen).key())
+    return _digest(inputs)
 
 
 def _checked_fragments(variant: str, arch: str, config: str = "") -> list[Path]:
@@ -230,36 +232,39 @@ def linux_image_name(arch: str) -> str:
     return Path(MACHINES[arch].image).name
 
 
-def _linux_name(variant: str, arch: str, config: str) -> str:
-    """What a kernel is called in names of folders, logs and locks."""
-    return "-".join([arch, variant, *([Path(config).stem] if config else [])])
+def _linux_name(variant: str, arch: str, config: str, chosen: tuple[str, ...] = ()) -> str:
+    """The kernel's name in folders, logs and locks."""
+    return "-".join([arch, variant, *([Path(config).stem] if config else []), *sorted(chosen)])
 
 
-def find_linux(variant: str, arch: str = "x86_64", config: str = "") -> Path | None:
+def find_linux(
+    variant: str, arch: str = "x86_64", config: str = "", chosen: tuple[str, ...] = ()
+) -> Path | None:
     """The image if the cache has it; never builds."""
-    key = linux_key(variant, arch, fetch.identify("linux"), config)
-    image = _image(f"linux-{_linux_name(variant, arch, config)}", key, linux_image_name(arch))
+    key = linux_key(variant, arch, fetch.identify("linux"), config, chosen)
+    image = _image(f"linux-{_linux_name(variant, arch, config, chosen)}", key, linux_image_name(arch))
     return image if image.is_file() else None
 
 
-def build_linux(variant: str, arch: str = "x86_64", config: str = "") -> Path:
+def build_linux(variant: str, arch: str = "x86_64", config: str = "", chosen: tuple[str, ...] = ()) -> Path:
     """The kernel image (bzImage, Image; for um the executable), built when the cache lacks it.
 
-    ``config``: a fragment that changes the variant's configuration, see ``fragments``. vmlinux, .config,
-    System.map and metadata.json stand beside the image.
+    ``config``: a fragment that changes the variant's configuration, see ``fragments``. ``chosen``: these parts of
+    the series and what they stand on; by default all. vmlinux, .config, System.map and metadata.json stand beside
+    the image.
     """
     _checked_fragments(variant, arch, config)
     tools.need_compiler(arch)
-    found = find_linux(variant, arch, config)
+    found = find_linux(variant, arch, config, chosen)
     if found:
         with contextlib.suppress(OSError):
             os.utime(found.parent)
         return found
     tools.need("linux")
     source = fetch.obtain("linux")
-    name = _linux_name(variant, arch, config)
+    name = _linux_name(variant, arch, config, chosen)
     with lock.locked(f"build-linux-{name}"):
-        key = linux_key(variant, arch, source, config)
+        key = linux_key(variant, arch, source, config, chosen)
         image = _image(f"linux-{name}", key, linux_image_name(arch))
         if image.is_file():
             return image
@@ -267,16 +272,17 @@ def build_linux(variant: str, arch: str = "x86_64", config: str = "") -> Path:
             if variant == "base":
                 tree = fetch.pristine(source)
             else:
-                tree = stack.enter_context(series.working_copy(series.get("linux"), source))
+                tree = stack.enter_context(apply.working_copy(parts.get("linux", chosen), source))
             obj = paths.sub("obj") / f"linux-{source.key[:8]}-{name}"
             log = paths.log_file(f"linux-{name}")
             began = time.monotonic()
             with progress.step(f"building linux {source.version} {name.replace('-', ' ')}", log):
                 files = fragments(variant, arch, config)
-                make_linux(tree, obj, files, arch, variant, log, [linux_image_name(arch)])
+                image_name = linux_image_name(arch)
+                make_linux(tree, obj, files, arch, variant, log, [image_name], step=bool(chosen))
             _publish_linux(obj, image, arch, {
                 "what": "linux", "variant": variant, "arch": arch, "config": config, "version": source.version, "source": source.key,
-                "series": series.get("linux").key() if variant != "base" else "", "compiler": compiler(MACHINES[arch].prefix),
+                "series": parts.get("linux", chosen).key() if variant != "base" else "", "compiler": compiler(MACHINES[arch].prefix),
                 "seconds": round(time.monotonic() - began, 1), "key": key,
             })  # fmt: skip
         prune_images()
@@ -409,7 +415,7 @@ def build_part(variant: str, arch: str, targets: list[str], config: str = "") ->
         tree = (
             fetch.pristine(source)
             if variant == "base"
-            else stack.enter_context(series.working_copy(series.get("linux"), source))
+            else stack.enter_context(apply.working_copy(parts.get("linux"), source))
         )
         obj = paths.sub("obj") / f"linux-{source.key[:8]}-{name}"
         log = paths.log_file(f"linux-{name}-part")
@@ -448,10 +454,10 @@ def qemu_key(variant: str, source: fetch.Source) -> str:
             "there are: " + ", ".join(QEMU_VARIANTS),
             "choose one of them with --variant",
         )
-    parts = [QEMU_RECIPE, source.key, compiler(), *QEMU_OPTIONS]
+    inputs = [QEMU_RECIPE, source.key, compiler(), *QEMU_OPTIONS]
     if variant != "base":
-        parts.append(series.get("qemu").key())
-    return _digest(parts)
+        inputs.append(parts.get("qemu").key())
+    return _digest(inputs)
 
 
 def find_qemu(variant: str = "knownzero") -> Path | None:
@@ -488,7 +494,7 @@ def build_qemu(variant: str = "knownzero") -> Path:
                 make_qemu(tree, obj, log, ["qemu-system-x86_64"])
             _publish_qemu(obj, image, {
                 "what": "qemu", "variant": variant, "version": source.version, "source": source.key,
-                "series": series.get("qemu").key() if variant != "base" else "", "compiler": compiler(),
+                "series": parts.get("qemu").key() if variant != "base" else "", "compiler": compiler(),
                 "seconds": round(time.monotonic() - began, 1), "key": key,
             })  # fmt: skip
         prune_images()
@@ -501,7 +507,7 @@ def qemu_tree(variant: str, source: fetch.Source) -> Iterator[Path]:
     if variant == "base":
         yield fetch.pristine(source)
     else:
-        with series.working_copy(series.get("qemu"), source) as tree:
+        with apply.working_copy(parts.get("qemu"), source) as tree:
             yield tree
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from lab.build import linux as build
 from lab.machine import fetch
-from lab.series import series
+from lab.series import apply, parts
 from lab.testing import kunit
 from tests.guest.guests import (
     BALLOON,
@@ -142,7 +142,7 @@ def test_without_an_mmu_it_compiles() -> None:
 
 
 def test_kmsan() -> None:
-    with series.working_copy(series.get("linux"), fetch.obtain("linux")) as tree:
+    with apply.working_copy(parts.get("linux"), fetch.obtain("linux")) as tree:
         kconfig = (tree / "mm" / "Kconfig").read_text(encoding="utf-8")
     ours = kconfig[kconfig.index("config PAGE_ZEROED\n") :].split("help")[0]
     assert "depends on !KMSAN" in ours
