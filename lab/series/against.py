@@ -314,8 +314,13 @@ def against(name: str, wanted: str) -> list[Report]:
         places.append((path.name, path))
     else:
         for offer in choose(name, wanted, offers(name)):
-            place = pristine if offer.sha256 == source.key else download(offer)
-            places.append((f"Debian {offer.suite}, {offer.package} {offer.debian_version}", place))
+            origin = f"Debian {offer.suite}, {offer.package} {offer.debian_version}"
+            try:
+                places.append((origin, pristine if offer.sha256 == source.key else download(offer)))
+            except LabError as error:
+                if wanted != "all":
+                    raise
+                progress.note(f"{error.what}: left out")
     base = version_of(name, (pristine / file).read_bytes())
     reports = []
     for origin, place in places:
