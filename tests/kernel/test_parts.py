@@ -69,7 +69,7 @@ def test_a_set_of_parts_boots(chosen: tuple[str, ...]) -> None:
 @pytest.mark.boots
 def test_the_part_zeroed_passes_its_unit_tests_alone() -> None:
     cases = kunit.run("um", "page_zeroed*", build_linux("debug", "um", chosen=PART_SETS[-1]))
-    assert cases and all(case.status != "failed" for case in cases), cases
+    assert cases and all(case.state != "failed" for case in cases), cases
 
 
 @pytest.mark.nightly
