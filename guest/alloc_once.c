@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * alloc_once: allocates memory once, in a child process, and says what that cost.
+ * alloc_once: allocates memory once, in a child process, and prints the cost.
  *
  * The child is measured from outside, from its exec to its exit, with the task-clock software
  * event, as `perf stat -e task-clock` measures a command.
@@ -8,20 +8,15 @@
 #include "common.h"
 
 #include <dirent.h>
-#include <getopt.h>
 #include <linux/perf_event.h>
-#include <sys/resource.h>
 #include <sys/syscall.h>
-#include <sys/wait.h>
 
 enum mode { POPULATE, TOUCH_LINE, TOUCH_ALL, READ_ALL, SPARSE };
 
 static const char *const mode_names[] = { "populate", "touch_line", "touch_all", "read_all", "sparse",
 					  NULL };
 
-static void usage(FILE *out)
-{
-	fprintf(out,
+static const char usage[] =
 "usage: alloc_once [options]\n"
 "Allocates memory once in a measured child process; one JSON line per repetition.\n"
 "  --size MB        how much (default 256)\n"
@@ -39,8 +34,7 @@ static void usage(FILE *out)
 "  --verify         read everything as zero before anything is written; exit 1 if it is not\n"
 "  --reps N         repetitions (default 1)\n"
 "  --help           this text\n"
-"Exit: 0 done, 1 memory was not zero, 2 bad usage, 3 the machine cannot do it.\n");
-}
+"Exit: 0 done, 1 memory was not zero, 2 bad usage, 3 the machine cannot do it.\n";
 
 struct job {
 	unsigned long bytes;
@@ -62,24 +56,22 @@ static void child_job(const struct job *job)
 		flags = MAP_SHARED | MAP_ANONYMOUS;
 	mem = mmap(NULL, job->bytes, PROT_READ | PROT_WRITE, flags, -1, 0);
 	if (mem == MAP_FAILED)
-		kz_die(KZ_BROKEN, "cannot map %lu MB (%s): %s", job->bytes / KZ_MB, job->pages,
-		       strerror(errno));
-	/* ENOSYS-like EINVAL on a kernel without THP is not an error for nothp: there are none. */
+		kz_fail("cannot map %lu MB (%s)", job->bytes / KZ_MB, job->pages);
+	/* A kernel without THP returns EINVAL; that is no error for nothp. */
 	if (!strcmp(job->pages, "nothp"))
 		madvise(mem, job->bytes, MADV_NOHUGEPAGE);
 	else if (!strcmp(job->pages, "thp") || !strncmp(job->pages, "mthp=", 5))
 		if (madvise(mem, job->bytes, MADV_HUGEPAGE))
-			kz_die(KZ_BROKEN, "MADV_HUGEPAGE: %s; the kernel has no THP",
+			kz_die(KZ_BROKEN, "MADV_HUGEPAGE: %s; boot a kernel with THP, or use --pages nothp",
 			       strerror(errno));
 	if (job->mode != SPARSE && madvise(mem, job->bytes, MADV_POPULATE_WRITE))
-		kz_die(KZ_BROKEN, "cannot populate %lu MB: %s", job->bytes / KZ_MB,
-		       strerror(errno));
+		kz_fail("cannot populate %lu MB", job->bytes / KZ_MB);
 	if (job->verify) {
 		size_t bad = kz_first_nonzero(mem, job->bytes);
 
 		if (bad < job->bytes)
-			kz_die(KZ_FAILED, "byte %zu of new memory is 0x%02x, not 0", bad,
-			       mem[bad]);
+			kz_die(KZ_FAILED, "byte %zu of new memory is 0x%02x, not 0: another owner wrote it; see the kernel log (dmesg)",
+			       bad, mem[bad]);
 	}
 	switch (job->mode) {
 	case POPULATE:
@@ -90,12 +82,12 @@ static void child_job(const struct job *job)
 		break;
 	case TOUCH_ALL:
 		memset(mem, 0x5a, job->bytes);
-		/* Keep the stores although nobody reads them. */
+		/* Keep the stores although their result is unused. */
 		__asm__ volatile("" : : "r"(mem) : "memory");
 		break;
 	case READ_ALL:
 		if (kz_first_nonzero(mem, job->bytes) < job->bytes)
-			kz_die(KZ_FAILED, "new memory is not zero");
+			kz_die(KZ_FAILED, "new memory is not zero: another owner wrote it; see the kernel log (dmesg)");
 		break;
 	case SPARSE:
 		for (i = 0; i < job->bytes; i += 2 * KZ_MB)
@@ -124,14 +116,14 @@ static void chosen_word(const char *path, char *word, size_t size)
 	snprintf(word, size, "%s", open_bracket + 1);
 }
 
-/* Linux turns them off by itself where memory is less than 512 MB. */
+/* Linux turns them off where memory is less than 512 MB. */
 static void need_thp(void)
 {
 	char enabled[16];
 
 	chosen_word(MTHP_DIR "/enabled", enabled, sizeof(enabled));
 	if (!strcmp(enabled, "never"))
-		kz_die(KZ_BROKEN, "huge pages are off; write madvise to %s/enabled", MTHP_DIR);
+		kz_die(KZ_BROKEN, "huge pages are off: %s/enabled is never; write madvise to it", MTHP_DIR);
 }
 
 #define MAX_SIZES 32
@@ -155,7 +147,7 @@ static void only_size(unsigned long kb)
 	DIR *dir = opendir(MTHP_DIR);
 
 	if (!dir)
-		kz_die(KZ_BROKEN, "no " MTHP_DIR ": the kernel has no THP");
+		kz_fail("cannot open " MTHP_DIR);
 	atexit(restore_sizes);
 	while ((entry = readdir(dir))) {
 		unsigned long this_kb;
@@ -173,13 +165,13 @@ static void only_size(unsigned long kb)
 		err = kz_write_file(sizes[nr_sizes].path, this_kb == kb ? "always" : "never");
 		nr_sizes++;
 		if (err)
-			kz_die(KZ_BROKEN, "cannot set %s: %s", sizes[nr_sizes - 1].path,
-			       strerror(-err));
+			kz_die(KZ_BROKEN, "cannot set %s: %s; %s", sizes[nr_sizes - 1].path,
+			       strerror(-err), kz_help(-err));
 		found |= this_kb == kb;
 	}
 	closedir(dir);
 	if (!found)
-		kz_die(KZ_BROKEN, "the kernel has no folios of %lu kB", kb);
+		kz_die(KZ_USAGE, "--pages: mthp=%lu is no folio size of this kernel; see " MTHP_DIR, kb);
 }
 
 static int open_task_clock(pid_t pid)
@@ -202,16 +194,13 @@ static int measure(unsigned long rep, const struct job *job, char **worker_argv)
 	struct kz_vmstat before, after;
 	uint64_t start, wall, task_clock = 0;
 	char task_clock_text[24] = "null";
-	int gate[2], counter, status;
-	struct rusage usage;
+	int gate[2], counter, code;
+	struct rusage spent;
 	pid_t pid;
 
 	if (pipe2(gate, O_CLOEXEC))
-		kz_die(KZ_BROKEN, "pipe: %s", strerror(errno));
-	fflush(stdout);
-	pid = fork();
-	if (pid < 0)
-		kz_die(KZ_BROKEN, "fork: %s", strerror(errno));
+		kz_fail("pipe");
+	pid = kz_fork();
 	if (!pid) {
 		char go;
 
@@ -221,37 +210,33 @@ static int measure(unsigned long rep, const struct job *job, char **worker_argv)
 		_exit(KZ_BROKEN);
 	}
 	counter = open_task_clock(pid);
-	/* User-Mode Linux has no such counters: memory can be looked at all the same. */
+	/* User-Mode Linux has no such counters: the other figures are still valid. */
 	if (counter < 0 && errno != ENOSYS)
-		kz_die(KZ_BROKEN, "perf_event_open(task-clock): %s", strerror(errno));
+		kz_fail("perf_event_open(task-clock)");
 	kz_vmstat_read(&before);
 	start = kz_now_ns();
 	if (write(gate[1], "g", 1) != 1)
-		kz_die(KZ_BROKEN, "write: %s", strerror(errno));
-	while (wait4(pid, &status, 0, &usage) < 0)
-		if (errno != EINTR)
-			kz_die(KZ_BROKEN, "wait4: %s", strerror(errno));
+		kz_fail("write");
+	code = kz_wait_measured(pid, &spent);
 	wall = kz_now_ns() - start;
 	kz_vmstat_read(&after);
 	if (counter >= 0) {
 		if (read(counter, &task_clock, sizeof(task_clock)) != sizeof(task_clock))
-			kz_die(KZ_BROKEN, "cannot read the task-clock counter");
+			kz_fail("cannot read the task-clock counter");
 		snprintf(task_clock_text, sizeof(task_clock_text), "%" PRIu64, task_clock);
 		close(counter);
 	}
 	close(gate[0]);
 	close(gate[1]);
 
-	if (WIFSIGNALED(status))
-		kz_die(KZ_BROKEN, "the measured child was killed by signal %d", WTERMSIG(status));
-	if (WEXITSTATUS(status))
-		return WEXITSTATUS(status);
+	if (code)
+		return code;
 	printf("{\"rep\": %lu, \"mode\": \"%s\", \"pages\": \"%s\", \"bytes\": %lu, "
 	       "\"task_clock_ns\": %s, \"wall_ns\": %" PRIu64 ", "
 	       "\"user_us\": %ld, \"system_us\": %ld, \"minor_faults\": %ld, ",
 	       rep, mode_names[job->mode], job->pages, job->bytes, task_clock_text, wall,
-	       usage.ru_utime.tv_sec * 1000000L + usage.ru_utime.tv_usec,
-	       usage.ru_stime.tv_sec * 1000000L + usage.ru_stime.tv_usec, usage.ru_minflt);
+	       spent.ru_utime.tv_sec * 1000000L + spent.ru_utime.tv_usec,
+	       spent.ru_stime.tv_sec * 1000000L + spent.ru_stime.tv_usec, spent.ru_minflt);
 	kz_vmstat_print_delta(&before, &after);
 	printf("}\n");
 	fflush(stdout);
@@ -260,75 +245,34 @@ static int measure(unsigned long rep, const struct job *job, char **worker_argv)
 
 int main(int argc, char **argv)
 {
-	static const struct option options[] = {
-		{ "size", required_argument, NULL, 's' },
-		{ "mode", required_argument, NULL, 'm' },
-		{ "pages", required_argument, NULL, 'p' },
-		{ "verify", no_argument, NULL, 'v' },
-		{ "reps", required_argument, NULL, 'r' },
-		{ "worker", no_argument, NULL, 'w' },
-		{ "help", no_argument, NULL, 'h' },
-		{ NULL, 0, NULL, 0 },
-	};
-	struct job job = { .bytes = 256 * KZ_MB, .mode = POPULATE, .pages = "system" };
-	unsigned long reps = 1, rep, kb = 0;
+	struct job job = { .mode = POPULATE, .pages = "system" };
+	static const char *const kinds[] = { "system", "thp", "nothp", "hugetlb", "shmem", NULL };
+	unsigned long size = 256, reps = 1, rep, kb = 0;
+	unsigned int kind = 0;
 	bool worker = false;
 	char **worker_argv;
-	int opt, i;
+	const struct kz_option options[] = {
+		{ "size", .number = &size, .min = 1, .max = 1UL << 20 },
+		{ "mode", .choice = &job.mode, .choices = mode_names },
+		{ "pages", .text = &job.pages },
+		{ "verify", .flag = &job.verify },
+		{ "reps", .number = &reps, .min = 1, .max = 1000000 },
+		{ "worker", .flag = &worker },
+		{ 0 },
+	};
 
-	kz_program = "alloc_once";
-	while ((opt = getopt_long(argc, argv, "", options, NULL)) != -1) {
-		switch (opt) {
-		case 's':
-			job.bytes = kz_number("--size", optarg, 1, 1UL << 20) * KZ_MB;
-			break;
-		case 'm':
-			for (i = 0; mode_names[i]; i++)
-				if (!strcmp(optarg, mode_names[i]))
-					break;
-			if (!mode_names[i])
-				kz_die(KZ_USAGE, "--mode: '%s' is unknown; see --help", optarg);
-			job.mode = (enum mode)i;
-			break;
-		case 'p':
-			job.pages = optarg;
-			if (!strncmp(optarg, "mthp=", 5))
-				kb = kz_number("--pages mthp", optarg + 5, 8, 1UL << 20);
-			else if (strcmp(optarg, "system") && strcmp(optarg, "thp") &&
-				 strcmp(optarg, "nothp") && strcmp(optarg, "hugetlb") &&
-				 strcmp(optarg, "shmem"))
-				kz_die(KZ_USAGE, "--pages: '%s' is unknown; see --help", optarg);
-			break;
-		case 'v':
-			job.verify = true;
-			break;
-		case 'r':
-			reps = kz_number("--reps", optarg, 1, 1000000);
-			break;
-		case 'w':
-			worker = true;
-			break;
-		case 'h':
-			usage(stdout);
-			return KZ_OK;
-		default:
-			usage(stderr);
-			return KZ_USAGE;
-		}
-	}
-	if (optind < argc)
-		kz_die(KZ_USAGE, "unexpected argument '%s'; see --help", argv[optind]);
+	kz_only_options(argc, argv, "alloc_once", usage, options);
+	job.bytes = size * KZ_MB;
+	if (!strncmp(job.pages, "mthp=", 5))
+		kb = kz_number("pages mthp", job.pages + 5, 8, 1UL << 20);
+	else
+		kz_set_option(&(struct kz_option){ "pages", .choice = &kind, .choices = kinds }, job.pages);
 	if (worker)
 		child_job(&job);
 
 	if (kb)
 		only_size(kb);
-	worker_argv = calloc((size_t)argc + 2, sizeof(*worker_argv));
-	if (!worker_argv)
-		kz_die(KZ_BROKEN, "out of memory");
-	for (i = 0; i < argc; i++)
-		worker_argv[i] = argv[i];
-	worker_argv[argc] = (char *)"--worker";
+	worker_argv = kz_worker_argv(argc, argv);
 	if (!strcmp(job.pages, "thp"))
 		need_thp();
 	for (rep = 0; rep < reps; rep++) {

@@ -5,16 +5,10 @@
  */
 #include "common.h"
 
-#include <getopt.h>
-#include <sys/resource.h>
-#include <sys/wait.h>
-
 #define OUTPUT_BYTES (256UL * 1024)
 #define SELF "/proc/self/exe"
 
-static void usage(FILE *out)
-{
-	fprintf(out,
+static const char usage[] =
 "usage: build_load [options]\n"
 "Runs processes one after the other as a build does: each fills memory, reads this program's file,\n"
 "writes 256 KiB to a file, and ends. Prints one JSON line.\n"
@@ -22,8 +16,7 @@ static void usage(FILE *out)
 "  --size MB        memory that each of them fills (default 8)\n"
 "  --folder PATH    where the outputs are written, and removed in the end (default /tmp)\n"
 "  --help           this text\n"
-"Exit: 0 done, 2 bad usage, 3 the machine cannot do it.\n");
-}
+"Exit: 0 done, 2 bad usage, 3 the machine cannot do it.\n";
 
 /* The executed program: exit code only, since thousands of them may run. */
 static int step(unsigned long bytes, const char *output)
@@ -34,17 +27,16 @@ static int step(unsigned long bytes, const char *output)
 
 	mem = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	if (mem == MAP_FAILED)
-		kz_die(KZ_BROKEN, "cannot map %lu MB: %s", bytes / KZ_MB, strerror(errno));
+		kz_fail("cannot map %lu MB", bytes / KZ_MB);
 	memset(mem, 0x6b, bytes);
 	in = open(SELF, O_RDONLY | O_CLOEXEC);
 	out = open(output, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
 	if (in < 0 || out < 0)
-		kz_die(KZ_BROKEN, "cannot open %s: %s", in < 0 ? SELF : output, strerror(errno));
+		kz_fail("cannot open %s", in < 0 ? SELF : output);
 	while ((got = read(in, mem, bytes)) > 0)
 		continue;
 	if (got < 0 || write(out, mem, OUTPUT_BYTES) != (ssize_t)OUTPUT_BYTES)
-		kz_die(KZ_BROKEN, "cannot %s: %s", got < 0 ? "read " SELF : "write the output",
-		       strerror(errno));
+		kz_fail("cannot %s", got < 0 ? "read " SELF : "write the output");
 	return KZ_OK;
 }
 
@@ -54,16 +46,17 @@ static void run_step(const char *size, const char *output)
 	int status;
 
 	if (pid < 0)
-		kz_die(KZ_BROKEN, "fork: %s", strerror(errno));
+		kz_fail("fork");
 	if (!pid) {
 		execl(SELF, "build_load", "--size", size, "--one", output, (char *)NULL);
 		_exit(KZ_BROKEN);
 	}
 	while (waitpid(pid, &status, 0) < 0)
 		if (errno != EINTR)
-			kz_die(KZ_BROKEN, "waitpid: %s", strerror(errno));
+			kz_fail("waitpid");
 	if (!WIFEXITED(status) || WEXITSTATUS(status))
-		kz_die(KZ_BROKEN, "a process of %s MB ended with status %#x", size, status);
+		kz_die(KZ_BROKEN, "a process of %s MB ended with status %#x: perhaps memory ran out; use a smaller --size",
+		       size, status);
 }
 
 static uint64_t us(struct timeval t)
@@ -73,52 +66,26 @@ static uint64_t us(struct timeval t)
 
 int main(int argc, char **argv)
 {
-	static const struct option options[] = {
-		{ "steps", required_argument, NULL, 'n' },
-		{ "size", required_argument, NULL, 's' },
-		{ "folder", required_argument, NULL, 'f' },
-		{ "one", required_argument, NULL, '1' },
-		{ "help", no_argument, NULL, 'h' },
-		{ NULL, 0, NULL, 0 },
-	};
 	unsigned long steps = 100, megabytes = 8, i;
 	const char *folder = "/tmp", *one = NULL;
 	struct kz_vmstat before, after;
 	char size[24], output[PATH_MAX];
 	uint64_t start, wall;
 	struct rusage spent;
-	int opt;
+	const struct kz_option options[] = {
+		{ "steps", .number = &steps, .min = 1, .max = 1000000 },
+		{ "size", .number = &megabytes, .min = 1, .max = 1UL << 20 },
+		{ "folder", .text = &folder },
+		{ "one", .text = &one },
+		{ 0 },
+	};
 
-	kz_program = "build_load";
-	while ((opt = getopt_long(argc, argv, "", options, NULL)) != -1) {
-		switch (opt) {
-		case 'n':
-			steps = kz_number("--steps", optarg, 1, 1000000);
-			break;
-		case 's':
-			megabytes = kz_number("--size", optarg, 1, 1UL << 20);
-			break;
-		case 'f':
-			folder = optarg;
-			break;
-		case '1':
-			one = optarg;
-			break;
-		case 'h':
-			usage(stdout);
-			return KZ_OK;
-		default:
-			usage(stderr);
-			return KZ_USAGE;
-		}
-	}
-	if (optind < argc)
-		kz_die(KZ_USAGE, "unexpected argument '%s'; see --help", argv[optind]);
+	kz_only_options(argc, argv, "build_load", usage, options);
 	if (one)
 		return step(megabytes * KZ_MB, one);
 	if (snprintf(output, sizeof(output), "%s/build_load.%ld", folder, (long)getpid()) >=
 	    (int)sizeof(output))
-		kz_die(KZ_USAGE, "--folder: the name is too long");
+		kz_die(KZ_USAGE, "--folder: '%s' is too long; see build_load --help", folder);
 	snprintf(size, sizeof(size), "%lu", megabytes);
 
 	kz_vmstat_read(&before);
@@ -129,7 +96,7 @@ int main(int argc, char **argv)
 	kz_vmstat_read(&after);
 	unlink(output);
 	if (getrusage(RUSAGE_CHILDREN, &spent))
-		kz_die(KZ_BROKEN, "getrusage: %s", strerror(errno));
+		kz_fail("getrusage");
 	printf("{\"steps\": %lu, \"bytes\": %lu, \"wall_ns\": %" PRIu64 ", \"user_us\": %" PRIu64
 	       ", \"system_us\": %" PRIu64 ", \"minor_faults\": %ld, ",
 	       steps, megabytes * KZ_MB, wall, us(spent.ru_utime), us(spent.ru_stime),

@@ -1,16 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * corunner: a program that minds its own business. It goes round through memory of its own, and
- * tells how far it came in a given time: less if something else took its CPU or its cache. That may be
- * itself: --clear has it zero other memory now and then, which does not count as its time.
+ * corunner: follows pointers through its own memory, and prints how far it came in a given time: less
+ * if other code took its CPU or its cache. With --clear it zeroes other memory itself after each turn,
+ * which does not count as its time.
  */
 #include "common.h"
 
-#include <getopt.h>
-
-static void usage(FILE *out)
-{
-	fprintf(out,
+static const char usage[] =
 "usage: corunner [options]\n"
 "Reads and writes its memory in a random order for some time; prints one JSON line.\n"
 "  --ms N           how long (default 2000)\n"
@@ -19,8 +15,7 @@ static void usage(FILE *out)
 "                   with ordinary stores (stos) or with such that leave the caches\n"
 "                   alone (movnti); x86-64 only\n"
 "  --help           this text\n"
-"Exit: 0 done, 2 bad usage, 3 the machine cannot do it.\n");
-}
+"Exit: 0 done, 2 bad usage, 3 the machine cannot do it.\n";
 
 #define LINE 64UL
 #define STRIDE 1000UL
@@ -52,29 +47,25 @@ static void (*find_clear(const char *how))(void *mem, size_t len)
 	if (!strcmp(how, "movnti"))
 		return clear_movnti;
 #endif
-	kz_die(KZ_USAGE, "--clear: '%s' is unknown here; see --help", how);
+	kz_die(KZ_USAGE, "--clear: '%s' is not stos or movnti, which x86-64 alone has; see corunner --help", how);
 }
 
 /* Every cache line points to the next one, in one cycle through all of them. */
 static uint64_t *make_cycle(unsigned long lines)
 {
 	uint64_t *mem = aligned_alloc(4096, lines * LINE);
-	uint64_t seed = 88172645463325252ULL;
 	unsigned long i;
 
 	if (!mem)
-		kz_die(KZ_BROKEN, "out of memory");
+		kz_fail("cannot allocate %lu KB", lines * LINE / 1024);
 	for (i = 0; i < lines; i++)
 		mem[i * 8] = i;
 	for (i = lines - 1; i; i--) {
 		unsigned long j;
 		uint64_t swap;
 
-		seed ^= seed << 13;
-		seed ^= seed >> 7;
-		seed ^= seed << 17;
-		/* Sattolo's way: with j < i there is one cycle only. */
-		j = seed % i;
+		/* Sattolo's algorithm: with j < i there is one cycle only. */
+		j = kz_rng() % i;
 		swap = mem[i * 8];
 		mem[i * 8] = mem[j * 8];
 		mem[j * 8] = swap;
@@ -84,47 +75,26 @@ static uint64_t *make_cycle(unsigned long lines)
 
 int main(int argc, char **argv)
 {
-	static const struct option options[] = {
-		{ "ms", required_argument, NULL, 'm' },
-		{ "size", required_argument, NULL, 's' },
-		{ "clear", required_argument, NULL, 'c' },
-		{ "help", no_argument, NULL, 'h' },
-		{ NULL, 0, NULL, 0 },
-	};
 	unsigned long ms = 2000, size = 1024, steps = 0, cleared = 0;
 	void (*clear)(void *mem, size_t len) = NULL;
 	uint64_t *mem, at = 0, start, now, clear_ns = 0;
 	unsigned char *area = NULL;
-	int opt;
+	const char *how = NULL;
+	const struct kz_option options[] = {
+		{ "ms", .number = &ms, .min = 1, .max = 1000000 },
+		{ "size", .number = &size, .min = 1, .max = 1UL << 20 },
+		{ "clear", .text = &how },
+		{ 0 },
+	};
 
-	kz_program = "corunner";
-	while ((opt = getopt_long(argc, argv, "", options, NULL)) != -1) {
-		switch (opt) {
-		case 'm':
-			ms = kz_number("--ms", optarg, 1, 1000000);
-			break;
-		case 's':
-			size = kz_number("--size", optarg, 1, 1UL << 20);
-			break;
-		case 'c':
-			clear = find_clear(optarg);
-			break;
-		case 'h':
-			usage(stdout);
-			return KZ_OK;
-		default:
-			usage(stderr);
-			return KZ_USAGE;
-		}
-	}
-	if (optind < argc)
-		kz_die(KZ_USAGE, "unexpected argument '%s'; see --help", argv[optind]);
-
+	kz_only_options(argc, argv, "corunner", usage, options);
+	if (how)
+		clear = find_clear(how);
 	mem = make_cycle(size * 1024 / LINE);
 	if (clear) {
 		area = aligned_alloc(KZ_HUGE, CLEAR_AREA);
 		if (!area)
-			kz_die(KZ_BROKEN, "out of memory");
+			kz_fail("cannot allocate %lu MB", CLEAR_AREA / KZ_MB);
 		memset(area, 1, CLEAR_AREA);
 	}
 	start = kz_now_ns();
@@ -138,7 +108,7 @@ int main(int argc, char **argv)
 			cleared += CLEAR_BYTES;
 			clear_ns += kz_now_ns() - began;
 		}
-		/* Until it comes round, or for so long. */
+		/* To the end of the cycle, or STRIDE steps. */
 		for (i = 0; i < STRIDE; i++) {
 			mem[at * 8 + 1]++;
 			at = mem[at * 8];

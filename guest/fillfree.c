@@ -1,16 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * fillfree: makes free memory dirty. It fills a share of the free memory with a byte and gives
- * it back, so that whatever is allocated next came from memory that was not zero.
+ * fillfree: makes free memory dirty. It fills a share of the free memory with a byte and frees it, so
+ * that the next allocations get memory that was not zero.
  */
 #include "common.h"
 
-#include <getopt.h>
 #include <signal.h>
 
-static void usage(FILE *out)
-{
-	fprintf(out,
+static const char usage[] =
 "usage: fillfree [options]\n"
 "Fills free memory with a byte and frees it again; prints one JSON line.\n"
 "  --share PERCENT  how much of MemFree to fill (default 85)\n"
@@ -22,80 +19,50 @@ static void usage(FILE *out)
 "  --hold           print the line when filled, keep the memory until a line comes in on\n"
 "                   stdin, then free it\n"
 "  --help           this text\n"
-"Exit: 0 done, 2 bad usage, 3 the machine cannot do it.\n");
-}
+"Exit: 0 done, 2 bad usage, 3 the machine cannot do it.\n";
 
-/* Chunks, so that memory that ran short ends the filling and does not kill the program. */
+/* It fills by chunks, so that a shortage of memory ends the filling and not the program. */
 #define CHUNK (16UL * KZ_MB)
 
 int main(int argc, char **argv)
 {
-	static const struct option options[] = {
-		{ "share", required_argument, NULL, 's' },
-		{ "size", required_argument, NULL, 'm' },
-		{ "byte", required_argument, NULL, 'b' },
-		{ "nothp", no_argument, NULL, 'n' },
-		{ "gaps", required_argument, NULL, 'g' },
-		{ "hold", no_argument, NULL, 'o' },
-		{ "help", no_argument, NULL, 'h' },
-		{ NULL, 0, NULL, 0 },
-	};
-	unsigned long share = 85, size = 0, target, filled = 0, reserve = 24 * KZ_MB, gaps = 0, at;
+	unsigned long share = 85, size = 0, target, filled = 0, reserve = 24 * KZ_MB, gaps = 0, at, byte = 0x5a;
 	bool nothp = false, hold = false;
-	int byte = 0x5a, opt;
 	uint64_t start;
 	char *mem;
+	const struct kz_option options[] = {
+		{ "share", .number = &share, .min = 1, .max = 100 },
+		{ "size", .number = &size, .min = 1, .max = 1UL << 20 },
+		{ "byte", .number = &byte, .max = 255 },
+		{ "nothp", .flag = &nothp },
+		{ "gaps", .number = &gaps, .min = 4, .max = CHUNK / 1024 },
+		{ "hold", .flag = &hold },
+		{ 0 },
+	};
 
-	kz_program = "fillfree";
-	while ((opt = getopt_long(argc, argv, "", options, NULL)) != -1) {
-		switch (opt) {
-		case 's':
-			share = kz_number("--share", optarg, 1, 100);
-			break;
-		case 'm':
-			size = kz_number("--size", optarg, 1, 1UL << 20) * KZ_MB;
-			break;
-		case 'b':
-			byte = (int)kz_number("--byte", optarg, 0, 255);
-			break;
-		case 'n':
-			nothp = true;
-			break;
-		case 'g':
-			gaps = kz_number("--gaps", optarg, 4, CHUNK / 1024) * 1024;
-			break;
-		case 'o':
-			hold = true;
-			break;
-		case 'h':
-			usage(stdout);
-			return KZ_OK;
-		default:
-			usage(stderr);
-			return KZ_USAGE;
-		}
-	}
-	if (optind < argc)
-		kz_die(KZ_USAGE, "unexpected argument '%s'; see --help", argv[optind]);
+	kz_only_options(argc, argv, "fillfree", usage, options);
+	size *= KZ_MB;
+	gaps *= 1024;
 
-	/* If memory runs out all the same, this is the one to kill. */
+	/* The OOM killer takes this process first. */
 	kz_write_file("/proc/self/oom_score_adj", "1000");
 	target = size ? size : kz_meminfo("MemFree") / 100 * share;
 	target = (target + CHUNK - 1) / CHUNK * CHUNK;
 	mem = mmap(NULL, target, PROT_READ | PROT_WRITE,
 		   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 	if (mem == MAP_FAILED)
-		kz_die(KZ_BROKEN, "cannot map %lu MB: %s", target / KZ_MB, strerror(errno));
+		kz_fail("cannot map %lu MB", target / KZ_MB);
 	madvise(mem, target, nothp ? MADV_NOHUGEPAGE : MADV_HUGEPAGE);
 	start = kz_now_ns();
 	while (filled < target && kz_meminfo("MemFree") > reserve + CHUNK) {
-		memset(mem + filled, byte, CHUNK);
+		memset(mem + filled, (int)byte, CHUNK);
 		filled += CHUNK;
 	}
 	for (at = gaps; gaps && at + gaps <= filled; at += 2 * gaps)
 		if (madvise(mem + at, gaps, MADV_DONTNEED))
-			kz_die(KZ_USAGE, "cannot give back pieces of %lu KB: %s", gaps / 1024, strerror(errno));
-	printf("{\"filled_bytes\": %lu, \"wanted_bytes\": %lu, \"byte\": %d, \"wall_ns\": %" PRIu64
+			kz_die(KZ_USAGE, "--gaps: cannot free pieces of %lu KB: %s; use a multiple of the page size",
+			       gaps / 1024, strerror(errno));
+	printf("{\"filled_bytes\": %lu, \"wanted_bytes\": %lu, \"byte\": %lu, \"wall_ns\": %" PRIu64
 	       "}\n", filled, target, byte, kz_now_ns() - start);
 	fflush(stdout);
 	if (hold)

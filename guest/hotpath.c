@@ -9,17 +9,13 @@
  */
 #include "common.h"
 
-#include <getopt.h>
 #include <sys/syscall.h>
-#include <sys/wait.h>
 
 #ifndef SYS_listmount
 #define SYS_listmount 458
 #endif
 
-static void usage(FILE *out)
-{
-	fprintf(out,
+static const char usage[] =
 "usage: hotpath [options] [PATH...]\n"
 "Times kernel paths; one JSON line per path with the cost of one iteration.\n"
 "Under -icount shift=0 the unit is one instruction, otherwise one tick of the clock.\n"
@@ -42,13 +38,12 @@ static void usage(FILE *out)
 "  --reps N     repetitions per path (default 101)\n"
 "  --exit       end at once: it is what exec executes\n"
 "  --help       this text\n"
-"Exit: 0 done, 2 bad usage, 3 the machine cannot do it.\n");
-}
+"Exit: 0 done, 2 bad usage, 3 the machine cannot do it.\n";
 
 static void must(bool good, const char *what)
 {
 	if (!good)
-		kz_die(KZ_BROKEN, "%s: %s", what, strerror(errno));
+		kz_fail("%s", what);
 }
 
 static inline uint64_t ticks(void)
@@ -179,7 +174,7 @@ static void run_exec(void)
 	}
 	must(waitpid(pid, &status, 0) == pid, "waitpid");
 	if (!WIFEXITED(status) || WEXITSTATUS(status))
-		kz_die(KZ_BROKEN, "this program cannot be executed again");
+		kz_fail("cannot execute /proc/self/exe");
 }
 
 struct cost {
@@ -302,7 +297,7 @@ static void run_named(const char *name, unsigned long reps)
 	} else if (!strcmp(name, "exec")) {
 		print_cost(name, time_path(run_exec, reps, 1), reps);
 	} else {
-		kz_die(KZ_USAGE, "path '%s' is unknown; see --help", name);
+		kz_die(KZ_USAGE, "'%s': unknown path; see hotpath --help", name);
 	}
 }
 
@@ -322,31 +317,16 @@ int main(int argc, char **argv)
 {
 	static const char *const all[] = { "fault", "thp_fault", "pipe_deep", "pipe_cached",
 					   "alloc_free", "buddy", "fork", "exec", "order3", "order9" };
-	static const struct option options[] = {
-		{ "reps", required_argument, NULL, 'r' },
-		{ "help", no_argument, NULL, 'h' },
-		{ NULL, 0, NULL, 0 },
-	};
 	unsigned long reps = 101;
 	size_t i;
-	int opt;
+	const struct kz_option options[] = {
+		{ "reps", .number = &reps, .min = 3, .max = 1000000 },
+		{ 0 },
+	};
 
-	kz_program = "hotpath";
 	if (argc == 2 && !strcmp(argv[1], "--exit"))
 		return KZ_OK;
-	while ((opt = getopt_long(argc, argv, "", options, NULL)) != -1) {
-		switch (opt) {
-		case 'r':
-			reps = kz_number("--reps", optarg, 3, 1000000);
-			break;
-		case 'h':
-			usage(stdout);
-			return KZ_OK;
-		default:
-			usage(stderr);
-			return KZ_USAGE;
-		}
-	}
+	kz_options(argc, argv, "hotpath", usage, options);
 	samples = calloc(reps, sizeof(*samples));
 	must(samples != NULL, "calloc");
 	/* Present before anything is timed. */

@@ -6,41 +6,34 @@
  *
  * /kz/argv     the command, each argument ended by a NUL
  * /kz/mode     "ports" (named virtio-serial ports), "ssl" (User-Mode Linux) or "tty";
- *              " in" after it when the host has something to say to the command
+ *              " in" after it when the host sends input to the command
  * /kz/modules  module files to load, in order
  *
  * On the control channel: "ready", then "taint N" and "exit N" (128 + signal if killed).
  */
+#include "common.h"
+
 #include <dirent.h>
-#include <errno.h>
-#include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/ioctl.h>
 #include <sys/mount.h>
 #include <sys/reboot.h>
-#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/sysmacros.h>
-#include <sys/wait.h>
 #include <termios.h>
-#include <time.h>
-#include <unistd.h>
 
 #define PORTS "/sys/class/virtio-ports"
 
 static void complain(const char *what, const char *name)
 {
-	fprintf(stderr, "init: %s %s: %s\n", what, name, strerror(errno));
+	fprintf(stderr, "init: %s %s: %s; %s\n", what, name, strerror(errno), kz_help(errno));
 }
 
 static void mount_at(const char *type, const char *dir, const char *options)
 {
 	mkdir(dir, 0755);
-	/* Not every kernel has every filesystem: what is missing shows in its use. */
+	/* Not every kernel has every filesystem: a missing one shows in its use. */
 	mount(type, dir, type, 0, options);
 }
 
@@ -59,26 +52,12 @@ static void mount_all(void)
 	mount_at("cgroup2", "/sys/fs/cgroup", NULL);
 }
 
-static ssize_t read_file(const char *name, char *buffer, size_t size)
-{
-	ssize_t total = 0, got;
-	int fd = open(name, O_RDONLY | O_CLOEXEC);
-
-	if (fd < 0)
-		return -1;
-	while ((got = read(fd, buffer + total, size - 1 - total)) > 0)
-		total += got;
-	close(fd);
-	buffer[total] = '\0';
-	return total;
-}
-
 static void load_modules(void)
 {
 	static char list[65536];
 	char *name, *rest;
 
-	if (read_file("/kz/modules", list, sizeof(list)) <= 0)
+	if (kz_read_file("/kz/modules", list, sizeof(list)) <= 0)
 		return;
 	for (name = strtok_r(list, "\n", &rest); name; name = strtok_r(NULL, "\n", &rest)) {
 		int fd = open(name, O_RDONLY | O_CLOEXEC);
@@ -102,7 +81,7 @@ static int open_port(const char *wanted)
 		return -1;
 	while (fd < 0 && (entry = readdir(dir))) {
 		snprintf(path, sizeof(path), PORTS "/%s/name", entry->d_name);
-		if (read_file(path, name, sizeof(name)) <= 0)
+		if (kz_read_file(path, name, sizeof(name)) <= 0)
 			continue;
 		name[strcspn(name, "\n")] = '\0';
 		if (strcmp(name, wanted))
@@ -114,7 +93,7 @@ static int open_port(const char *wanted)
 	return fd;
 }
 
-/* Until the kernel has heard that the host's end is open, reading a port gives the end of the file. */
+/* Reading a port gives the end of the file until the kernel knows that the host has opened its end. */
 static int is_connected(int fd)
 {
 	struct pollfd port = { .fd = fd };
@@ -127,7 +106,7 @@ static int open_terminal(const char *name)
 	return open(name, O_RDWR | O_CLOEXEC);
 }
 
-/* What virtio-serial has appears some time after its driver does, and one by one. */
+/* The ports of virtio-serial appear one by one, some time after its driver. */
 static int wait_for(int (*open_it)(const char *name), const char *name)
 {
 	const struct timespec pause = { .tv_nsec = 2 * 1000 * 1000 };
@@ -180,7 +159,7 @@ static struct channels open_channels(const char *mode)
 		if (talks)
 			found.in = open_raw("/dev/ttyS3");
 	} else if (!strncmp(mode, "none", 4)) {
-		/* Nobody is at the other end: waiting would only take the time of who watches the console. */
+		/* The other end is never opened, so do not wait for it. */
 		found.out = STDOUT_FILENO;
 		found.err = STDERR_FILENO;
 	} else {
@@ -207,7 +186,7 @@ static void run_command(const struct channels *to)
 {
 	static char text[1 << 20];
 	static char *argv[4096];
-	ssize_t size = read_file("/kz/argv", text, sizeof(text));
+	ssize_t size = kz_read_file("/kz/argv", text, sizeof(text));
 	int count = 0;
 
 	for (char *at = text; size > 0 && at < text + size && count < 4095; at += strlen(at) + 1)
@@ -220,14 +199,15 @@ static void run_command(const struct channels *to)
 	dup2(to->in, 0);
 	dup2(to->out, 1);
 	dup2(to->err, 2);
-	/* A channel is no terminal that somebody sits at. */
+	/* Only a terminal is the controlling one. */
 	if (to->in == to->out && isatty(0))
 		ioctl(0, TIOCSCTTY, 0);
 	setenv("PATH", "/bin:/sbin:/usr/bin:/usr/sbin:/", 1);
 	setenv("HOME", "/", 1);
 	setenv("TERM", "linux", 1);
 	execvp(argv[0], argv);
-	fprintf(stderr, "init: cannot run %s: %s\n", argv[0], strerror(errno));
+	fprintf(stderr, "init: cannot run %s: %s; %s\n", argv[0], strerror(errno),
+		errno == ENOENT ? "add it to the guest (--add)" : kz_help(errno));
 	_exit(errno == ENOENT ? 127 : 126);
 }
 
@@ -236,7 +216,7 @@ static int collect(pid_t child)
 	int status;
 	pid_t gone;
 
-	/* As the first process we also collect everybody's orphans. */
+	/* The first process collects all orphans, too. */
 	while ((gone = wait(&status)) != child)
 		if (gone < 0 && errno != EINTR)
 			return 126;
@@ -259,7 +239,7 @@ int main(void)
 	}
 	setvbuf(stderr, NULL, _IOLBF, 0);
 	load_modules();
-	read_file("/kz/mode", mode, sizeof(mode));
+	kz_read_file("/kz/mode", mode, sizeof(mode));
 	to = open_channels(mode);
 	tell(to.control, "ready", 0);
 
@@ -269,13 +249,13 @@ int main(void)
 	status = child < 0 ? 126 : collect(child);
 	kill(-1, SIGKILL);
 
-	if (read_file("/proc/sys/kernel/tainted", taint, sizeof(taint)) > 0)
+	if (kz_read_file("/proc/sys/kernel/tainted", taint, sizeof(taint)) > 0)
 		tell(to.control, "taint", atol(taint));
 	tell(to.control, "exit", status);
 	tcdrain(to.control);
 	sync();
 	reboot(RB_POWER_OFF);
-	/* No way to switch off: a reset ends the machine as well. */
+	/* Without power-off, a reset ends the machine. */
 	reboot(RB_AUTOBOOT);
 	return 0;
 }

@@ -1,13 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * leak_hunter: makes free memory dirty and then takes memory in every way a program can, reading
- * every byte that must be zero. One byte that is not is a leak: it is printed and the program
- * fails. A way that this kernel does not offer is named with the reason and never counted.
+ * leak_hunter: dirties free memory, takes memory in every way that a program can, and reads each
+ * byte that must be zero. A byte that is not is a leak: it is printed and the program fails. A
+ * kind of memory that this kernel does not offer is listed with the reason and never counted.
  */
 #include "common.h"
 
-#include <dirent.h>
-#include <getopt.h>
 #include <linux/aio_abi.h>
 #include <linux/bpf.h>
 #include <linux/dma-heap.h>
@@ -17,81 +15,56 @@
 #include <linux/perf_event.h>
 #include <linux/udmabuf.h>
 #include <linux/userfaultfd.h>
-#include <poll.h>
 #include <signal.h>
 #include <sys/ioctl.h>
 #include <sys/mount.h>
 #include <sys/prctl.h>
-#include <sys/resource.h>
 #include <sys/shm.h>
 #include <sys/socket.h>
 #include <sys/swap.h>
 #include <sys/syscall.h>
 #include <sys/vfs.h>
-#include <sys/wait.h>
-
-#ifndef MADV_PAGEOUT
-#define MADV_PAGEOUT 21
-#endif
-#ifndef MREMAP_DONTUNMAP
-#define MREMAP_DONTUNMAP 4
-#endif
-#ifndef MAP_FIXED_NOREPLACE
-#define MAP_FIXED_NOREPLACE 0x100000
-#endif
 
 #define PAGE 4096UL
 #define MAX_KINDS 64
-#define MAX_WORKERS 16
+#define ANON (MAP_PRIVATE | MAP_ANONYMOUS)
+#define THP_DIR "/sys/kernel/mm/transparent_hugepage"
 
-/* What the workers share with the parent. */
-struct tally {
-	uint64_t pages;
-	uint64_t runs;
-	uint64_t failed;
-	char reason[120];
-};
-
+/* Shared by the workers and the parent. */
 static struct shared {
-	struct tally kind[MAX_KINDS];
-	uint64_t dirtied_bytes;
-	uint64_t flushes;
-	uint64_t violations;
-	uint64_t turns;
+	struct {
+		uint64_t pages, runs, failed;
+		char reason[120];
+	} kind[MAX_KINDS];
+	uint64_t dirtied_bytes, flushes, violations, turns;
+	volatile uint64_t deadline;	/* 0 ends the hunt at once */
 } *shared;
+
+/*
+ * A kind of memory. A check returns the number of pages, or -1 with the reason in why. run_map
+ * maps low to high units of anonymous memory, or of a new file in memory if memfd is not 0.
+ */
+typedef long check_fn(unsigned char *mem, size_t bytes);
 
 struct kind {
 	char name[24];
-	long (*run)(const struct kind *kind);
-	unsigned long bytes;
+	long (*run)(void);
+	unsigned long low, high, unit;
+	int flags;
+	check_fn *check;
+	unsigned int memfd;
 };
 
-static struct kind kinds[MAX_KINDS];
+static struct kind kinds[MAX_KINDS], *current;
 static int nr_kinds;
 
-static unsigned char fill_byte = 0x5a;
-static uint64_t rng_state;
-static unsigned long seed;
-static const char *current_kind = "none";
+static unsigned long seed = 1, fill = 0x5a, nr_workers = 2, dirty_limit = ULONG_MAX / KZ_MB;
 static char why[120];
+/* --plant: proves that the hunter sees a byte that is not zero. --setup: the guest may be changed. */
+static bool plant, throwaway, whole_round;
+static int only = -1;
 
-static uint64_t rng(void)
-{
-	rng_state ^= rng_state << 13;
-	rng_state ^= rng_state >> 7;
-	rng_state ^= rng_state << 17;
-	return rng_state;
-}
-
-static unsigned long between(unsigned long low, unsigned long high)
-{
-	return low + rng() % (high - low + 1);
-}
-
-/* A kind that could not run returns this. */
-static long cannot(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
-
-static long cannot(const char *fmt, ...)
+static __attribute__((format(printf, 1, 2))) long cannot(const char *fmt, ...)
 {
 	va_list ap;
 
@@ -101,22 +74,17 @@ static long cannot(const char *fmt, ...)
 	return -1;
 }
 
-static void leak(const void *at, size_t offset, unsigned char value) __attribute__((noreturn));
-
-static void leak(const void *at, size_t offset, unsigned char value)
+static long failed(const char *call)
 {
-	char line[320];
-	int len = snprintf(line, sizeof(line),
-			   "{\"violation\": {\"kind\": \"%s\", \"address\": \"%p\", "
-			   "\"offset\": %zu, \"page_offset\": %lu, \"value\": %u, "
-			   "\"pid\": %d, \"seed\": %lu}}\n",
-			   current_kind, at, offset, ((uintptr_t)at + offset) % PAGE, value,
-			   (int)getpid(), seed);
+	return cannot("%s: %s", call, strerror(errno));
+}
 
-	__atomic_add_fetch(&shared->violations, 1, __ATOMIC_RELAXED);
-	if (write(STDOUT_FILENO, line, (size_t)len) < 0)
-		_exit(KZ_BROKEN);
-	_exit(KZ_FAILED);
+#define FAIL_IF(condition, call) \
+	do { if (condition) return failed(call); } while (0)
+
+static unsigned long pages_between(unsigned long low, unsigned long high)
+{
+	return kz_between(low, high) * PAGE;
 }
 
 static long pages_of(size_t bytes)
@@ -124,114 +92,189 @@ static long pages_of(size_t bytes)
 	return (long)((bytes + PAGE - 1) / PAGE);
 }
 
-/* --plant: proof that the hunter sees a byte that is not zero. */
-static bool plant;
+/* Checks */
 
-static void must_be_zero(const void *mem, size_t bytes)
+static __attribute__((noreturn)) void leak(const void *at, size_t offset, unsigned char value)
+{
+	__atomic_add_fetch(&shared->violations, 1, __ATOMIC_RELAXED);
+	dprintf(STDOUT_FILENO, "{\"violation\": {\"kind\": \"%s\", \"address\": \"%p\", "
+		"\"offset\": %zu, \"page_offset\": %lu, \"value\": %u, \"pid\": %d, \"seed\": %lu}}\n",
+		current->name, at, offset, ((uintptr_t)at + offset) % PAGE, value, (int)getpid(), seed);
+	_exit(KZ_FAILED);
+}
+
+static long must_be_zero(unsigned char *mem, size_t bytes)
 {
 	size_t bad;
 
 	if (plant && bytes)
-		((volatile unsigned char *)(uintptr_t)mem)[bytes - 1] = fill_byte;
+		((volatile unsigned char *)mem)[bytes - 1] = (unsigned char)fill;
 	bad = kz_first_nonzero(mem, bytes);
-
 	if (bad < bytes)
-		leak(mem, bad, ((const unsigned char *)mem)[bad]);
+		leak(mem, bad, mem[bad]);
+	return pages_of(bytes);
 }
 
 static void soil(void *mem, size_t bytes)
 {
-	memset(mem, fill_byte, bytes);
+	memset(mem, (int)fill, bytes);
 }
 
-/*
- * Faults memory in for writing, either all at once or page by page, at a random place of each
- * page. False if memory is short.
- */
-static bool fault_in(unsigned char *mem, size_t bytes)
+/* Writes a zero to a random byte of each page. */
+static void touch(unsigned char *mem, size_t bytes)
 {
 	size_t i;
 
-	if (rng() & 1)
-		return !madvise(mem, bytes, MADV_POPULATE_WRITE);
 	for (i = 0; i < bytes; i += PAGE)
-		((volatile unsigned char *)mem)[i + rng() % PAGE] = 0;
-	return true;
+		((volatile unsigned char *)mem)[i + kz_rng() % PAGE] = 0;
+}
+
+/* Ways to check a mapping: this one does not touch it before it reads it. */
+static long check_present(unsigned char *mem, size_t bytes)
+{
+	long pages = must_be_zero(mem, bytes);
+
+	soil(mem, bytes);
+	return pages;
+}
+
+static long check_touched(unsigned char *mem, size_t bytes)
+{
+	touch(mem, bytes);
+	return check_present(mem, bytes);
+}
+
+/* A fault in a hugetlb mapping whose pool shrank raises SIGBUS; populating it fails instead. */
+static long check_populated(unsigned char *mem, size_t bytes)
+{
+	FAIL_IF(madvise(mem, bytes, MADV_POPULATE_WRITE), "cannot populate");
+	return check_present(mem, bytes);
 }
 
 static long check_fresh(unsigned char *mem, size_t bytes)
 {
-	if (!fault_in(mem, bytes))
-		return cannot("cannot populate: %s", strerror(errno));
-	must_be_zero(mem, bytes);
-	soil(mem, bytes);
-	return pages_of(bytes);
+	return kz_rng() & 1 ? check_populated(mem, bytes) : check_touched(mem, bytes);
 }
 
-static unsigned char *map_private(size_t bytes, int flags)
+static long check_small(unsigned char *mem, size_t bytes)
 {
-	unsigned char *mem = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
-				  MAP_PRIVATE | MAP_ANONYMOUS | flags, -1, 0);
-
-	if (mem == MAP_FAILED) {
-		cannot("mmap: %s", strerror(errno));
-		return NULL;
-	}
-	return mem;
+	madvise(mem, bytes, MADV_NOHUGEPAGE);
+	return check_fresh(mem, bytes);
 }
 
-/* A mapping of exactly bytes, aligned to its size, with nothing it could merge with beside it. */
-struct island {
-	unsigned char *base, *mem;
-	size_t total;
-};
-
-static bool island_map(struct island *is, size_t bytes, size_t align)
+static long check_map_at(int fd, off_t offset, size_t bytes, int flags, check_fn *check)
 {
-	is->total = bytes + 2 * align;
-	is->base = mmap(NULL, is->total, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
-			-1, 0);
-	if (is->base == MAP_FAILED)
-		return cannot("mmap: %s", strerror(errno)), false;
-	is->mem = (unsigned char *)(((uintptr_t)is->base + align) & ~(align - 1));
-	if (mprotect(is->mem, bytes, PROT_READ | PROT_WRITE)) {
-		cannot("mprotect: %s", strerror(errno));
-		munmap(is->base, is->total);
-		return false;
-	}
-	return true;
-}
-
-/* --- anonymous memory --- */
-
-static long run_anon(const struct kind *kind KZ_MAYBE_UNUSED)
-{
-	size_t bytes = between(1, 2048) * PAGE;
-	unsigned char *mem = map_private(bytes, rng() % 4 ? 0 : MAP_POPULATE);
+	unsigned char *mem = mmap(NULL, bytes, PROT_READ | PROT_WRITE, flags, fd, offset);
 	long pages;
 
-	if (!mem)
-		return -1;
-	madvise(mem, bytes, MADV_NOHUGEPAGE);
-	pages = check_fresh(mem, bytes);
+	FAIL_IF(mem == MAP_FAILED, "mmap");
+	pages = check(mem, bytes);
 	munmap(mem, bytes);
 	return pages;
 }
 
-static long run_folio(const struct kind *kind)
+static long check_map(int fd, size_t bytes, int flags, check_fn *check)
 {
-	struct island is;
-	long pages = 0;
-	int n = (int)between(1, kind->bytes >= KZ_HUGE ? 8 : 32);
+	return check_map_at(fd, 0, bytes, flags, check);
+}
+
+/* Takes a descriptor that was just opened and checks a shared mapping of it. */
+static long check_file(int opened, const char *what, size_t bytes, check_fn *check)
+{
+	KZ_FD fd = opened;
+
+	return fd < 0 ? failed(what) : check_map(fd, bytes, MAP_SHARED, check);
+}
+
+/* A file in memory of @bytes, allocated with fallocate(2) if @allocate; -1 on failure. */
+static int new_memfd(unsigned int flags, size_t bytes, bool allocate)
+{
+	int fd = memfd_create("leak_hunter", MFD_CLOEXEC | flags);
+
+	if (fd < 0)
+		return (int)failed("memfd_create");
+	if (allocate ? !fallocate(fd, 0, 0, (off_t)bytes) : !ftruncate(fd, (off_t)bytes))
+		return fd;
+	failed(allocate ? "fallocate" : "ftruncate");
+	close(fd);
+	return -1;
+}
+
+static int mapped_fd;
+
+static long run_map(void)
+{
+	const size_t bytes = kz_between(current->low, current->high) * current->unit;
+	int flags = current->flags;
+	KZ_FD fd = -1;
+
+	if (current->memfd) {
+		fd = new_memfd(current->memfd, bytes, current->memfd & MFD_HUGETLB);
+		if (fd < 0)
+			return -1;
+	} else if (!flags) {
+		flags = MAP_ANONYMOUS | (kz_rng() & 1 ? MAP_SHARED : MAP_PRIVATE);
+	} else if (current->check == check_small && !(kz_rng() % 4)) {
+		flags |= MAP_POPULATE;
+	}
+	mapped_fd = fd;
+	return check_map(fd, bytes, flags, current->check);
+}
+
+/* What a child of this worker returns. */
+static struct {
+	long pages;
+	char why[sizeof(why)];
+} *answer;
+
+/* Runs body in a child, so that what it grows, limits or breaks ends with it. */
+static long in_child(long (*body)(void))
+{
+	pid_t pid;
+	int status;
+
+	answer->pages = cannot("the child ended early");
+	memcpy(answer->why, why, sizeof(why));
+	pid = fork();
+	FAIL_IF(pid < 0, "fork");
+	if (!pid) {
+		prctl(PR_SET_PDEATHSIG, SIGKILL);
+		kz_rng_state = kz_mix(kz_rng_state);
+		answer->pages = body();
+		memcpy(answer->why, why, sizeof(why));
+		_exit(KZ_OK);
+	}
+	status = kz_wait(pid, NULL);
+	if (WIFEXITED(status) && WEXITSTATUS(status) == KZ_FAILED)
+		_exit(KZ_FAILED);
+	/* SIGKILL means that memory ran out; any other signal is a kernel fault. */
+	if (WIFSIGNALED(status) && WTERMSIG(status) != SIGKILL)
+		raise(WTERMSIG(status));
+	memcpy(why, answer->why, sizeof(why));
+	return answer->pages;
+}
+
+/* Anonymous memory */
+
+/* Folios of one size: mappings aligned to it, with no neighbour to merge with. */
+static long run_folio(void)
+{
+	const size_t bytes = current->unit, total = 3 * bytes;
+	long pages = 0, got;
+	int n = (int)kz_between(1, bytes >= KZ_HUGE ? 8 : 32);
 
 	while (n--) {
-		long got;
+		unsigned char *base = mmap(NULL, total, PROT_NONE, ANON | MAP_NORESERVE, -1, 0), *mem;
 
-		if (!island_map(&is, kind->bytes, kind->bytes))
-			return -1;
-		madvise(is.mem, kind->bytes, MADV_HUGEPAGE);
-		got = check_fresh(is.mem, kind->bytes);
-		munmap(is.base, is.total);
+		FAIL_IF(base == MAP_FAILED, "mmap");
+		mem = (unsigned char *)(((uintptr_t)base + bytes) & ~(bytes - 1));
+		if (mprotect(mem, bytes, PROT_READ | PROT_WRITE)) {
+			got = failed("mprotect");
+		} else {
+			madvise(mem, bytes, MADV_HUGEPAGE);
+			got = check_fresh(mem, bytes);
+		}
+		munmap(base, total);
 		if (got < 0)
 			return -1;
 		pages += got;
@@ -239,96 +282,39 @@ static long run_folio(const struct kind *kind)
 	return pages;
 }
 
-static long run_brk(const struct kind *kind KZ_MAYBE_UNUSED)
+static long run_brk(void)
 {
-	size_t bytes = between(1, 1024) * PAGE;
-	unsigned char *mem;
+	size_t bytes = pages_between(1, 1024), pad = (PAGE - (uintptr_t)sbrk(0) % PAGE) % PAGE;
+	unsigned char *mem = sbrk((intptr_t)(bytes + pad));
 	long pages;
-	char *end = sbrk(0);
-	size_t pad = (PAGE - (uintptr_t)end % PAGE) % PAGE;
 
-	mem = sbrk((intptr_t)(bytes + pad));
-	if (mem == (void *)-1)
-		return cannot("sbrk: %s", strerror(errno));
+	FAIL_IF(mem == (void *)-1, "sbrk");
 	pages = check_fresh(mem + pad, bytes);
-	if (sbrk(-(intptr_t)(bytes + pad)) == (void *)-1)
-		return cannot("sbrk back: %s", strerror(errno));
-	return pages;
-}
-
-/* Where the stack mapping starts now; the stack grows below it. */
-static uintptr_t stack_start(void)
-{
-	char line[256];
-	uintptr_t start = 0;
-	FILE *f = fopen("/proc/self/maps", "re");
-
-	if (!f)
-		return 0;
-	while (fgets(line, sizeof(line), f))
-		if (strstr(line, "[stack]"))
-			start = strtoul(line, NULL, 16);
-	fclose(f);
-	return start;
-}
-
-/* Runs body in a child, so that what it grows, limits or breaks is gone with it. */
-static long in_child(long (*body)(void))
-{
-	int status, fds[2];
-	long pages = -1;
-	pid_t pid;
-
-	if (pipe2(fds, O_CLOEXEC))
-		return cannot("pipe: %s", strerror(errno));
-	pid = fork();
-	if (!pid) {
-		struct { long pages; char why[sizeof(why)]; } said;
-
-		prctl(PR_SET_PDEATHSIG, SIGKILL);
-		rng_state += 1;
-		said.pages = body();
-		memcpy(said.why, why, sizeof(why));
-		_exit(write(fds[1], &said, sizeof(said)) == sizeof(said) ? 0 : KZ_BROKEN);
-	}
-	close(fds[1]);
-	if (pid < 0) {
-		cannot("fork: %s", strerror(errno));
-	} else {
-		struct { long pages; char why[sizeof(why)]; } heard;
-
-		if (read(fds[0], &heard, sizeof(heard)) == sizeof(heard)) {
-			pages = heard.pages;
-			memcpy(why, heard.why, sizeof(why));
-		} else {
-			cannot("the child ended early");
-		}
-		while (waitpid(pid, &status, 0) < 0 && errno == EINTR)
-			;
-		if (WIFEXITED(status) && WEXITSTATUS(status) == KZ_FAILED)
-			_exit(KZ_FAILED);
-		/* A killed child means memory ran out; any other signal is a broken kernel. */
-		if (WIFSIGNALED(status) && WTERMSIG(status) != SIGKILL)
-			raise(WTERMSIG(status));
-	}
-	close(fds[0]);
+	FAIL_IF(sbrk(-(intptr_t)(bytes + pad)) == (void *)-1, "sbrk back");
 	return pages;
 }
 
 static long stack_body(void)
 {
-	size_t pages = between(1, 512), i;
-	unsigned char *top = (unsigned char *)stack_start();
+	size_t pages = kz_between(1, 512), i;
+	unsigned char *top = NULL;
+	char line[256];
+	FILE *f = fopen("/proc/self/maps", "re");
 
+	/* The stack grows below the start of its mapping. */
+	while (f && fgets(line, sizeof(line), f))
+		if (strstr(line, "[stack]"))
+			top = (unsigned char *)strtoul(line, NULL, 16);
+	if (f)
+		fclose(f);
 	if (!top)
 		return cannot("no [stack] in /proc/self/maps");
 	for (i = 1; i <= pages; i++)
-		((volatile unsigned char *)top)[rng() % PAGE - i * PAGE] = 0;
-	must_be_zero(top - pages * PAGE, pages * PAGE);
-	return (long)pages;
+		((volatile unsigned char *)top)[kz_rng() % PAGE - i * PAGE] = 0;
+	return must_be_zero(top - pages * PAGE, pages * PAGE);
 }
 
-static long run_stack(const struct kind *kind KZ_MAYBE_UNUSED)
+static long run_stack(void)
 {
 	return in_child(stack_body);
 }
@@ -338,70 +324,56 @@ static size_t cow_bytes;
 
 static long cow_body(void)
 {
-	size_t i;
-
-	for (i = 0; i < cow_bytes; i += PAGE)
-		((volatile unsigned char *)cow_mem)[i + rng() % PAGE] = 0;
-	must_be_zero(cow_mem, cow_bytes);
-	soil(cow_mem, cow_bytes);
-	return pages_of(cow_bytes);
+	return check_touched(cow_mem, cow_bytes);
 }
 
-static long run_fork_cow(const struct kind *kind KZ_MAYBE_UNUSED)
+static long copy_in_child(unsigned char *mem, size_t bytes, long (*body)(void))
+{
+	cow_mem = mem;
+	cow_bytes = bytes;
+	return in_child(body);
+}
+
+static long check_fork_cow(unsigned char *mem, size_t bytes)
 {
 	long pages;
 	size_t i;
 
-	cow_bytes = between(1, 512) * PAGE;
-	cow_mem = map_private(cow_bytes, 0);
-	if (!cow_mem)
-		return -1;
-	/* Read first: the shared zero page is what the child copies. */
-	for (i = 0; i < cow_bytes; i += PAGE)
-		if (((volatile unsigned char *)cow_mem)[i])
-			leak(cow_mem, i, cow_mem[i]);
-	pages = in_child(cow_body);
-	must_be_zero(cow_mem, cow_bytes);
-	munmap(cow_mem, cow_bytes);
+	/* Read first: the child copies the shared zero page. */
+	for (i = 0; i < bytes; i += PAGE)
+		if (((volatile unsigned char *)mem)[i])
+			leak(mem, i, mem[i]);
+	pages = copy_in_child(mem, bytes, cow_body);
+	must_be_zero(mem, bytes);
 	return pages;
 }
 
-static long run_dontneed(const struct kind *kind KZ_MAYBE_UNUSED)
+static long check_dontneed(unsigned char *mem, size_t bytes)
 {
-	size_t bytes = between(1, 1024) * PAGE;
-	unsigned char *mem = map_private(bytes, 0);
-	long pages;
-
-	if (!mem)
-		return -1;
-	madvise(mem, bytes, rng() & 1 ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
+	madvise(mem, bytes, kz_rng() & 1 ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
 	soil(mem, bytes);
 	madvise(mem, bytes, MADV_DONTNEED);
-	pages = check_fresh(mem, bytes);
-	munmap(mem, bytes);
-	return pages;
+	return check_fresh(mem, bytes);
 }
 
-static long run_mremap(const struct kind *kind KZ_MAYBE_UNUSED)
+static long run_mremap(void)
 {
-	size_t old = between(1, 64) * PAGE, grown = old + between(1, 512) * PAGE;
-	unsigned char *mem = map_private(old, 0), *moved;
-	long pages;
+	size_t old = pages_between(1, 64), grown = old + pages_between(1, 512);
+	unsigned char *mem = mmap(NULL, old, PROT_READ | PROT_WRITE, ANON, -1, 0), *moved;
+	long pages, more;
 
-	if (!mem)
-		return -1;
+	FAIL_IF(mem == MAP_FAILED, "mmap");
 	soil(mem, old);
 	moved = mremap(mem, old, grown, MREMAP_MAYMOVE);
 	if (moved == MAP_FAILED) {
 		munmap(mem, old);
-		return cannot("mremap: %s", strerror(errno));
+		return failed("mremap");
 	}
 	pages = check_fresh(moved + old, grown - old);
 	mem = mremap(moved, grown, grown, MREMAP_MAYMOVE | MREMAP_DONTUNMAP);
 	if (mem != MAP_FAILED) {
-		/* The place they were moved from is empty again. */
-		long more = check_fresh(moved, grown);
-
+		/* The pages moved away: their old place is empty again. */
+		more = check_fresh(moved, grown);
 		if (pages >= 0 && more > 0)
 			pages += more;
 		munmap(mem, grown);
@@ -410,434 +382,239 @@ static long run_mremap(const struct kind *kind KZ_MAYBE_UNUSED)
 	return pages;
 }
 
-static long run_locked(const struct kind *kind KZ_MAYBE_UNUSED)
+static long check_locked(unsigned char *mem, size_t bytes)
 {
-	size_t bytes = between(1, 256) * PAGE;
-	unsigned char *mem = map_private(bytes, 0);
-
-	if (!mem)
-		return -1;
-	if (mlock(mem, bytes)) {
-		munmap(mem, bytes);
-		return cannot("mlock: %s", strerror(errno));
-	}
-	must_be_zero(mem, bytes);
-	soil(mem, bytes);
-	munmap(mem, bytes);
-	return pages_of(bytes);
+	return mlock(mem, bytes) ? failed("mlock") : check_present(mem, bytes);
 }
 
-static long run_dev_zero(const struct kind *kind KZ_MAYBE_UNUSED)
+static long run_dev_zero(void)
 {
-	size_t bytes = between(1, 512) * PAGE;
-	int fd = open("/dev/zero", O_RDWR | O_CLOEXEC);
-	unsigned char *mem;
-	long pages;
+	size_t bytes = pages_between(1, 512);
+	KZ_FD fd = open("/dev/zero", O_RDWR | O_CLOEXEC);
 
-	if (fd < 0)
-		return cannot("/dev/zero: %s", strerror(errno));
-	mem = mmap(NULL, bytes, PROT_READ | PROT_WRITE, rng() & 1 ? MAP_SHARED : MAP_PRIVATE, fd,
-		   0);
-	close(fd);
-	if (mem == MAP_FAILED)
-		return cannot("mmap /dev/zero: %s", strerror(errno));
-	pages = check_fresh(mem, bytes);
-	munmap(mem, bytes);
-	return pages;
+	FAIL_IF(fd < 0, "/dev/zero");
+	return check_map(fd, bytes, kz_rng() & 1 ? MAP_SHARED : MAP_PRIVATE, check_fresh);
 }
 
-/* One mebibyte of bss: its pages, and the tail of the page it shares with data, start as zero. */
+/* A mebibyte of bss: its pages, and the tail of the page that it shares with data, start as zero. */
 static unsigned char bss_area[KZ_MB];
+
+static int check_bss(const char *of_seed)
+{
+	size_t bad = kz_first_nonzero(bss_area, sizeof(bss_area));
+
+	if (bad == sizeof(bss_area))
+		return KZ_OK;
+	printf("{\"violation\": {\"kind\": \"bss\", \"offset\": %zu, \"value\": %u, \"seed\": %s}}\n",
+	       bad, bss_area[bad], of_seed);
+	return KZ_FAILED;
+}
 
 static long bss_body(void)
 {
-	char kind_arg[32];
+	char text[32];
 
-	snprintf(kind_arg, sizeof(kind_arg), "%lu", seed);
-	execl("/proc/self/exe", "leak_hunter", "--check-bss", kind_arg, (char *)NULL);
-	return cannot("exec: %s", strerror(errno));
+	snprintf(text, sizeof(text), "%lu", seed);
+	answer->pages = pages_of(sizeof(bss_area));
+	execl("/proc/self/exe", "leak_hunter", "--check-bss", text, (char *)NULL);
+	return failed("exec");
 }
 
-static long run_bss(const struct kind *kind KZ_MAYBE_UNUSED)
+/* The executed program cannot count its violation, so that is counted before it runs. */
+static long run_bss(void)
 {
-	int status;
-	pid_t pid = fork();
+	long pages;
 
-	if (pid < 0)
-		return cannot("fork: %s", strerror(errno));
-	if (!pid) {
-		bss_body();
-		_exit(KZ_BROKEN);
-	}
-	while (waitpid(pid, &status, 0) < 0 && errno == EINTR)
-		;
-	if (WIFEXITED(status) && WEXITSTATUS(status) == KZ_FAILED) {
-		__atomic_add_fetch(&shared->violations, 1, __ATOMIC_RELAXED);
-		_exit(KZ_FAILED);
-	}
-	if (!WIFEXITED(status) || WEXITSTATUS(status))
-		return cannot("the exec'd child ended with status 0x%x", status);
-	return pages_of(sizeof(bss_area));
+	__atomic_add_fetch(&shared->violations, 1, __ATOMIC_RELAXED);
+	pages = in_child(bss_body);
+	__atomic_sub_fetch(&shared->violations, 1, __ATOMIC_RELAXED);
+	return pages;
 }
 
-/* --- page tables: nothing to read, but an entry that is not zero would show as present --- */
-
-static long run_page_tables(const struct kind *kind KZ_MAYBE_UNUSED)
+/* Page tables cannot be read, but an entry that is not zero shows as present in pagemap. */
+static long check_tables(unsigned char *mem, size_t bytes)
 {
-	size_t tables = between(1, 256), bytes = tables * KZ_HUGE, t;
-	unsigned char *mem = map_private(bytes, MAP_NORESERVE);
 	uint64_t entries[512];
-	int fd;
+	size_t at;
+	KZ_FD fd = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
 
-	if (!mem)
-		return -1;
+	FAIL_IF(fd < 0, "/proc/self/pagemap");
 	madvise(mem, bytes, MADV_NOHUGEPAGE);
-	fd = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
-	if (fd < 0) {
-		munmap(mem, bytes);
-		return cannot("/proc/self/pagemap: %s", strerror(errno));
-	}
-	for (t = 0; t < tables; t++)
-		((volatile unsigned char *)mem)[t * KZ_HUGE + PAGE * (rng() % 512)] = 1;
-	for (t = 0; t < tables; t++) {
-		uintptr_t at = (uintptr_t)mem + t * KZ_HUGE;
+	for (at = 0; at < bytes; at += KZ_HUGE)
+		((volatile unsigned char *)mem)[at + PAGE * (kz_rng() % 512)] = 1;
+	for (at = 0; at < bytes; at += KZ_HUGE) {
 		int i, present = 0;
 
-		if (pread(fd, entries, sizeof(entries), (off_t)(at / PAGE * 8)) !=
+		if (pread(fd, entries, sizeof(entries), (off_t)((uintptr_t)(mem + at) / PAGE * 8)) !=
 		    (ssize_t)sizeof(entries))
-			break;
+			return cannot("short read of pagemap");
 		for (i = 0; i < 512; i++)
 			present += !!(entries[i] >> 62);
-		/* One page was touched; if its neighbours seem mapped, the table held junk. */
+		/* One page was touched; further entries are content that the table had before. */
 		if (present != 1)
-			leak((void *)at, 0, (unsigned char)present);
+			leak(mem + at, 0, (unsigned char)present);
 	}
-	close(fd);
-	munmap(mem, bytes);
-	return t == tables ? (long)tables : cannot("short read of pagemap");
+	return (long)(bytes / KZ_HUGE);
 }
 
-/* --- files in memory --- */
+/* Files in memory */
 
-static int new_memfd(unsigned int flags)
-{
-	int fd = memfd_create("leak_hunter", MFD_CLOEXEC | flags);
-
-	if (fd < 0)
-		cannot("memfd_create: %s", strerror(errno));
-	return fd;
-}
-
-static unsigned char *file_buffer(void)
-{
-	static unsigned char buffer[64 * PAGE];
-
-	memset(buffer, 0xee, sizeof(buffer));
-	return buffer;
-}
-
-/* Reads a whole small file back: all of it but [skip_from, skip_to) must be zero. */
+/* Reads a file back: all of it but [skip_from, skip_to) must be zero. */
 static long file_is_zero(int fd, size_t bytes, size_t skip_from, size_t skip_to)
 {
-	unsigned char *buffer = file_buffer();
+	static unsigned char buffer[64 * PAGE];
+	size_t at, i;
 
-	if (bytes > 64 * PAGE || pread(fd, buffer, bytes, 0) != (ssize_t)bytes)
-		return cannot("pread: %s", strerror(errno));
-	must_be_zero(buffer, skip_from);
-	if (skip_to < bytes)
-		must_be_zero(buffer + skip_to, bytes - skip_to);
+	for (at = 0; at < bytes; at += sizeof(buffer)) {
+		size_t part = bytes - at < sizeof(buffer) ? bytes - at : sizeof(buffer);
+
+		memset(buffer, 0xee, sizeof(buffer));
+		FAIL_IF(pread(fd, buffer, part, (off_t)at) != (ssize_t)part, "pread");
+		for (i = skip_from; i < skip_to; i++)
+			if (i >= at && i < at + part)
+				buffer[i - at] = 0;
+		must_be_zero(buffer, part);
+	}
 	return pages_of(bytes);
 }
 
-static long run_shmem_write(const struct kind *kind KZ_MAYBE_UNUSED)
+static long short_write(int fd, size_t bytes)
 {
-	size_t bytes = between(1, 64) * PAGE, at = between(0, bytes - 64);
-	int fd = new_memfd(0);
-	long pages = -1;
+	size_t at = kz_between(0, bytes - 64);
+
+	FAIL_IF(pwrite(fd, "hunter", 6, (off_t)at) != 6, "write");
+	return file_is_zero(fd, bytes, at, at + 6);
+}
+
+/* A short write into a new page; the rest of that page and of the file is a hole. */
+static long run_shmem_write(void)
+{
+	size_t bytes = pages_between(1, 64);
+	KZ_FD fd = new_memfd(0, bytes, false);
+
+	return fd < 0 ? -1 : short_write(fd, bytes);
+}
+
+/* Allocated and not up to date: neither a read nor a short write may reveal the content. */
+static long run_shmem_fallocate(void)
+{
+	size_t bytes = pages_between(1, 64);
+	KZ_FD fd = new_memfd(0, bytes, true);
 
 	if (fd < 0)
 		return -1;
-	/* A short write into a new page, and the rest of that page and of the file is a hole. */
-	if (ftruncate(fd, (off_t)bytes) || pwrite(fd, "hunter", 6, (off_t)at) != 6)
-		cannot("write: %s", strerror(errno));
-	else
-		pages = file_is_zero(fd, bytes, at, at + 6);
-	close(fd);
-	return pages;
+	return kz_rng() & 1 ? file_is_zero(fd, bytes, bytes, bytes) : short_write(fd, bytes);
 }
 
-static long run_shmem_fallocate(const struct kind *kind KZ_MAYBE_UNUSED)
+/* Punches the file out below its mapping, which must then be zero again. */
+static long check_punched(unsigned char *mem, size_t bytes)
 {
-	size_t bytes = between(1, 64) * PAGE;
-	int fd = new_memfd(0);
-	long pages = -1;
+	long pages, again;
 
-	if (fd < 0)
-		return -1;
-	if (fallocate(fd, 0, 0, (off_t)bytes)) {
-		cannot("fallocate: %s", strerror(errno));
-	} else if (rng() & 1) {
-		pages = file_is_zero(fd, bytes, bytes, bytes);
-	} else {
-		/* Allocated and not yet up to date; a short write must not reveal the rest. */
-		size_t at = between(0, bytes - 64);
-
-		if (pwrite(fd, "hunter", 6, (off_t)at) == 6)
-			pages = file_is_zero(fd, bytes, at, at + 6);
-		else
-			cannot("write: %s", strerror(errno));
-	}
-	close(fd);
-	return pages;
-}
-
-static long shared_mapping(int fd, size_t bytes, int advice)
-{
-	unsigned char *mem;
-	long pages;
-
-	if (ftruncate(fd, (off_t)bytes))
-		return cannot("ftruncate: %s", strerror(errno));
-	mem = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-	if (mem == MAP_FAILED)
-		return cannot("mmap: %s", strerror(errno));
-	madvise(mem, bytes, advice);
+	madvise(mem, bytes, current->unit == PAGE ? MADV_NOHUGEPAGE : MADV_HUGEPAGE);
 	pages = check_fresh(mem, bytes);
-	if (pages > 0 && !fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0,
-				    (off_t)bytes)) {
-		/* What was punched out comes back as zero. */
-		long again = check_fresh(mem, bytes);
-
-		pages = again < 0 ? again : pages + again;
-	}
-	munmap(mem, bytes);
-	return pages;
+	if (pages < 0 || fallocate(mapped_fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, (off_t)bytes))
+		return pages;
+	again = check_fresh(mem, bytes);
+	return again < 0 ? again : pages + again;
 }
 
-static long run_shmem_mmap(const struct kind *kind KZ_MAYBE_UNUSED)
-{
-	int fd = new_memfd(0);
-	long pages;
+static const char tmpfs_dir[] = "/tmp/leak_hunter.tmpfs";	/* huge=always, with --setup */
 
-	if (fd < 0)
-		return -1;
-	pages = shared_mapping(fd, between(1, 1024) * PAGE, MADV_NOHUGEPAGE);
-	close(fd);
-	return pages;
+static long run_tmpfs_huge(void)
+{
+	size_t bytes = kz_between(1, 4) * KZ_HUGE, at = kz_between(0, bytes / PAGE - 1) * PAGE;
+	KZ_FD fd = open(tmpfs_dir, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
+
+	FAIL_IF(fd < 0, tmpfs_dir);
+	FAIL_IF(pwrite(fd, "hunter", 6, (off_t)at) != 6 || ftruncate(fd, (off_t)bytes), "write");
+	return file_is_zero(fd, bytes, at, at + 6);
 }
 
-static long run_shmem_huge(const struct kind *kind KZ_MAYBE_UNUSED)
+static const unsigned char *junk(void)
 {
-	int fd = new_memfd(0);
-	long pages;
+	static unsigned char page[PAGE];
 
-	if (fd < 0)
-		return -1;
-	pages = shared_mapping(fd, between(1, 4) * KZ_HUGE, MADV_HUGEPAGE);
-	close(fd);
-	return pages;
+	return memset(page, 0xee, sizeof(page));
 }
 
-static const char *tmpfs_dir;
+static size_t file_used;
 
-static long run_tmpfs_huge(const struct kind *kind KZ_MAYBE_UNUSED)
+/* Beyond the end of the file: first in the page cache, then in the private copy. */
+static long check_tail(unsigned char *mem, size_t bytes)
 {
-	unsigned char *buffer = file_buffer();
-	size_t bytes = between(1, 4) * KZ_HUGE, at, done;
-	long pages = 0;
-	int fd;
-
-	if (!tmpfs_dir)
-		return cannot("no tmpfs with huge=always is mounted");
-	fd = open(tmpfs_dir, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
-	if (fd < 0)
-		return cannot("O_TMPFILE: %s", strerror(errno));
-	at = between(0, bytes / PAGE - 1) * PAGE;
-	if (pwrite(fd, "hunter", 6, (off_t)at) != 6 || ftruncate(fd, (off_t)bytes)) {
-		close(fd);
-		return cannot("write: %s", strerror(errno));
-	}
-	for (done = 0; done < bytes; done += 64 * PAGE) {
-		if (pread(fd, buffer, 64 * PAGE, (off_t)done) != 64 * (ssize_t)PAGE) {
-			pages = cannot("pread: %s", strerror(errno));
-			break;
-		}
-		if (at >= done && at < done + 64 * PAGE)
-			memset(buffer + (at - done), 0, 6);
-		must_be_zero(buffer, 64 * PAGE);
-		pages += 64;
-	}
-	close(fd);
-	return pages;
-}
-
-static long run_file_tail(const struct kind *kind KZ_MAYBE_UNUSED)
-{
-	size_t used = between(1, PAGE - 1);
-	int fd = new_memfd(0);
-	unsigned char *mem;
-
-	if (fd < 0)
-		return -1;
-	if (pwrite(fd, file_buffer(), used, 0) != (ssize_t)used) {
-		close(fd);
-		return cannot("write: %s", strerror(errno));
-	}
-	mem = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE, fd, 0);
-	close(fd);
-	if (mem == MAP_FAILED)
-		return cannot("mmap: %s", strerror(errno));
-	/* Beyond the end of the file: first in the page cache, then in the private copy. */
-	must_be_zero(mem + used, PAGE - used);
+	must_be_zero(mem + file_used, bytes - file_used);
 	((volatile unsigned char *)mem)[0] = 1;
-	must_be_zero(mem + used, PAGE - used);
-	munmap(mem, PAGE);
+	must_be_zero(mem + file_used, bytes - file_used);
 	return 2;
 }
 
-static long run_splice_tail(const struct kind *kind KZ_MAYBE_UNUSED)
+static long run_file_tail(void)
 {
-	size_t used = between(1, PAGE - 1);
-	int fd = new_memfd(0), pipefd[2] = { -1, -1 }, sock[2] = { -1, -1 };
-	long pages = -1;
+	KZ_FD fd = new_memfd(0, 0, false);
+
+	file_used = kz_between(1, PAGE - 1);
+	if (fd < 0)
+		return -1;
+	FAIL_IF(pwrite(fd, junk(), file_used, 0) != (ssize_t)file_used, "write");
+	return check_map(fd, PAGE, MAP_PRIVATE, check_tail);
+}
+
+/* Socket buffer, pipe page, file page; the file then grows to a whole page. */
+static long run_splice_tail(void)
+{
+	const size_t used = kz_between(1, PAGE - 1);
+	int pipefd[2], sock[2];
+	KZ_FD fd = new_memfd(0, 0, false);
 
 	if (fd < 0)
 		return -1;
-	if (pipe2(pipefd, O_CLOEXEC)) {
-		cannot("pipe: %s", strerror(errno));
-		goto out;
-	}
-	/*
-	 * Socket buffer -> pipe page -> file page; the file is then made a whole page long. A
-	 * kernel without sockets starts at the pipe.
-	 */
+	FAIL_IF(pipe2(pipefd, O_CLOEXEC), "pipe");
+	KZ_FD from = pipefd[0], to = pipefd[1];
+
+	/* A kernel without sockets starts at the pipe. */
 	if (socketpair(AF_UNIX, SOCK_STREAM, 0, sock)) {
-		if (write(pipefd[1], file_buffer(), used) != (ssize_t)used) {
-			cannot("pipe write: %s", strerror(errno));
-			goto out;
-		}
-	} else if (send(sock[0], file_buffer(), used, 0) != (ssize_t)used ||
-	    splice(sock[1], NULL, pipefd[1], NULL, used, 0) != (ssize_t)used) {
-		cannot("splice from a socket: %s", strerror(errno));
-		goto out;
+		FAIL_IF(write(to, junk(), used) != (ssize_t)used, "pipe write");
+	} else {
+		KZ_FD near = sock[0], far = sock[1];
+
+		FAIL_IF(send(near, junk(), used, 0) != (ssize_t)used, "send");
+		FAIL_IF(splice(far, NULL, to, NULL, used, 0) != (ssize_t)used, "splice from a socket");
 	}
-	if (splice(pipefd[0], NULL, fd, NULL, used, 0) != (ssize_t)used ||
-	    ftruncate(fd, PAGE)) {
-		cannot("splice to a file: %s", strerror(errno));
-		goto out;
-	}
-	pages = file_is_zero(fd, PAGE, 0, used);
-out:
-	close(fd);
-	if (pipefd[0] >= 0) {
-		close(pipefd[0]);
-		close(pipefd[1]);
-	}
-	if (sock[0] >= 0) {
-		close(sock[0]);
-		close(sock[1]);
-	}
-	return pages;
+	FAIL_IF(splice(from, NULL, fd, NULL, used, 0) != (ssize_t)used, "splice to a file");
+	FAIL_IF(ftruncate(fd, PAGE), "ftruncate");
+	return file_is_zero(fd, PAGE, 0, used);
 }
 
-static long run_sysv_shm(const struct kind *kind KZ_MAYBE_UNUSED)
+static long run_sysv_shm(void)
 {
-	size_t bytes = between(1, 256) * PAGE;
+	size_t bytes = pages_between(1, 256);
 	int id = shmget(IPC_PRIVATE, bytes, IPC_CREAT | 0600);
 	unsigned char *mem;
 	long pages;
 
-	if (id < 0)
-		return cannot("shmget: %s", strerror(errno));
+	FAIL_IF(id < 0, "shmget");
 	mem = shmat(id, NULL, 0);
 	shmctl(id, IPC_RMID, NULL);
-	if (mem == (void *)-1)
-		return cannot("shmat: %s", strerror(errno));
+	FAIL_IF(mem == (void *)-1, "shmat");
 	pages = check_fresh(mem, bytes);
 	shmdt(mem);
 	return pages;
 }
 
-static long run_memfd_secret(const struct kind *kind KZ_MAYBE_UNUSED)
+static long run_memfd_secret(void)
 {
-#ifdef SYS_memfd_secret
-	size_t bytes = between(1, 64) * PAGE;
+	size_t bytes = pages_between(1, 64);
 	int fd = (int)syscall(SYS_memfd_secret, O_CLOEXEC);
-	unsigned char *mem;
-	size_t i;
 
-	if (fd < 0)
-		return cannot("memfd_secret: %s", strerror(errno));
-	if (ftruncate(fd, (off_t)bytes)) {
-		close(fd);
-		return cannot("ftruncate: %s", strerror(errno));
-	}
-	mem = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-	close(fd);
-	if (mem == MAP_FAILED)
-		return cannot("mmap: %s", strerror(errno));
-	for (i = 0; i < bytes; i += PAGE)
-		((volatile unsigned char *)mem)[i] = 0;
-	must_be_zero(mem, bytes);
-	munmap(mem, bytes);
-	return pages_of(bytes);
-#else
-	return cannot("the C library does not know memfd_secret");
-#endif
+	FAIL_IF(fd >= 0 && ftruncate(fd, (off_t)bytes), "ftruncate");
+	return check_file(fd, "memfd_secret", bytes, check_touched);
 }
 
-/* --- hugetlb --- */
+/* hugetlb */
 
-/* Never touched unless populated: a pool that shrank meanwhile would mean SIGBUS. */
-static long check_populated(unsigned char *mem, size_t bytes)
-{
-	if (madvise(mem, bytes, MADV_POPULATE_WRITE))
-		return cannot("cannot populate: %s", strerror(errno));
-	must_be_zero(mem, bytes);
-	soil(mem, bytes);
-	return pages_of(bytes);
-}
-
-static long hugetlb_map(size_t pages, int extra, size_t page_bytes)
-{
-	size_t bytes = pages * page_bytes;
-	unsigned char *mem = map_private(bytes, MAP_HUGETLB | extra);
-	long checked;
-
-	if (!mem)
-		return -1;
-	checked = check_populated(mem, bytes);
-	munmap(mem, bytes);
-	return checked;
-}
-
-static long run_hugetlb_pool(const struct kind *kind KZ_MAYBE_UNUSED)
-{
-	return hugetlb_map(between(1, 4), 0, KZ_HUGE);
-}
-
-static long run_hugetlb_surplus(const struct kind *kind KZ_MAYBE_UNUSED)
-{
-	/* More than the pool has: the rest is surplus, straight from the allocator. */
-	return hugetlb_map(between(9, 20), 0, KZ_HUGE);
-}
-
-static long run_hugetlb_noreserve(const struct kind *kind KZ_MAYBE_UNUSED)
-{
-	/* Nothing is reserved: what the pool does not have is allocated by the fault itself. */
-	return hugetlb_map(between(9, 20), MAP_NORESERVE, KZ_HUGE);
-}
-
-static long run_hugetlb_1g(const struct kind *kind KZ_MAYBE_UNUSED)
-{
-	return hugetlb_map(1, 30 << 26, 1UL << 30);
-}
-
-/* Pieces that are not all alike make one folio, in the fault. */
-static long run_hugetlb_1g_noreserve(const struct kind *kind KZ_MAYBE_UNUSED)
-{
-	return hugetlb_map(1, 30 << 26 | MAP_NORESERVE, 1UL << 30);
-}
+#define HUGETLB (ANON | MAP_HUGETLB)
+#define HUGE_1G (30 << 26)
 
 #define POOL "/proc/sys/vm/nr_hugepages"
 #define POOL_1G "/sys/kernel/mm/hugepages/hugepages-1048576kB/"
@@ -849,564 +626,339 @@ static long pool_size(const char *path)
 	return kz_read_file(path, text, sizeof(text)) < 0 ? -1 : atol(text);
 }
 
-/* Set by --setup: this is a guest that nobody minds being changed. */
-static bool throwaway;
-
-/* Changes the size of a pool. How much it has grown, which may be less than was asked for. */
+/* Changes the size of a pool; returns by how much it has grown, which may be less. */
 static long resize_pool(const char *path, long by)
 {
-	long before = pool_size(path), after;
+	long before = pool_size(path);
 	char text[32];
 
 	if (before < 0 || !throwaway)
 		return 0;
 	snprintf(text, sizeof(text), "%ld", before + by < 0 ? 0 : before + by);
-	if (kz_write_file(path, text))
-		return 0;
-	after = pool_size(path);
-	return after - before;
+	return kz_write_file(path, text) ? 0 : pool_size(path) - before;
 }
 
-static long run_hugetlb_grow(const struct kind *kind KZ_MAYBE_UNUSED)
+static long run_hugetlb_grow(void)
 {
-	long grown = resize_pool(POOL, (long)between(1, 16)), pages;
+	long grown = resize_pool(POOL, (long)kz_between(1, 16)), pages;
 
 	if (grown <= 0)
 		return cannot("the pool of huge pages does not grow, or may not (--setup)");
-	pages = hugetlb_map((size_t)grown, 0, KZ_HUGE);
+	pages = check_map(-1, (size_t)grown * KZ_HUGE, HUGETLB, check_populated);
 	resize_pool(POOL, -grown);
 	return pages;
 }
 
-/* Parts of what was a page of 1 GiB. */
-static long run_hugetlb_demote(const struct kind *kind KZ_MAYBE_UNUSED)
+/* Parts of a former page of 1 GiB. */
+static long run_hugetlb_demote(void)
 {
 	long before = pool_size(POOL), pages;
 
 	if (!throwaway)
-		return cannot("pools are left alone without --setup");
+		return cannot("pools are changed only with --setup");
 	if (pool_size(POOL_1G "nr_hugepages") < 1 && resize_pool(POOL_1G "nr_hugepages", 1) < 1)
-		return cannot("no page of 1 GiB to be had");
-	if (kz_write_file(POOL_1G "demote", "1"))
-		return cannot("cannot demote: %s", strerror(errno));
-	pages = hugetlb_map(between(64, 256), 0, KZ_HUGE);
+		return cannot("there is no page of 1 GiB");
+	FAIL_IF(kz_write_file(POOL_1G "demote", "1"), "cannot demote");
+	pages = check_map(-1, kz_between(64, 256) * KZ_HUGE, HUGETLB, check_populated);
 	resize_pool(POOL, before - pool_size(POOL));
 	return pages;
 }
 
-static long run_hugetlb_file(const struct kind *kind KZ_MAYBE_UNUSED)
+static long run_hugetlb_file(void)
 {
-	size_t bytes = between(1, 4) * KZ_HUGE;
+	size_t bytes = kz_between(1, 4) * KZ_HUGE;
 	char path[] = "/dev/hugepages/hunter.XXXXXX";
 	struct statfs fs = { 0 };
-	unsigned char *mem;
-	long pages = -1;
-	int fd = mkstemp(path);
+	KZ_FD fd = mkstemp(path);
 
-	if (fd < 0)
-		return cannot("%s: %s", path, strerror(errno));
+	FAIL_IF(fd < 0, path);
 	unlink(path);
-	if (fstatfs(fd, &fs) || (unsigned long)fs.f_type != HUGETLBFS_MAGIC) {
-		/* Without hugetlbfs it is a folder like any other. */
-		cannot("%s: not on hugetlbfs", path);
-	} else if (ftruncate(fd, (off_t)bytes)) {
-		cannot("ftruncate: %s", strerror(errno));
-	} else if (rng() & 1 && fallocate(fd, 0, (off_t)(bytes - KZ_HUGE), (off_t)KZ_HUGE)) {
-		cannot("fallocate: %s", strerror(errno));
-	} else {
-		mem = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
-			   rng() & 1 ? MAP_SHARED : MAP_PRIVATE, fd, 0);
-		if (mem == MAP_FAILED) {
-			cannot("mmap: %s", strerror(errno));
-		} else {
-			pages = check_populated(mem, bytes);
-			munmap(mem, bytes);
-		}
-	}
-	close(fd);
-	return pages;
+	/* Without hugetlbfs it is an ordinary folder. */
+	if (fstatfs(fd, &fs) || (unsigned long)fs.f_type != HUGETLBFS_MAGIC)
+		return cannot("%s: not on hugetlbfs", path);
+	FAIL_IF(ftruncate(fd, (off_t)bytes), "ftruncate");
+	FAIL_IF(kz_rng() & 1 && fallocate(fd, 0, (off_t)(bytes - KZ_HUGE), (off_t)KZ_HUGE), "fallocate");
+	return check_map(fd, bytes, kz_rng() & 1 ? MAP_SHARED : MAP_PRIVATE, check_populated);
 }
 
-/* A copy of a huge page is a copy, whatever was known of the page it is made in. */
+/* A copied huge page has the content of the original, whatever was known of the new page. */
 static long hugetlb_cow_body(void)
 {
 	size_t i;
 
-	if (madvise(cow_mem, cow_bytes, MADV_POPULATE_WRITE))
-		return cannot("cannot populate the copy: %s", strerror(errno));
+	FAIL_IF(madvise(cow_mem, cow_bytes, MADV_POPULATE_WRITE), "cannot populate the copy");
 	for (i = 0; i < cow_bytes; i++)
-		if (cow_mem[i] != fill_byte)
+		if (cow_mem[i] != fill)
 			leak(cow_mem, i, cow_mem[i]);
 	return pages_of(cow_bytes);
 }
 
-static long run_hugetlb_cow(const struct kind *kind KZ_MAYBE_UNUSED)
+static long check_hugetlb_cow(unsigned char *mem, size_t bytes)
 {
-	long pages;
-
-	cow_bytes = between(1, 2) * KZ_HUGE;
-	cow_mem = map_private(cow_bytes, MAP_HUGETLB);
-	if (!cow_mem)
-		return -1;
-	pages = check_populated(cow_mem, cow_bytes);
-	if (pages > 0)
-		pages = in_child(hugetlb_cow_body);
-	munmap(cow_mem, cow_bytes);
-	return pages;
+	return check_populated(mem, bytes) < 0 ? -1 : copy_in_child(mem, bytes, hugetlb_cow_body);
 }
 
-/* A file of huge pages that a driver pins before anybody has touched it. */
-static long run_hugetlb_udmabuf(const struct kind *kind KZ_MAYBE_UNUSED)
+/* A file of huge pages that a driver pins before any program touches it. */
+static long run_hugetlb_udmabuf(void)
 {
-	size_t bytes = between(1, 4) * KZ_HUGE;
+	size_t bytes = kz_between(1, 4) * KZ_HUGE;
 	struct udmabuf_create create = { .flags = UDMABUF_FLAGS_CLOEXEC, .size = bytes };
-	int fd = new_memfd(MFD_HUGETLB | MFD_ALLOW_SEALING), dev, buf = -1;
-	unsigned char *mem;
-	long pages = -1;
+	KZ_FD fd = new_memfd(MFD_HUGETLB | MFD_ALLOW_SEALING, bytes, false);
+	KZ_FD dev = open("/dev/udmabuf", O_RDWR | O_CLOEXEC);
 
 	if (fd < 0)
 		return -1;
-	dev = open("/dev/udmabuf", O_RDWR | O_CLOEXEC);
-	if (dev < 0) {
-		cannot("/dev/udmabuf: %s", strerror(errno));
-	} else if (ftruncate(fd, (off_t)bytes) || fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK)) {
-		cannot("seal: %s", strerror(errno));
-	} else {
-		create.memfd = (uint32_t)fd;
-		buf = ioctl(dev, UDMABUF_CREATE, &create);
-		if (buf < 0)
-			cannot("UDMABUF_CREATE: %s", strerror(errno));
-	}
-	if (buf >= 0) {
-		mem = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-		if (mem == MAP_FAILED) {
-			cannot("mmap: %s", strerror(errno));
-		} else {
-			pages = check_populated(mem, bytes);
-			munmap(mem, bytes);
-		}
-		close(buf);
-	}
-	if (dev >= 0)
-		close(dev);
-	close(fd);
-	return pages;
+	FAIL_IF(dev < 0, "/dev/udmabuf");
+	FAIL_IF(fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK), "seal");
+	create.memfd = (uint32_t)fd;
+	KZ_FD buf = ioctl(dev, UDMABUF_CREATE, &create);
+
+	FAIL_IF(buf < 0, "UDMABUF_CREATE");
+	return check_map(fd, bytes, MAP_SHARED, check_populated);
 }
 
-static long run_hugetlb_memfd(const struct kind *kind KZ_MAYBE_UNUSED)
+/* Memory that the kernel allocates for itself and maps into the program */
+
+/* The first page is a header with content; the others have no record yet. */
+static long check_after_header(unsigned char *mem, size_t bytes)
 {
-	size_t bytes = between(1, 4) * KZ_HUGE;
-	int fd = new_memfd(MFD_HUGETLB);
-	unsigned char *mem;
-	long pages = -1;
-
-	if (fd < 0)
-		return -1;
-	if (fallocate(fd, 0, 0, (off_t)bytes)) {
-		cannot("fallocate: %s", strerror(errno));
-		goto out;
-	}
-	mem = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-	if (mem == MAP_FAILED) {
-		cannot("mmap: %s", strerror(errno));
-		goto out;
-	}
-	if (madvise(mem, bytes, MADV_POPULATE_WRITE)) {
-		cannot("cannot populate: %s", strerror(errno));
-	} else {
-		must_be_zero(mem, bytes);
-		soil(mem, bytes);
-		pages = pages_of(bytes);
-	}
-	munmap(mem, bytes);
-out:
-	close(fd);
-	return pages;
+	return must_be_zero(mem + PAGE, bytes - PAGE);
 }
 
-/* --- memory the kernel allocates for itself and maps into the program --- */
-
-static long run_perf_ring(const struct kind *kind KZ_MAYBE_UNUSED)
+static long run_perf_ring(void)
 {
 	struct perf_event_attr attr = {
-		.type = PERF_TYPE_SOFTWARE,
-		.size = sizeof(attr),
-		.config = PERF_COUNT_SW_DUMMY,
+		.type = PERF_TYPE_SOFTWARE, .size = sizeof(attr), .config = PERF_COUNT_SW_DUMMY,
 		.disabled = 1,
 	};
-	size_t data = PAGE << between(0, 6);
-	int fd = (int)syscall(SYS_perf_event_open, &attr, 0, -1, -1, PERF_FLAG_FD_CLOEXEC);
-	unsigned char *mem;
+	size_t data = PAGE << kz_between(0, 6);
 
-	if (fd < 0)
-		return cannot("perf_event_open: %s", strerror(errno));
-	mem = mmap(NULL, PAGE + data, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-	close(fd);
-	if (mem == MAP_FAILED)
-		return cannot("mmap: %s", strerror(errno));
-	/* The first page is a header with content; nothing was recorded in the others. */
-	must_be_zero(mem + PAGE, data);
-	munmap(mem, PAGE + data);
-	return pages_of(data);
+	return check_file((int)syscall(SYS_perf_event_open, &attr, 0, -1, -1, PERF_FLAG_FD_CLOEXEC),
+			  "perf_event_open", PAGE + data, check_after_header);
 }
 
-static long run_io_uring(const struct kind *kind KZ_MAYBE_UNUSED)
+static long run_io_uring(void)
 {
-#ifdef SYS_io_uring_setup
 	struct io_uring_params params = { 0 };
-	unsigned int entries = 64U << between(0, 5);
-	int fd = (int)syscall(SYS_io_uring_setup, entries, &params);
-	size_t bytes;
-	unsigned char *mem;
+	KZ_FD fd = (int)syscall(SYS_io_uring_setup, 64U << kz_between(0, 5), &params);
 
-	if (fd < 0)
-		return cannot("io_uring_setup: %s", strerror(errno));
-	bytes = params.sq_entries * sizeof(struct io_uring_sqe);
-	mem = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd,
-		   (off_t)IORING_OFF_SQES);
-	close(fd);
-	if (mem == MAP_FAILED)
-		return cannot("mmap: %s", strerror(errno));
-	must_be_zero(mem, bytes);
-	munmap(mem, bytes);
-	return pages_of(bytes);
-#else
-	return cannot("the C library does not know io_uring_setup");
-#endif
+	FAIL_IF(fd < 0, "io_uring_setup");
+	return check_map_at(fd, (off_t)IORING_OFF_SQES, params.sq_entries * sizeof(struct io_uring_sqe),
+			    MAP_SHARED | MAP_POPULATE, must_be_zero);
 }
 
-static long run_aio_ring(const struct kind *kind KZ_MAYBE_UNUSED)
+static long run_aio_ring(void)
 {
 	/* The ring's header, as the kernel lays it out for user space. */
 	struct ring { unsigned int id, nr, head, tail, magic, compat, incompat, header; } *ring;
 	aio_context_t context = 0;
-	size_t bytes;
+	long pages;
 
-	if (syscall(SYS_io_setup, (unsigned int)between(1, 2000), &context))
-		return cannot("io_setup: %s", strerror(errno));
+	FAIL_IF(syscall(SYS_io_setup, (unsigned int)kz_between(1, 2000), &context), "io_setup");
 	ring = (struct ring *)(uintptr_t)context;
-	bytes = ring->nr * sizeof(struct io_event);
-	must_be_zero((unsigned char *)ring + ring->header, bytes);
+	pages = must_be_zero((unsigned char *)ring + ring->header, ring->nr * sizeof(struct io_event));
 	syscall(SYS_io_destroy, context);
-	return pages_of(bytes);
-}
-
-static long run_packet_ring(const struct kind *kind KZ_MAYBE_UNUSED)
-{
-	struct tpacket_req request = {
-		.tp_block_size = (unsigned int)(PAGE << between(0, 4)),
-		.tp_block_nr = (unsigned int)between(1, 16),
-		.tp_frame_size = 2048,
-	};
-	/* Protocol 0: the socket is bound to nothing, no packet is ever written to the ring. */
-	int fd = socket(AF_PACKET, SOCK_RAW | SOCK_CLOEXEC, 0);
-	unsigned char *mem;
-	size_t bytes = (size_t)request.tp_block_size * request.tp_block_nr;
-
-	if (fd < 0)
-		return cannot("socket(AF_PACKET): %s", strerror(errno));
-	request.tp_frame_nr = (unsigned int)(bytes / request.tp_frame_size);
-	if (setsockopt(fd, SOL_PACKET, PACKET_RX_RING, &request, sizeof(request))) {
-		close(fd);
-		return cannot("PACKET_RX_RING: %s", strerror(errno));
-	}
-	mem = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-	if (mem == MAP_FAILED) {
-		close(fd);
-		return cannot("mmap: %s", strerror(errno));
-	}
-	must_be_zero(mem, bytes);
-	soil(mem, bytes);
-	munmap(mem, bytes);
-	close(fd);
-	return pages_of(bytes);
-}
-
-static int bpf(int command, union bpf_attr *attr)
-{
-	return (int)syscall(SYS_bpf, command, attr, sizeof(*attr));
-}
-
-static long run_bpf_array(const struct kind *kind KZ_MAYBE_UNUSED)
-{
-	uint32_t entries = (uint32_t)between(1, 64);
-	union bpf_attr attr = { 0 };
-	unsigned char *mem;
-	int fd;
-
-	attr.map_type = BPF_MAP_TYPE_ARRAY;
-	attr.key_size = 4;
-	attr.value_size = PAGE;
-	attr.max_entries = entries;
-	attr.map_flags = BPF_F_MMAPABLE;
-	fd = bpf(BPF_MAP_CREATE, &attr);
-	if (fd < 0)
-		return cannot("BPF_MAP_CREATE: %s", strerror(errno));
-	mem = mmap(NULL, entries * PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-	close(fd);
-	if (mem == MAP_FAILED)
-		return cannot("mmap: %s", strerror(errno));
-	must_be_zero(mem, entries * PAGE);
-	soil(mem, entries * PAGE);
-	munmap(mem, entries * PAGE);
-	return (long)entries;
-}
-
-static long run_bpf_percpu(const struct kind *kind KZ_MAYBE_UNUSED)
-{
-	uint32_t entries = (uint32_t)between(1, 64), key;
-	unsigned char *buffer = file_buffer();
-	union bpf_attr attr = { 0 };
-	long pages = 0;
-	int fd, cpus = (int)sysconf(_SC_NPROCESSORS_CONF);
-
-	if (cpus > 64)
-		return cannot("more than 64 CPUs");
-	attr.map_type = BPF_MAP_TYPE_PERCPU_ARRAY;
-	attr.key_size = 4;
-	attr.value_size = PAGE / 2;
-	attr.max_entries = entries;
-	fd = bpf(BPF_MAP_CREATE, &attr);
-	if (fd < 0)
-		return cannot("BPF_MAP_CREATE: %s", strerror(errno));
-	for (key = 0; key < entries; key++) {
-		file_buffer();
-		memset(&attr, 0, sizeof(attr));
-		attr.map_fd = (uint32_t)fd;
-		attr.key = (uintptr_t)&key;
-		attr.value = (uintptr_t)buffer;
-		if (bpf(BPF_MAP_LOOKUP_ELEM, &attr)) {
-			pages = cannot("BPF_MAP_LOOKUP_ELEM: %s", strerror(errno));
-			break;
-		}
-		must_be_zero(buffer, PAGE / 2 * (size_t)cpus);
-		pages += cpus;
-	}
-	close(fd);
 	return pages;
 }
 
-static long run_dma_heap(const struct kind *kind KZ_MAYBE_UNUSED)
+static long run_packet_ring(void)
 {
-	struct dma_heap_allocation_data data = {
-		.len = between(1, 512) * PAGE,
-		.fd_flags = O_RDWR | O_CLOEXEC,
+	const size_t block = PAGE << kz_between(0, 4), blocks = kz_between(1, 16), bytes = block * blocks;
+	struct tpacket_req request = {
+		(unsigned int)block, (unsigned int)blocks, 2048, (unsigned int)(bytes / 2048),
 	};
-	int heap = open("/dev/dma_heap/system", O_RDONLY | O_CLOEXEC);
-	unsigned char *mem;
+	/* Protocol 0: the socket is bound to nothing, no packet is ever written to the ring. */
+	KZ_FD fd = socket(AF_PACKET, SOCK_RAW | SOCK_CLOEXEC, 0);
 
-	if (heap < 0)
-		return cannot("/dev/dma_heap/system: %s", strerror(errno));
-	if (ioctl(heap, DMA_HEAP_IOCTL_ALLOC, &data)) {
-		close(heap);
-		return cannot("DMA_HEAP_IOCTL_ALLOC: %s", strerror(errno));
-	}
-	close(heap);
-	mem = mmap(NULL, data.len, PROT_READ | PROT_WRITE, MAP_SHARED, (int)data.fd, 0);
-	close((int)data.fd);
-	if (mem == MAP_FAILED)
-		return cannot("mmap: %s", strerror(errno));
-	must_be_zero(mem, data.len);
-	soil(mem, data.len);
-	munmap(mem, data.len);
-	return pages_of(data.len);
+	FAIL_IF(fd < 0, "socket(AF_PACKET)");
+	FAIL_IF(setsockopt(fd, SOL_PACKET, PACKET_RX_RING, &request, sizeof(request)), "PACKET_RX_RING");
+	return check_map(fd, bytes, MAP_SHARED, check_present);
 }
 
-/* --- faults answered in unusual ways --- */
+static int bpf_array(uint32_t type, uint32_t value_size, uint32_t entries, uint32_t flags)
+{
+	union bpf_attr attr = {
+		.map_type = type, .key_size = 4, .value_size = value_size,
+		.max_entries = entries, .map_flags = flags,
+	};
 
-static long run_userfaultfd(const struct kind *kind KZ_MAYBE_UNUSED)
+	return (int)syscall(SYS_bpf, BPF_MAP_CREATE, &attr, sizeof(attr));
+}
+
+static long run_bpf_array(void)
+{
+	uint32_t entries = (uint32_t)kz_between(1, 64);
+
+	return check_file(bpf_array(BPF_MAP_TYPE_ARRAY, PAGE, entries, BPF_F_MMAPABLE),
+			  "BPF_MAP_CREATE", entries * PAGE, check_present);
+}
+
+static long run_bpf_percpu(void)
+{
+	static unsigned char buffer[32 * PAGE];
+	uint32_t entries = (uint32_t)kz_between(1, 64), key;
+	long cpus = sysconf(_SC_NPROCESSORS_CONF);
+	KZ_FD fd = bpf_array(BPF_MAP_TYPE_PERCPU_ARRAY, PAGE / 2, entries, 0);
+
+	FAIL_IF(fd < 0, "BPF_MAP_CREATE");
+	if (cpus > 64)
+		return cannot("more than 64 CPUs");
+	for (key = 0; key < entries; key++) {
+		union bpf_attr attr = {
+			.map_fd = (uint32_t)fd, .key = (uintptr_t)&key, .value = (uintptr_t)buffer,
+		};
+
+		memset(buffer, 0xee, sizeof(buffer));
+		FAIL_IF(syscall(SYS_bpf, BPF_MAP_LOOKUP_ELEM, &attr, sizeof(attr)), "BPF_MAP_LOOKUP_ELEM");
+		must_be_zero(buffer, PAGE / 2 * (size_t)cpus);
+	}
+	return entries * cpus;
+}
+
+static long run_dma_heap(void)
+{
+	struct dma_heap_allocation_data data = { .len = pages_between(1, 512), .fd_flags = O_RDWR | O_CLOEXEC };
+	KZ_FD heap = open("/dev/dma_heap/system", O_RDONLY | O_CLOEXEC);
+
+	FAIL_IF(heap < 0, "/dev/dma_heap/system");
+	FAIL_IF(ioctl(heap, DMA_HEAP_IOCTL_ALLOC, &data), "DMA_HEAP_IOCTL_ALLOC");
+	return check_file((int)data.fd, "DMA_HEAP_IOCTL_ALLOC", data.len, check_present);
+}
+
+/* Faults that are answered in unusual ways */
+
+static long check_zeropage(unsigned char *mem, size_t bytes)
 {
 	struct uffdio_api api = { .api = UFFD_API };
 	struct uffdio_register reg = { .mode = UFFDIO_REGISTER_MODE_MISSING };
 	struct uffdio_zeropage zero = { 0 };
-	size_t bytes = between(1, 256) * PAGE, i;
-	int fd = (int)syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK);
-	bool shmem = rng() & 1;
-	unsigned char *mem;
-	long pages = -1;
+	KZ_FD fd = (int)syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK);
 
-	if (fd < 0)
-		return cannot("userfaultfd: %s", strerror(errno));
-	mem = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
-		   MAP_ANONYMOUS | (shmem ? MAP_SHARED : MAP_PRIVATE), -1, 0);
-	if (mem == MAP_FAILED) {
-		close(fd);
-		return cannot("mmap: %s", strerror(errno));
-	}
+	FAIL_IF(fd < 0, "userfaultfd");
 	reg.range.start = zero.range.start = (uintptr_t)mem;
 	reg.range.len = zero.range.len = bytes;
-	if (ioctl(fd, UFFDIO_API, &api) || ioctl(fd, UFFDIO_REGISTER, &reg)) {
-		cannot("UFFDIO_REGISTER: %s", strerror(errno));
-	} else if (ioctl(fd, UFFDIO_ZEROPAGE, &zero)) {
-		cannot("UFFDIO_ZEROPAGE: %s", strerror(errno));
-	} else {
-		must_be_zero(mem, bytes);
-		for (i = 0; i < bytes; i += PAGE)
-			((volatile unsigned char *)mem)[i + rng() % PAGE] = 0;
-		must_be_zero(mem, bytes);
-		soil(mem, bytes);
-		pages = pages_of(bytes);
-	}
-	close(fd);
-	munmap(mem, bytes);
-	return pages;
+	FAIL_IF(ioctl(fd, UFFDIO_API, &api) || ioctl(fd, UFFDIO_REGISTER, &reg), "UFFDIO_REGISTER");
+	FAIL_IF(ioctl(fd, UFFDIO_ZEROPAGE, &zero), "UFFDIO_ZEROPAGE");
+	must_be_zero(mem, bytes);
+	return check_touched(mem, bytes);
 }
 
-static long run_swap(const struct kind *kind KZ_MAYBE_UNUSED)
+/* Zero pages and filled pages alternate; each must come back with its content. */
+static long check_swapped(unsigned char *mem, size_t bytes)
 {
-	size_t bytes = between(16, 512) * PAGE, i;
-	unsigned char *mem;
 	char text[512];
+	size_t i;
 
 	if (kz_read_file("/proc/swaps", text, sizeof(text)) < 0 || !strchr(text, '/'))
 		return cannot("no swap is in use");
-	mem = map_private(bytes, 0);
-	if (!mem)
-		return -1;
-	/* Zero pages and filled pages by turns; each must come back as it went. */
 	for (i = 0; i < bytes; i += PAGE)
-		memset(mem + i, i / PAGE % 2 ? fill_byte : 0, PAGE);
-	if (madvise(mem, bytes, MADV_PAGEOUT)) {
-		munmap(mem, bytes);
-		return cannot("MADV_PAGEOUT: %s", strerror(errno));
-	}
+		memset(mem + i, i / PAGE % 2 ? (int)fill : 0, PAGE);
+	FAIL_IF(madvise(mem, bytes, MADV_PAGEOUT), "MADV_PAGEOUT");
 	for (i = 0; i < bytes; i += PAGE) {
 		if (i / PAGE % 2 == 0)
 			must_be_zero(mem + i, PAGE);
-		else if (mem[i] != fill_byte || memcmp(mem + i, mem + i + 1, PAGE - 1))
+		else if (mem[i] != fill || memcmp(mem + i, mem + i + 1, PAGE - 1))
 			leak(mem, i, mem[i]);
 	}
-	munmap(mem, bytes);
 	return pages_of(bytes);
 }
 
-static long run_ksm(const struct kind *kind KZ_MAYBE_UNUSED)
+/* Zeroed pages that are perhaps merged by now; a write takes a copy. */
+static long check_merged(unsigned char *mem, size_t bytes)
 {
-	size_t bytes = between(16, 256) * PAGE, i;
-	unsigned char *mem;
-
 	if (access("/sys/kernel/mm/ksm/run", R_OK))
 		return cannot("the kernel has no KSM");
-	mem = map_private(bytes, 0);
-	if (!mem)
-		return -1;
-	if (madvise(mem, bytes, MADV_MERGEABLE)) {
-		munmap(mem, bytes);
-		return cannot("MADV_MERGEABLE: %s", strerror(errno));
-	}
+	FAIL_IF(madvise(mem, bytes, MADV_MERGEABLE), "MADV_MERGEABLE");
 	memset(mem, 0, bytes);
 	usleep(50000);
-	/* Perhaps merged by now; a write takes a copy, of zeros. */
-	for (i = 0; i < bytes; i += PAGE)
-		((volatile unsigned char *)mem)[i + rng() % PAGE] = 0;
-	must_be_zero(mem, bytes);
-	soil(mem, bytes);
-	munmap(mem, bytes);
-	return pages_of(bytes);
+	return check_touched(mem, bytes);
 }
 
-/* --- the hunt --- */
+/* The hunt */
 
-static void add_kind(const char *name, long (*run)(const struct kind *), unsigned long bytes)
-{
-	if (nr_kinds == MAX_KINDS)
-		kz_die(KZ_BROKEN, "too many kinds");
-	snprintf(kinds[nr_kinds].name, sizeof(kinds[0].name), "%s", name);
-	kinds[nr_kinds].run = run;
-	kinds[nr_kinds].bytes = bytes;
-	nr_kinds++;
-}
+#define RUN(name) { #name, .run = run_##name }
+#define MAP(name, low, high, unit, flags, check) \
+	{ #name, run_map, low, high, unit, flags, check, 0 }
+#define FILE_MAP(name, low, high, unit, memfd, check) \
+	{ #name, run_map, low, high, unit, MAP_SHARED, check, memfd }
 
-#define THP_DIR "/sys/kernel/mm/transparent_hugepage"
+static const struct kind fixed_kinds[] = {
+	MAP(anon_4k, 1, 2048, PAGE, ANON, check_small),
+	{ "thp", run_folio, .unit = KZ_HUGE },
+	RUN(brk), RUN(stack), RUN(bss), RUN(mremap), RUN(dev_zero),
+	MAP(fork_cow, 1, 512, PAGE, ANON, check_fork_cow),
+	MAP(dontneed, 1, 1024, PAGE, ANON, check_dontneed),
+	MAP(mlock, 1, 256, PAGE, ANON, check_locked),
+	MAP(page_tables, 1, 256, KZ_HUGE, ANON | MAP_NORESERVE, check_tables),
+	RUN(shmem_write), RUN(shmem_fallocate), RUN(tmpfs_huge),
+	FILE_MAP(shmem_mmap, 1, 1024, PAGE, MFD_CLOEXEC, check_punched),
+	FILE_MAP(shmem_huge, 1, 4, KZ_HUGE, MFD_CLOEXEC, check_punched),
+	RUN(file_tail), RUN(splice_tail), RUN(sysv_shm), RUN(memfd_secret),
+	MAP(hugetlb_pool, 1, 4, KZ_HUGE, HUGETLB, check_populated),
+	/* More than the pool has: the rest is surplus, straight from the allocator. */
+	MAP(hugetlb_surplus, 9, 20, KZ_HUGE, HUGETLB, check_populated),
+	/* Without a reservation the fault itself allocates what the pool does not have. */
+	MAP(hugetlb_noreserve, 9, 20, KZ_HUGE, HUGETLB | MAP_NORESERVE, check_populated),
+	MAP(hugetlb_cow, 1, 2, KZ_HUGE, HUGETLB, check_hugetlb_cow),
+	MAP(hugetlb_1g, 1, 1, 1UL << 30, HUGETLB | HUGE_1G, check_populated),
+	/* The fault makes one folio of pieces that are not all alike. */
+	MAP(hugetlb_1g_noreserve, 1, 1, 1UL << 30, HUGETLB | HUGE_1G | MAP_NORESERVE, check_populated),
+	FILE_MAP(hugetlb_memfd, 1, 4, KZ_HUGE, MFD_HUGETLB, check_populated),
+	RUN(hugetlb_grow), RUN(hugetlb_file), RUN(hugetlb_udmabuf),
+	RUN(hugetlb_demote),
+	RUN(perf_ring), RUN(io_uring), RUN(aio_ring), RUN(packet_ring), RUN(bpf_array),
+	RUN(bpf_percpu), RUN(dma_heap),
+	MAP(userfaultfd, 1, 256, PAGE, 0, check_zeropage),
+	MAP(swap, 16, 512, PAGE, ANON, check_swapped),
+	MAP(ksm, 16, 256, PAGE, ANON, check_merged),
+};
 
-static void add_folio_kinds(void)
-{
-	char name[24], path[128];
-	unsigned long kb;
-
-	for (kb = 8; kb < 2048; kb *= 2) {
-		snprintf(path, sizeof(path), THP_DIR "/hugepages-%lukB/enabled", kb);
-		if (!access(path, R_OK)) {
-			snprintf(name, sizeof(name), "mthp_%luk", kb);
-			add_kind(name, run_folio, kb * 1024);
-		}
-	}
-	add_kind("thp", run_folio, KZ_HUGE);
-}
-
+/* The fixed kinds, and one for each size of folio that this kernel has. */
 static void add_kinds(void)
 {
-	add_kind("anon_4k", run_anon, 0);
-	add_folio_kinds();
-	add_kind("brk", run_brk, 0);
-	add_kind("stack", run_stack, 0);
-	add_kind("bss", run_bss, 0);
-	add_kind("fork_cow", run_fork_cow, 0);
-	add_kind("dontneed", run_dontneed, 0);
-	add_kind("mremap", run_mremap, 0);
-	add_kind("mlock", run_locked, 0);
-	add_kind("dev_zero", run_dev_zero, 0);
-	add_kind("page_tables", run_page_tables, 0);
-	add_kind("shmem_write", run_shmem_write, 0);
-	add_kind("shmem_fallocate", run_shmem_fallocate, 0);
-	add_kind("shmem_mmap", run_shmem_mmap, 0);
-	add_kind("shmem_huge", run_shmem_huge, 0);
-	add_kind("tmpfs_huge", run_tmpfs_huge, 0);
-	add_kind("file_tail", run_file_tail, 0);
-	add_kind("splice_tail", run_splice_tail, 0);
-	add_kind("sysv_shm", run_sysv_shm, 0);
-	add_kind("memfd_secret", run_memfd_secret, 0);
-	add_kind("hugetlb_pool", run_hugetlb_pool, 0);
-	add_kind("hugetlb_surplus", run_hugetlb_surplus, 0);
-	add_kind("hugetlb_memfd", run_hugetlb_memfd, 0);
-	add_kind("hugetlb_noreserve", run_hugetlb_noreserve, 0);
-	add_kind("hugetlb_grow", run_hugetlb_grow, 0);
-	add_kind("hugetlb_file", run_hugetlb_file, 0);
-	add_kind("hugetlb_cow", run_hugetlb_cow, 0);
-	add_kind("hugetlb_udmabuf", run_hugetlb_udmabuf, 0);
-	add_kind("hugetlb_1g", run_hugetlb_1g, 0);
-	add_kind("hugetlb_1g_noreserve", run_hugetlb_1g_noreserve, 0);
-	add_kind("hugetlb_demote", run_hugetlb_demote, 0);
-	add_kind("perf_ring", run_perf_ring, 0);
-	add_kind("io_uring", run_io_uring, 0);
-	add_kind("aio_ring", run_aio_ring, 0);
-	add_kind("packet_ring", run_packet_ring, 0);
-	add_kind("bpf_array", run_bpf_array, 0);
-	add_kind("bpf_percpu", run_bpf_percpu, 0);
-	add_kind("dma_heap", run_dma_heap, 0);
-	add_kind("userfaultfd", run_userfaultfd, 0);
-	add_kind("swap", run_swap, 0);
-	add_kind("ksm", run_ksm, 0);
+	unsigned long kb;
+	char path[128];
+
+	nr_kinds = sizeof(fixed_kinds) / sizeof(fixed_kinds[0]);
+	memcpy(kinds, fixed_kinds, sizeof(fixed_kinds));
+	for (kb = 8; kb < 2048; kb *= 2) {
+		snprintf(path, sizeof(path), THP_DIR "/hugepages-%lukB/enabled", kb);
+		if (access(path, R_OK))
+			continue;
+		kinds[nr_kinds] = (struct kind){ .run = run_folio, .unit = kb * 1024 };
+		snprintf(kinds[nr_kinds++].name, sizeof(kinds[0].name), "mthp_%luk", kb);
+	}
 }
 
 /* A swap device needs a header: its version, its last page and, at the page's end, a name. */
 static void swap_on_zram(void)
 {
 	static unsigned char header[PAGE];
-	const unsigned long bytes = 128 * KZ_MB;
 	uint32_t *info = (uint32_t *)(void *)(header + 1024);
-	char text[32];
-	int fd;
 
-	snprintf(text, sizeof(text), "%lu", bytes);
-	if (kz_write_file("/sys/block/zram0/disksize", text))
+	if (kz_write_file("/sys/block/zram0/disksize", "128M"))
 		return;
+	KZ_FD fd = open("/dev/zram0", O_WRONLY | O_CLOEXEC);
+
 	info[0] = 1;
-	info[1] = (uint32_t)(bytes / PAGE - 1);
+	info[1] = 128 * KZ_MB / PAGE - 1;
 	memcpy(header + PAGE - 10, "SWAPSPACE2", 10);
-	fd = open("/dev/zram0", O_WRONLY | O_CLOEXEC);
-	if (fd < 0)
-		return;
-	if (write(fd, header, PAGE) == (ssize_t)PAGE && !fsync(fd))
+	if (fd >= 0 && write(fd, header, PAGE) == (ssize_t)PAGE && !fsync(fd))
 		swapon("/dev/zram0", 0);
-	close(fd);
 }
 
-/* Switches on what is off by default, so that more kinds can run. Each may fail: it is skipped. */
+/* Enables what is off by default, so that more kinds can run. A failure means a skipped kind. */
 static void set_up(void)
 {
+	static const char *const settings[][2] = {
+		{ THP_DIR "/enabled", "madvise" }, { THP_DIR "/shmem_enabled", "advise" },
+		{ POOL, "8" }, { "/proc/sys/vm/nr_overcommit_hugepages", "64" },
+		{ POOL_1G "nr_hugepages", "1" }, { "/sys/kernel/mm/ksm/use_zero_pages", "1" },
+		{ "/sys/kernel/mm/ksm/pages_to_scan", "1000" }, { "/sys/kernel/mm/ksm/run", "1" },
+	};
 	char path[128];
 	unsigned long kb;
+	size_t i;
 
 	for (kb = 8; kb <= 2048; kb *= 2) {
 		snprintf(path, sizeof(path), THP_DIR "/hugepages-%lukB/enabled", kb);
@@ -1414,44 +966,32 @@ static void set_up(void)
 		snprintf(path, sizeof(path), THP_DIR "/hugepages-%lukB/shmem_enabled", kb);
 		kz_write_file(path, "advise");
 	}
-	kz_write_file(THP_DIR "/enabled", "madvise");
-	kz_write_file(THP_DIR "/shmem_enabled", "advise");
-	kz_write_file("/proc/sys/vm/nr_hugepages", "8");
-	kz_write_file("/proc/sys/vm/nr_overcommit_hugepages", "64");
-	kz_write_file("/sys/kernel/mm/hugepages/hugepages-1048576kB/nr_hugepages", "1");
-	kz_write_file("/sys/kernel/mm/ksm/use_zero_pages", "1");
-	kz_write_file("/sys/kernel/mm/ksm/pages_to_scan", "1000");
-	kz_write_file("/sys/kernel/mm/ksm/run", "1");
+	for (i = 0; i < sizeof(settings) / sizeof(settings[0]); i++)
+		kz_write_file(settings[i][0], settings[i][1]);
 	swap_on_zram();
-	if (!mkdir("/tmp/leak_hunter.tmpfs", 0700) || errno == EEXIST)
-		if (!mount("none", "/tmp/leak_hunter.tmpfs", "tmpfs", 0, "huge=always,size=128M"))
-			tmpfs_dir = "/tmp/leak_hunter.tmpfs";
+	if (mkdir(tmpfs_dir, 0700) || mount("none", tmpfs_dir, "tmpfs", 0, "huge=always,size=128M"))
+		rmdir(tmpfs_dir);
 }
 
-static int nr_workers = 2;
-static unsigned long dirty_limit = ULONG_MAX;
-
-static void dirty_free_memory(uint64_t deadline, unsigned long most)
+static void dirty_free_memory(uint64_t until, unsigned long most)
 {
 	unsigned long room = kz_meminfo("MemAvailable");
 	size_t bytes, done;
 	unsigned char *mem;
 
-	/* Leave a part for the others, whatever they do. */
-	room = room > 128 * KZ_MB ? (room - 128 * KZ_MB) / (unsigned long)nr_workers : 0;
-	if (room > most)
-		room = most;
-	if (room > dirty_limit)
-		room = dirty_limit;
+	/* A part is left for the other workers. */
+	room = room > 128 * KZ_MB ? (room - 128 * KZ_MB) / nr_workers : 0;
+	most = most < dirty_limit * KZ_MB ? most : dirty_limit * KZ_MB;
+	room = room < most ? room : most;
 	if (room < KZ_HUGE)
 		return;
-	bytes = between(1, room / KZ_HUGE) * KZ_HUGE;
-	mem = map_private(bytes, MAP_NORESERVE);
-	if (!mem)
+	bytes = kz_between(1, room / KZ_HUGE) * KZ_HUGE;
+	mem = mmap(NULL, bytes, PROT_READ | PROT_WRITE, ANON | MAP_NORESERVE, -1, 0);
+	if (mem == MAP_FAILED)
 		return;
-	madvise(mem, bytes, rng() & 1 ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
+	madvise(mem, bytes, kz_rng() & 1 ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
 	for (done = 0; done < bytes; done += KZ_HUGE) {
-		if (kz_meminfo("MemAvailable") < 96 * KZ_MB || kz_now_ns() > deadline)
+		if (kz_meminfo("MemAvailable") < 96 * KZ_MB || kz_now_ns() > until)
 			break;
 		soil(mem + done, KZ_HUGE);
 	}
@@ -1459,305 +999,202 @@ static void dirty_free_memory(uint64_t deadline, unsigned long most)
 	__atomic_add_fetch(&shared->dirtied_bytes, done, __ATOMIC_RELAXED);
 }
 
-static void flush_reports(void)
-{
-	char budget[24];
-
-	snprintf(budget, sizeof(budget), "%lu", between(0, 3) * 512);
-	if (!kz_write_file("/sys/module/page_reporting/parameters/flush", budget))
-		__atomic_add_fetch(&shared->flushes, 1, __ATOMIC_RELAXED);
-}
-
 /*
- * Whose turn it is: every round has each kind once, in an order of its own, so that a short or
- * slow hunt does not leave kinds out by chance. The workers share the rounds.
+ * Each round has every kind once, in a random order, so that a short or slow hunt does not leave
+ * kinds out by chance. The workers share the rounds. The order is that of a hash.
  */
 static int next_kind(void)
 {
-	uint64_t turn = __atomic_fetch_add(&shared->turns, 1, __ATOMIC_RELAXED);
-	uint64_t saved = rng_state;
-	int order[MAX_KINDS], i, chosen;
+	const uint64_t n = (uint64_t)nr_kinds, turn = __atomic_fetch_add(&shared->turns, 1, __ATOMIC_RELAXED);
+	uint64_t hash[MAX_KINDS], saved = kz_rng_state, i, j, before;
 
-	rng_state = (seed + 1) * 0x94d049bb133111ebULL + turn / (uint64_t)nr_kinds * 0x9e3779b9ULL;
-	for (i = 0; i < nr_kinds; i++)
-		order[i] = i;
-	for (i = nr_kinds - 1; i > 0; i--) {
-		int j = (int)between(0, (unsigned long)i), kept = order[i];
-
-		order[i] = order[j];
-		order[j] = kept;
-	}
-	chosen = order[turn % (uint64_t)nr_kinds];
-	rng_state = saved;
-	return chosen;
+	kz_rng_state = kz_mix(~seed) + turn / n * MAX_KINDS;
+	for (i = 0; i < n; i++)
+		hash[i] = kz_rng();
+	kz_rng_state = saved;
+	for (i = 0, before = n; i < n && before != turn % n; i++)
+		for (j = 0, before = 0; j < n; j++)
+			before += hash[j] < hash[i];
+	return (int)i - 1;
 }
 
-static bool whole_round;
-
-static bool round_is_over(void)
+static bool goes_on(void)
 {
-	return __atomic_load_n(&shared->turns, __ATOMIC_RELAXED) >= (uint64_t)nr_kinds;
+	return kz_now_ns() < shared->deadline ||
+	       (shared->deadline && whole_round && only < 0 &&
+		__atomic_load_n(&shared->turns, __ATOMIC_RELAXED) < (uint64_t)nr_kinds);
 }
 
-static void worker(int index, uint64_t deadline, int only)
+static void worker(unsigned long index)
 {
-	const uint64_t now = kz_now_ns();
+	const uint64_t now = kz_now_ns(), deadline = shared->deadline;
 
 	prctl(PR_SET_PDEATHSIG, SIGKILL);
 	kz_write_file("/proc/self/oom_score_adj", "500");
-	rng_state = (seed + 1) * 0x9e3779b97f4a7c15ULL + (uint64_t)index * 0xbf58476d1ce4e5b9ULL;
-	/* On a slow machine this must not take all the time there is. */
+	answer = kz_map(sizeof(*answer), MAP_SHARED | MAP_ANONYMOUS);
+	kz_rng_state = kz_mix(kz_mix(seed) + index);
+	/* On a slow machine this must not take all the time. */
 	if (now < deadline)
 		dirty_free_memory(now + (deadline - now) / 3, ULONG_MAX);
-	while (kz_now_ns() < deadline || (whole_round && only < 0 && !round_is_over())) {
-		unsigned long dice = between(0, 63);
-		struct tally *tally;
+	while (goes_on()) {
+		unsigned long dice = kz_between(0, 63);
+		char budget[24];
 		long pages;
 		int k;
 
 		if (dice < 4) {
-			dirty_free_memory(deadline, 128 * KZ_MB);
+			dirty_free_memory(shared->deadline, 128 * KZ_MB);
 			continue;
 		}
 		if (dice < 6) {
-			flush_reports();
+			snprintf(budget, sizeof(budget), "%lu", kz_between(0, 3) * 512);
+			if (!kz_write_file("/sys/module/page_reporting/parameters/flush", budget))
+				__atomic_add_fetch(&shared->flushes, 1, __ATOMIC_RELAXED);
 			continue;
 		}
 		k = only >= 0 ? only : next_kind();
-		tally = &shared->kind[k];
-		current_kind = kinds[k].name;
-		pages = kinds[k].run(&kinds[k]);
+		current = &kinds[k];
+		pages = current->run();
 		if (pages < 0) {
-			__atomic_add_fetch(&tally->failed, 1, __ATOMIC_RELAXED);
-			memcpy(tally->reason, why, sizeof(why));
+			__atomic_add_fetch(&shared->kind[k].failed, 1, __ATOMIC_RELAXED);
+			memcpy(shared->kind[k].reason, why, sizeof(why));
 		} else {
-			__atomic_add_fetch(&tally->pages, (uint64_t)pages, __ATOMIC_RELAXED);
-			__atomic_add_fetch(&tally->runs, 1, __ATOMIC_RELAXED);
+			__atomic_add_fetch(&shared->kind[k].pages, (uint64_t)pages, __ATOMIC_RELAXED);
+			__atomic_add_fetch(&shared->kind[k].runs, 1, __ATOMIC_RELAXED);
 		}
 	}
 	_exit(KZ_OK);
 }
 
-static pid_t start_worker(int index, uint64_t deadline, int only)
+/* Runs the workers to their end; false if one crashed or found a leak. */
+static bool hunt(unsigned long *killed)
 {
-	pid_t pid = fork();
+	unsigned long index;
+	bool good = true;
+	int status;
 
-	if (pid < 0)
-		kz_die(KZ_BROKEN, "fork: %s", strerror(errno));
-	if (!pid)
-		worker(index, deadline, only);
-	return pid;
-}
-
-static void print_json_text(const char *text)
-{
-	putchar('"');
-	for (; *text; text++)
-		if (*text == '"' || *text == '\\')
-			printf("\\%c", *text);
-		else if ((unsigned char)*text >= 0x20)
-			putchar(*text);
-	putchar('"');
+	for (index = 0; index < nr_workers; index++)
+		if (!kz_fork())
+			worker(index);
+	while (wait(&status) > 0) {
+		if (WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL) {
+			/* Memory ran out: another worker takes its place. */
+			++*killed;
+			if (goes_on() && !kz_fork())
+				worker(index);
+			index++;
+		} else if (status) {
+			if (WIFSIGNALED(status))
+				fprintf(stderr, "leak_hunter: a worker was killed by signal %d, perhaps by a kernel fault; see the kernel log (dmesg)\n",
+					WTERMSIG(status));
+			/* The first failure ends the hunt, with the evidence still fresh. */
+			good = false;
+			shared->deadline = 0;
+		}
+	}
+	return good;
 }
 
 static uint64_t report(unsigned long seconds, uint64_t began, unsigned long killed,
 		       const struct kz_vmstat *before)
 {
 	static struct kz_vmstat after;
-	const char *separator = "";
 	uint64_t total = 0;
-	int k;
+	int k, skipped;
 
 	kz_vmstat_read(&after);
-	printf("{\"seconds\": %lu, \"elapsed_ms\": %" PRIu64
-	       ", \"seed\": %lu, \"workers\": %d, \"checked_pages\": {",
+	printf("{\"seconds\": %lu, \"elapsed_ms\": %" PRIu64 ", \"seed\": %lu, \"workers\": %lu, ",
 	       seconds, (kz_now_ns() - began) / 1000000, seed, nr_workers);
-	for (k = 0; k < nr_kinds; k++) {
-		if (!shared->kind[k].runs)
-			continue;
-		printf("%s\"%s\": %" PRIu64, separator, kinds[k].name, shared->kind[k].pages);
-		separator = ", ";
-		total += shared->kind[k].pages;
+	for (skipped = 0; skipped < 2; skipped++) {
+		const char *separator = skipped ? "\"skipped\": {" : "\"checked_pages\": {";
+
+		for (k = 0; k < nr_kinds; k++) {
+			if (skipped == !!shared->kind[k].runs)
+				continue;
+			printf("%s\"%s\": ", separator, kinds[k].name);
+			separator = ", ";
+			if (!skipped)
+				printf("%" PRIu64, shared->kind[k].pages);
+			else
+				kz_json_text(shared->kind[k].failed ? shared->kind[k].reason :
+					     "its turn did not come in the time given");
+			total += shared->kind[k].pages;
+		}
+		printf("%s}, ", *separator == ',' ? "" : separator);
 	}
-	printf("}, \"skipped\": {");
-	for (k = 0, separator = ""; k < nr_kinds; k++) {
-		if (shared->kind[k].runs)
-			continue;
-		printf("%s\"%s\": ", separator, kinds[k].name);
-		print_json_text(shared->kind[k].failed ? shared->kind[k].reason :
-				"its turn did not come in the time given");
-		separator = ", ";
-	}
-	printf("}, \"total_pages\": %" PRIu64 ", \"dirtied_bytes\": %" PRIu64
+	printf("\"total_pages\": %" PRIu64 ", \"dirtied_bytes\": %" PRIu64
 	       ", \"flushes\": %" PRIu64 ", \"workers_killed\": %lu, \"violations\": %" PRIu64 ", ",
 	       total, shared->dirtied_bytes, shared->flushes, killed, shared->violations);
 	kz_vmstat_print_delta(before, &after);
 	printf("}\n");
-	fflush(stdout);
 	return total;
 }
 
-static void usage(FILE *out)
-{
-	fprintf(out,
+static const char usage[] =
 "usage: leak_hunter [options]\n"
 "Dirties free memory and reads new memory of every kind as zero; prints one JSON line.\n"
 "  --seconds S      how long (default 10)\n"
 "  --whole-round    go on until every kind had its turn, however long that takes\n"
 "  --seed N         the random choices (default 1)\n"
 "  --workers N      processes, 1 to 16 (default 2)\n"
-"  --byte VALUE     what free memory is dirtied with, 1 to 255 (default 0x5a)\n"
-"  --dirty MB       dirty at most so much at once in each process (default: what is free)\n"
-"  --kind NAME      this kind alone (--list names them)\n"
+"  --byte VALUE     dirty free memory with this byte, 1 to 255 (default 0x5a)\n"
+"  --dirty MB       dirty at most this much at once in each process (default: what is free)\n"
+"  --kind NAME      this kind only (--list names them)\n"
 "  --setup          change the system so that more kinds run: huge page settings, KSM, swap\n"
 "                   on zram, a tmpfs; for throwaway guests\n"
 "  --plant          put a byte that is not zero where it looks: it must fail\n"
 "  --list           name the kinds and end\n"
 "  --help           this text\n"
-"Exit: 0 all zero, 1 a byte was not zero or a worker crashed, 2 bad usage, 3 nothing checked.\n");
-}
+"Exit: 0 all zero, 1 a byte was not zero or a worker crashed, 2 bad usage, 3 nothing checked.\n";
 
 int main(int argc, char **argv)
 {
-	static const struct option options[] = {
-		{ "seconds", required_argument, NULL, 's' },
-		{ "whole-round", no_argument, NULL, 'W' },
-		{ "seed", required_argument, NULL, 'e' },
-		{ "workers", required_argument, NULL, 'w' },
-		{ "byte", required_argument, NULL, 'b' },
-		{ "dirty", required_argument, NULL, 'd' },
-		{ "kind", required_argument, NULL, 'k' },
-		{ "setup", no_argument, NULL, 'u' },
-		{ "plant", no_argument, NULL, 'p' },
-		{ "list", no_argument, NULL, 'l' },
-		{ "check-bss", required_argument, NULL, 'c' },
-		{ "help", no_argument, NULL, 'h' },
-		{ NULL, 0, NULL, 0 },
+	unsigned long seconds = 10, killed = 0;
+	const char *only_name = NULL, *bss_seed = NULL;
+	bool list = false, good;
+	const struct kz_option options[] = {
+		{ "seconds", .number = &seconds, .min = 1, .max = 1000000 },
+		{ "whole-round", .flag = &whole_round },
+		{ "seed", .number = &seed, .max = ULONG_MAX - 1 },
+		{ "workers", .number = &nr_workers, .min = 1, .max = 16 },
+		{ "byte", .number = &fill, .min = 1, .max = 255 },
+		{ "dirty", .number = &dirty_limit, .max = 1UL << 20 },
+		{ "kind", .text = &only_name },
+		{ "setup", .flag = &throwaway },
+		{ "plant", .flag = &plant },
+		{ "list", .flag = &list },
+		{ "check-bss", .text = &bss_seed },
+		{ 0 },
 	};
 	static struct kz_vmstat before;
-	unsigned long seconds = 10, killed = 0;
-	const char *only_name = NULL;
-	pid_t pids[MAX_WORKERS] = { 0 };
-	bool setup = false, failed = false;
-	int opt, i, only = -1, running;
-	uint64_t began, deadline;
+	uint64_t began;
+	int i;
 
-	kz_program = "leak_hunter";
-	seed = 1;
-	while ((opt = getopt_long(argc, argv, "", options, NULL)) != -1) {
-		switch (opt) {
-		case 's':
-			seconds = kz_number("--seconds", optarg, 1, 1000000);
-			break;
-		case 'W':
-			whole_round = true;
-			break;
-		case 'e':
-			seed = kz_number("--seed", optarg, 0, ULONG_MAX - 1);
-			break;
-		case 'w':
-			nr_workers = (int)kz_number("--workers", optarg, 1, MAX_WORKERS);
-			break;
-		case 'b':
-			fill_byte = (unsigned char)kz_number("--byte", optarg, 1, 255);
-			break;
-		case 'd':
-			dirty_limit = kz_number("--dirty", optarg, 0, 1UL << 20) * KZ_MB;
-			break;
-		case 'k':
-			only_name = optarg;
-			break;
-		case 'u':
-			setup = true;
-			break;
-		case 'p':
-			plant = true;
-			break;
-		case 'l':
-			add_kinds();
-			for (i = 0; i < nr_kinds; i++)
-				puts(kinds[i].name);
-			return KZ_OK;
-		case 'c':
-			i = (int)kz_first_nonzero(bss_area, sizeof(bss_area));
-			if ((size_t)i < sizeof(bss_area)) {
-				printf("{\"violation\": {\"kind\": \"bss\", \"offset\": %d, "
-				       "\"value\": %u, \"seed\": %s}}\n", i, bss_area[i], optarg);
-				return KZ_FAILED;
-			}
-			return KZ_OK;
-		case 'h':
-			usage(stdout);
-			return KZ_OK;
-		default:
-			usage(stderr);
-			return KZ_USAGE;
-		}
-	}
-	if (optind < argc)
-		kz_die(KZ_USAGE, "unexpected argument '%s'; see --help", argv[optind]);
+	kz_only_options(argc, argv, "leak_hunter", usage, options);
+	if (bss_seed)
+		return check_bss(bss_seed);
 	add_kinds();
-	if (only_name) {
-		for (only = 0; only < nr_kinds; only++)
-			if (!strcmp(kinds[only].name, only_name))
-				break;
-		if (only == nr_kinds)
-			kz_die(KZ_USAGE, "--kind: '%s' is unknown; see --list", only_name);
+	for (i = 0; i < nr_kinds; i++) {
+		if (list)
+			puts(kinds[i].name);
+		if (only_name && !strcmp(kinds[i].name, only_name))
+			only = i;
 	}
-	shared = mmap(NULL, sizeof(*shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS,
-		      -1, 0);
-	if (shared == MAP_FAILED)
-		kz_die(KZ_BROKEN, "mmap: %s", strerror(errno));
-	throwaway = setup;
-	if (setup)
+	if (list)
+		return KZ_OK;
+	if (only_name && only < 0)
+		kz_die(KZ_USAGE, "--kind: '%s' is unknown; see leak_hunter --list", only_name);
+	shared = kz_map(sizeof(*shared), MAP_SHARED | MAP_ANONYMOUS);
+	if (throwaway)
 		set_up();
 
 	kz_vmstat_read(&before);
 	began = kz_now_ns();
-	deadline = began + seconds * 1000000000ULL;
-	for (i = 0; i < nr_workers; i++)
-		pids[i] = start_worker(i, deadline, only);
-	running = nr_workers;
-	while (running) {
-		int status, index;
-		pid_t pid = wait(&status);
-
-		if (pid < 0 && errno == EINTR)
-			continue;
-		if (pid < 0)
-			kz_die(KZ_BROKEN, "wait: %s", strerror(errno));
-		for (index = 0; index < nr_workers && pids[index] != pid; index++)
-			;
-		if (index == nr_workers)
-			continue;
-		pids[index] = 0;
-		if (WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL) {
-			/* Out of memory: another one takes its place. */
-			killed++;
-			if (kz_now_ns() < deadline || (whole_round && only < 0 && !round_is_over())) {
-				pids[index] = start_worker(index + (int)killed * nr_workers,
-							   deadline, only);
-				continue;
-			}
-		} else if (WIFSIGNALED(status)) {
-			fprintf(stderr, "leak_hunter: a worker died of signal %d\n",
-				WTERMSIG(status));
-			failed = true;
-		} else if (WEXITSTATUS(status)) {
-			failed = true;
-		}
-		running--;
-		/* The first failure ends the hunt, with the evidence still fresh. */
-		if (failed)
-			for (i = 0; i < nr_workers; i++)
-				if (pids[i])
-					kill(pids[i], SIGKILL);
-		if (failed)
-			deadline = 0;
-	}
-	if (!report(seconds, began, killed, &before) && !failed)
-		kz_die(KZ_BROKEN, "nothing was checked");
-	if (setup && tmpfs_dir)
-		umount(tmpfs_dir);
-	return failed || shared->violations ? KZ_FAILED : KZ_OK;
+	shared->deadline = began + seconds * 1000000000ULL;
+	good = hunt(&killed);
+	if (!report(seconds, began, killed, &before) && good)
+		kz_die(KZ_BROKEN, "nothing was checked: no kind could run, see \"skipped\"; try --setup in a throwaway guest");
+	if (throwaway && !umount(tmpfs_dir))
+		rmdir(tmpfs_dir);
+	return good && !shared->violations ? KZ_OK : KZ_FAILED;
 }

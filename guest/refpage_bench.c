@@ -8,15 +8,12 @@
  */
 #include "common.h"
 
-#include <getopt.h>
 #include <linux/userfaultfd.h>
 #include <poll.h>
 #include <pthread.h>
 #include <sys/ioctl.h>
 #include <sys/prctl.h>
-#include <sys/resource.h>
 #include <sys/syscall.h>
-#include <sys/wait.h>
 
 #ifndef __NR_refpage_create
 #define __NR_refpage_create 473
@@ -26,11 +23,9 @@
 
 enum method { MEMSET, REFPAGE, UFFD, MEMFD, NR_METHODS };
 
-static const char *const method_names[] = { "memset", "refpage", "uffd", "memfd" };
+static const char *const method_names[] = { "memset", "refpage", "uffd", "memfd", NULL };
 
-static void usage(FILE *out)
-{
-	fprintf(out,
+static const char usage[] =
 "usage: refpage_bench [options]\n"
 "Maps memory that starts with a pattern, in a measured child process; one JSON line per repetition.\n"
 "  --method METHOD  memset   anonymous memory, written with memset() (default)\n"
@@ -45,13 +40,11 @@ static void usage(FILE *out)
 "  --nothp          no huge pages for the child\n"
 "  --check          read what is mapped, all of it, before it is used; exit 1 if it is not the pattern\n"
 "  --help           this text\n"
-"Exit: 0 done, 1 memory did not hold the pattern, 2 bad usage, 3 the machine cannot do it.\n");
-}
+"Exit: 0 done, 1 memory did not hold the pattern, 2 bad usage, 3 the machine cannot do it.\n";
 
 struct job {
 	enum method method;
-	unsigned long map, touch, loops;
-	int byte;
+	unsigned long map, touch, loops, byte;
 	bool nothp, check;
 	unsigned char *pattern;	/* one page */
 	int fd;
@@ -84,29 +77,29 @@ static void set_up(struct job *job)
 
 	job->pattern = aligned_alloc(PAGE, PAGE);
 	if (!job->pattern)
-		kz_die(KZ_BROKEN, "no memory");
-	memset(job->pattern, job->byte, PAGE);
+		kz_fail("cannot allocate a page");
+	memset(job->pattern, (int)job->byte, PAGE);
 
 	switch (job->method) {
 	case REFPAGE:
 		job->fd = (int)syscall(__NR_refpage_create, job->pattern, PAGE, 0);
 		if (job->fd < 0)
-			kz_die(KZ_BROKEN, "refpage_create: %s", strerror(errno));
+			kz_fail("refpage_create");
 		break;
 	case UFFD:
 		job->fd = (int)syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK);
 		if (job->fd < 0 || ioctl(job->fd, UFFDIO_API, &api))
-			kz_die(KZ_BROKEN, "userfaultfd: %s", strerror(errno));
+			kz_fail("userfaultfd");
 		if (pthread_create(&thread, NULL, uffd_fill, job))
-			kz_die(KZ_BROKEN, "cannot start a thread");
+			kz_fail("cannot start a thread");
 		break;
 	case MEMFD:
 		job->fd = memfd_create("pattern", MFD_CLOEXEC);
 		for (at = 0; job->fd >= 0 && at < job->map; at += PAGE)
 			if (write(job->fd, job->pattern, PAGE) != (ssize_t)PAGE)
-				kz_die(KZ_BROKEN, "memfd: %s", strerror(errno));
+				kz_fail("memfd");
 		if (job->fd < 0)
-			kz_die(KZ_BROKEN, "memfd_create: %s", strerror(errno));
+			kz_fail("memfd_create");
 		break;
 	default:
 		job->fd = -1;
@@ -123,9 +116,9 @@ static void one_loop(const struct job *job)
 	mem = mmap(NULL, job->map, PROT_READ | PROT_WRITE,
 		   MAP_PRIVATE | (anon ? MAP_ANONYMOUS : 0), anon ? -1 : job->fd, 0);
 	if (mem == MAP_FAILED)
-		kz_die(KZ_BROKEN, "mmap: %s", strerror(errno));
+		kz_fail("cannot map %lu bytes", job->map);
 	if (job->method == MEMSET)
-		memset(mem, job->byte, job->map);
+		memset(mem, (int)job->byte, job->map);
 	if (job->method == UFFD) {
 		struct uffdio_register reg = {
 			.range = { (uintptr_t)mem, job->map },
@@ -133,20 +126,20 @@ static void one_loop(const struct job *job)
 		};
 
 		if (ioctl(job->fd, UFFDIO_REGISTER, &reg))
-			kz_die(KZ_BROKEN, "UFFDIO_REGISTER: %s", strerror(errno));
+			kz_fail("UFFDIO_REGISTER");
 	}
 	if (job->check)
 		for (i = 0; i < job->map; i += PAGE)
 			if (memcmp(mem + i, job->pattern, PAGE))
-				kz_die(KZ_FAILED, "page %lu does not hold the pattern", i / PAGE);
+				kz_die(KZ_FAILED, "page %lu does not hold the pattern: the kernel lost it; see the kernel log (dmesg)", i / PAGE);
 	for (i = 0; i < job->touch; i += PAGE) {
 		((volatile unsigned char *)mem)[i] = 0;
 		/* The rest of the page is as it was. */
 		if (job->check && memcmp(mem + i + 1, job->pattern + 1, PAGE - 1))
-			kz_die(KZ_FAILED, "page %lu lost the pattern", i / PAGE);
+			kz_die(KZ_FAILED, "page %lu lost the pattern after a write; see the kernel log (dmesg)", i / PAGE);
 	}
 	if (munmap(mem, job->map))
-		kz_die(KZ_BROKEN, "munmap: %s", strerror(errno));
+		kz_fail("munmap");
 }
 
 /* What the measured child does. It ends the process. */
@@ -166,8 +159,8 @@ static int measure(unsigned long rep, const struct job *job, char **worker_argv)
 {
 	struct kz_vmstat before, after;
 	uint64_t start, wall;
-	struct rusage usage;
-	int status;
+	struct rusage spent;
+	int code;
 	pid_t pid;
 
 	fflush(stdout);
@@ -175,28 +168,24 @@ static int measure(unsigned long rep, const struct job *job, char **worker_argv)
 	start = kz_now_ns();
 	pid = vfork();
 	if (pid < 0)
-		kz_die(KZ_BROKEN, "vfork: %s", strerror(errno));
+		kz_fail("vfork");
 	if (!pid) {
 		execv("/proc/self/exe", worker_argv);
 		_exit(KZ_BROKEN);
 	}
-	while (wait4(pid, &status, 0, &usage) < 0)
-		if (errno != EINTR)
-			kz_die(KZ_BROKEN, "wait4: %s", strerror(errno));
+	code = kz_wait_measured(pid, &spent);
 	wall = kz_now_ns() - start;
 	kz_vmstat_read(&after);
-	if (WIFSIGNALED(status))
-		kz_die(KZ_BROKEN, "the measured child was killed by signal %d", WTERMSIG(status));
-	if (WEXITSTATUS(status))
-		return WEXITSTATUS(status);
+	if (code)
+		return code;
 	printf("{\"rep\": %lu, \"method\": \"%s\", \"map\": %lu, \"touch\": %lu, \"loops\": %lu, "
 	       "\"nothp\": %s, \"wall_ns\": %" PRIu64 ", \"user_us\": %ld, \"system_us\": %ld, "
 	       "\"max_rss_kb\": %ld, \"minor_faults\": %ld, ",
 	       rep, method_names[job->method], job->map, job->touch, job->loops,
 	       job->nothp ? "true" : "false", wall,
-	       usage.ru_utime.tv_sec * 1000000L + usage.ru_utime.tv_usec,
-	       usage.ru_stime.tv_sec * 1000000L + usage.ru_stime.tv_usec, usage.ru_maxrss,
-	       usage.ru_minflt);
+	       spent.ru_utime.tv_sec * 1000000L + spent.ru_utime.tv_usec,
+	       spent.ru_stime.tv_sec * 1000000L + spent.ru_stime.tv_usec, spent.ru_maxrss,
+	       spent.ru_minflt);
 	kz_vmstat_print_delta(&before, &after);
 	printf("}\n");
 	fflush(stdout);
@@ -205,81 +194,33 @@ static int measure(unsigned long rep, const struct job *job, char **worker_argv)
 
 int main(int argc, char **argv)
 {
-	static const struct option options[] = {
-		{ "method", required_argument, NULL, 'm' },
-		{ "map", required_argument, NULL, 'b' },
-		{ "touch", required_argument, NULL, 't' },
-		{ "byte", required_argument, NULL, 'y' },
-		{ "loops", required_argument, NULL, 'l' },
-		{ "reps", required_argument, NULL, 'r' },
-		{ "nothp", no_argument, NULL, 'n' },
-		{ "check", no_argument, NULL, 'c' },
-		{ "worker", no_argument, NULL, 'w' },
-		{ "help", no_argument, NULL, 'h' },
-		{ NULL, 0, NULL, 0 },
-	};
 	struct job job = { .map = 4096000, .touch = PAGE, .loops = 1000, .byte = 0xaa,
 			   .fd = -1 };
 	unsigned long reps = 1, rep;
 	char **worker_argv;
 	bool worker = false;
-	int opt, error;
+	int error;
+	const struct kz_option options[] = {
+		{ "method", .choice = &job.method, .choices = method_names },
+		{ "map", .number = &job.map, .min = PAGE, .max = SIZE_MAX >> 1 },
+		{ "touch", .number = &job.touch, .max = SIZE_MAX >> 1 },
+		{ "byte", .number = &job.byte, .max = 255 },
+		{ "loops", .number = &job.loops, .min = 1, .max = 1000000000 },
+		{ "reps", .number = &reps, .min = 1, .max = 1000000 },
+		{ "nothp", .flag = &job.nothp },
+		{ "check", .flag = &job.check },
+		{ "worker", .flag = &worker },
+		{ 0 },
+	};
 
-	kz_program = "refpage_bench";
-	while ((opt = getopt_long(argc, argv, "+", options, NULL)) != -1) {
-		switch (opt) {
-		case 'm':
-			for (job.method = 0; job.method < NR_METHODS; job.method++)
-				if (!strcmp(optarg, method_names[job.method]))
-					break;
-			if (job.method == NR_METHODS)
-				kz_die(KZ_USAGE, "--method: '%s' is not memset, refpage, uffd or memfd; see --help",
-				       optarg);
-			break;
-		case 'b':
-			job.map = kz_number("--map", optarg, PAGE, SIZE_MAX >> 1);
-			break;
-		case 't':
-			job.touch = kz_number("--touch", optarg, 0, SIZE_MAX >> 1);
-			break;
-		case 'y':
-			job.byte = (int)kz_number("--byte", optarg, 0, 255);
-			break;
-		case 'l':
-			job.loops = kz_number("--loops", optarg, 1, 1000000000);
-			break;
-		case 'r':
-			reps = kz_number("--reps", optarg, 1, 1000000);
-			break;
-		case 'n':
-			job.nothp = true;
-			break;
-		case 'c':
-			job.check = true;
-			break;
-		case 'w':
-			worker = true;
-			break;
-		case 'h':
-			usage(stdout);
-			return KZ_OK;
-		default:
-			usage(stderr);
-			return KZ_USAGE;
-		}
-	}
-	if (optind < argc)
-		kz_die(KZ_USAGE, "'%s' is left over; see --help", argv[optind]);
+	kz_only_options(argc, argv, "refpage_bench", usage, options);
 	if (job.touch > job.map)
-		kz_die(KZ_USAGE, "--touch: %lu is more than the %lu bytes of --map", job.touch, job.map);
+		kz_die(KZ_USAGE, "--touch: %lu is more than the %lu bytes of --map; see refpage_bench --help",
+		       job.touch, job.map);
 	if (worker)
 		child_job(&job);
 
-	worker_argv = calloc((size_t)argc + 2, sizeof(*worker_argv));
-	if (!worker_argv)
-		kz_die(KZ_BROKEN, "no memory");
-	memcpy(worker_argv, argv, (size_t)argc * sizeof(*argv));
-	worker_argv[argc] = (char *)"--worker";
+	worker_argv = kz_worker_argv(argc, argv);
 	for (rep = 0; rep < reps; rep++) {
 		error = measure(rep, &job, worker_argv);
 		if (error)

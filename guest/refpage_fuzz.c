@@ -1,304 +1,87 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * refpage_fuzz: random system calls around refpage_create(2), and a model of what every page of
- * an area must hold. It is made without libc, so that nothing else maps, allocates or forks here.
+ * refpage_fuzz: random system calls around refpage_create(2), and a model of what each page of an
+ * area must hold. System calls are made directly and nothing here allocates memory, so that libc
+ * adds no mapping, no allocation and no fork of its own.
  *
- * Each step draws its choices from the seed and its own number alone. Most calls are given ranges
- * over any mixture of mappings, so many fail; a failed call must leave each page as it was, or
- * as the call would have left it.
+ * Each step draws its choices from the seed and its own number only. Most calls get ranges over any
+ * mixture of mappings, so many fail; after a failed call each page must be as it was, or as the
+ * call would have left it.
  */
-#include <asm/sigcontext.h>
-#include <asm/siginfo.h>
-#include <asm/signal.h>
-#include <asm/ucontext.h>
-#include <asm/unistd.h>
-#include <linux/errno.h>
-#include <linux/fcntl.h>
-#include <linux/ioctl.h>
-#include <linux/memfd.h>
-#include <linux/mman.h>
-#include <linux/resource.h>
-#include <linux/time.h>
-#include <linux/uio.h>
-#include <stdarg.h>
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
+#include "refpage_model.h"
 
-#include "exit_codes.h"
+#include <linux/mman.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
 
 #ifndef __x86_64__
-#error "this program enters the kernel as x86_64 does"
+#error "the area is where x86_64 has nothing, and each protection can be read as on x86_64"
+#endif
+#ifndef SYS_refpage_create
+#define SYS_refpage_create 473
 #endif
 
-#ifndef __NR_refpage_create
-#define __NR_refpage_create 473
-#endif
-#ifndef MADV_DONTNEED_LOCKED
-#define MADV_DONTNEED_LOCKED 24
-#endif
-#ifndef MADV_COLLAPSE
-#define MADV_COLLAPSE 25
-#endif
-#ifndef MLOCK_ONFAULT
-#define MLOCK_ONFAULT 1
-#endif
-#ifndef SA_RESTORER
-#define SA_RESTORER 0x04000000
-#endif
-
-#define PAGE 4096UL
-/* Far from all that the kernel places by itself, and a multiple of any huge page. */
-#define ARENA 0x100000000000UL
 /* Two pages that content is taken from; nothing is mapped after them. */
 #define SOURCE (ARENA - 64 * PAGE)
 #define NR_FILES 8
-#define NR_WRITES 4
 #define MAX_RUN 512UL
 #define MAX_ERRNO 134
 #define MAX_DEPTH 2
+#define CASE(n, statement) case n: statement; break;
 /* The model is wrong from this step on with --break-model. */
 #define BREAK_STEP 50
 
-/*
- * System calls, and what else libc would do.
- */
+/* Returns the result of a system call, or its error as a negative number. */
 static long sys(long number, uint64_t a, uint64_t b, uint64_t c, uint64_t d, uint64_t e, uint64_t f)
 {
-	register uint64_t r10 __asm__("r10") = d;
-	register uint64_t r8 __asm__("r8") = e;
-	register uint64_t r9 __asm__("r9") = f;
-	long ret;
+	long ret = syscall(number, a, b, c, d, e, f);
 
-	__asm__ volatile("syscall"
-			 : "=a"(ret)
-			 : "a"(number), "D"(a), "S"(b), "d"(c), "r"(r10), "r"(r8), "r"(r9)
-			 : "rcx", "r11", "memory");
-	return ret;
+	return ret == -1 ? -errno : ret;
 }
 
 #define SYS_6(n, a, b, c, d, e, f, ...) \
-	sys(__NR_##n, (uint64_t)(a), (uint64_t)(b), (uint64_t)(c), (uint64_t)(d), (uint64_t)(e), \
-	    (uint64_t)(f))
+	sys(SYS_##n, (uint64_t)(a), (uint64_t)(b), (uint64_t)(c), (uint64_t)(d), (uint64_t)(e), (uint64_t)(f))
 #define SYS(...) SYS_6(__VA_ARGS__, 0, 0, 0, 0, 0, 0, 0)
 
-void *memset(void *mem, int byte, size_t size);
-void *memcpy(void *to, const void *from, size_t size);
+/* Counters of the parent and its children: operations by their error. */
 
-void *memset(void *mem, int byte, size_t size)
-{
-	void *at = mem;
+/* Each with its weight. */
+#define ADVICES(X) \
+	X(DONTNEED, dontneed, 24) X(DONTNEED_LOCKED, dontneed_locked, 4) X(FREE, free, 5) \
+	X(MERGEABLE, mergeable, 6) X(UNMERGEABLE, unmergeable, 3) X(HUGEPAGE, hugepage, 4) \
+	X(NOHUGEPAGE, nohugepage, 2) X(COLLAPSE, collapse, 2) X(COLD, cold, 5) X(PAGEOUT, pageout, 12) \
+	X(POPULATE_READ, populate_read, 6) X(POPULATE_WRITE, populate_write, 6) \
+	X(DONTFORK, dontfork, 3) X(DOFORK, dofork, 3) X(WIPEONFORK, wipeonfork, 4) \
+	X(KEEPONFORK, keeponfork, 2) X(REMOVE, remove, 5)
+#define OPS(X) \
+	X(refpage_create) X(mmap_refpage) X(mmap_other) X(munmap) X(mremap) X(mremap_bad) \
+	X(mremap_dontunmap) X(mprotect) X(mlock) X(mlock2) X(munlock) X(mlockall) X(munlockall) X(fork) \
+	X(load) X(store) X(process_vm_readv) X(process_vm_writev) X(write_from) X(read_into) \
+	X(mem_read) X(mem_write) X(fd_read) X(fd_write) X(fd_pread) X(fd_pwrite) X(fd_fallocate) \
+	X(fd_ftruncate) X(fd_lseek) X(fd_ioctl) X(fd_fcntl) X(fd_sendfile) X(fd_close) X(fd_dup)
 
-	__asm__ volatile("rep stosb" : "+D"(at), "+c"(size) : "a"(byte) : "memory");
-	return mem;
-}
+#define ENUM(name) OP_##name,
+#define ADVICE_ENUM(advice, name, weight) OP_madvise_##name,
+#define NAME(name) #name,
+#define ADVICE_NAME(advice, name, weight) "madvise_" #name,
 
-void *memcpy(void *to, const void *from, size_t size)
-{
-	size_t words = size / 8;
-	void *at = to;
+enum op { OPS(ENUM) ADVICES(ADVICE_ENUM) NR_OPS };
 
-	/* An emulator takes each repetition as one instruction. */
-	__asm__ volatile("rep movsq" : "+D"(at), "+S"(from), "+c"(words) : : "memory");
-	size %= 8;
-	__asm__ volatile("rep movsb" : "+D"(at), "+S"(from), "+c"(size) : : "memory");
-	return to;
-}
-
-static bool same_text(const char *a, const char *b)
-{
-	while (*a && *a == *b)
-		a++, b++;
-	return *a == *b;
-}
-
-static bool starts_with(const char *text, const char *start)
-{
-	while (*start)
-		if (*text++ != *start++)
-			return false;
-	return true;
-}
-
-static struct {
-	char text[16384];
-	size_t used;
-} out;
-
-static void out_flush(int fd)
-{
-	SYS(write, fd, out.text, out.used);
-	out.used = 0;
-}
-
-static void out_char(char c)
-{
-	if (out.used < sizeof(out.text))
-		out.text[out.used++] = c;
-}
-
-static void out_number(uint64_t value, unsigned int base)
-{
-	char digits[24];
-	int n = 0;
-
-	do {
-		digits[n++] = "0123456789abcdef"[value % base];
-		value /= base;
-	} while (value);
-	while (n)
-		out_char(digits[--n]);
-}
-
-/* %s text, %u an unsigned long, %d a long, %x an unsigned long in hexadecimal. */
-static void out_va(const char *fmt, va_list ap)
-{
-	const char *text;
-	long value;
-
-	for (; *fmt; fmt++) {
-		if (*fmt != '%') {
-			out_char(*fmt);
-			continue;
-		}
-		switch (*++fmt) {
-		case 's':
-			for (text = va_arg(ap, const char *); *text; text++)
-				out_char(*text);
-			break;
-		case 'u':
-			out_number(va_arg(ap, unsigned long), 10);
-			break;
-		case 'x':
-			out_number(va_arg(ap, unsigned long), 16);
-			break;
-		case 'd':
-			value = va_arg(ap, long);
-			if (value < 0)
-				out_char('-');
-			out_number(value < 0 ? -(uint64_t)value : (uint64_t)value, 10);
-			break;
-		}
-	}
-}
-
-static void put(const char *fmt, ...)
-{
-	va_list ap;
-
-	va_start(ap, fmt);
-	out_va(fmt, ap);
-	va_end(ap);
-}
-
-static void leave(int code) __attribute__((noreturn));
-
-static void leave(int code)
-{
-	for (;;)
-		SYS(exit_group, code);
-}
-
-static void die(int code, const char *fmt, ...) __attribute__((noreturn));
-
-static void die(int code, const char *fmt, ...)
-{
-	va_list ap;
-
-	out.used = 0;
-	put("refpage_fuzz: ");
-	va_start(ap, fmt);
-	out_va(fmt, ap);
-	va_end(ap);
-	put("\n");
-	out_flush(2);
-	leave(code);
-}
-
-static uint64_t now_ns(void)
-{
-	struct timespec ts = { 0, 0 };
-
-	SYS(clock_gettime, 1 /* CLOCK_MONOTONIC */, &ts);
-	return (uint64_t)ts.tv_sec * 1000000000ULL + (uint64_t)ts.tv_nsec;
-}
-
-static uint64_t mix(uint64_t x)
-{
-	x += 0x9e3779b97f4a7c15ULL;
-	x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ULL;
-	x = (x ^ (x >> 27)) * 0x94d049bb133111ebULL;
-	return x ^ (x >> 31);
-}
-
-static uint64_t rng_state;
-
-static uint64_t rng(void)
-{
-	return mix(rng_state++);
-}
-
-static unsigned long between(unsigned long low, unsigned long high)
-{
-	return low + rng() % (high - low + 1);
-}
-
-static bool percent(unsigned int share)
-{
-	return rng() % 100 < share;
-}
-
-/*
- * What is counted, by the parent and its children.
- */
-enum op {
-	REFPAGE_CREATE, MMAP_REFPAGE, MMAP_OTHER, MUNMAP, MREMAP, MREMAP_BAD, MREMAP_DONTUNMAP_, MPROTECT,
-	ADV_DONTNEED, ADV_DONTNEED_LOCKED, ADV_FREE, ADV_MERGEABLE, ADV_UNMERGEABLE, ADV_HUGEPAGE,
-	ADV_NOHUGEPAGE, ADV_COLLAPSE, ADV_COLD, ADV_PAGEOUT, ADV_POPULATE_READ, ADV_POPULATE_WRITE,
-	ADV_DONTFORK, ADV_DOFORK, ADV_WIPEONFORK, ADV_KEEPONFORK, ADV_REMOVE,
-	MLOCK, MLOCK2, MUNLOCK, MLOCKALL, MUNLOCKALL, FORK,
-	LOAD, STORE, VM_READV, VM_WRITEV, WRITE_FROM, READ_INTO, MEM_READ, MEM_WRITE,
-	FD_READ, FD_WRITE, FD_PREAD, FD_PWRITE, FD_FALLOCATE, FD_FTRUNCATE, FD_LSEEK, FD_IOCTL,
-	FD_FCNTL, FD_SENDFILE, FD_CLOSE, FD_DUP, NR_OPS
-};
-
-static const char *const op_names[NR_OPS] = {
-	"refpage_create", "mmap_refpage", "mmap_other", "munmap", "mremap", "mremap_bad",
-	"mremap_dontunmap", "mprotect",
-	"madvise_dontneed", "madvise_dontneed_locked", "madvise_free", "madvise_mergeable",
-	"madvise_unmergeable", "madvise_hugepage", "madvise_nohugepage", "madvise_collapse",
-	"madvise_cold", "madvise_pageout", "madvise_populate_read", "madvise_populate_write",
-	"madvise_dontfork", "madvise_dofork", "madvise_wipeonfork", "madvise_keeponfork",
-	"madvise_remove",
-	"mlock", "mlock2", "munlock", "mlockall", "munlockall", "fork",
-	"load", "store", "process_vm_readv", "process_vm_writev", "write_from", "read_into", "mem_read",
-	"mem_write",
-	"fd_read", "fd_write", "fd_pread", "fd_pwrite", "fd_fallocate", "fd_ftruncate", "fd_lseek",
-	"fd_ioctl", "fd_fcntl", "fd_sendfile", "fd_close", "fd_dup",
-};
-
-static const char *const error_names[MAX_ERRNO] = {
-	[0] = "ok", [EPERM] = "EPERM", [ENOENT] = "ENOENT", [EINTR] = "EINTR", [EIO] = "EIO",
-	[EBADF] = "EBADF", [EAGAIN] = "EAGAIN", [ENOMEM] = "ENOMEM", [EACCES] = "EACCES",
-	[EFAULT] = "EFAULT", [EBUSY] = "EBUSY", [EEXIST] = "EEXIST", [ENODEV] = "ENODEV",
-	[EINVAL] = "EINVAL", [ENFILE] = "ENFILE", [EMFILE] = "EMFILE", [ENOTTY] = "ENOTTY",
-	[ENOSPC] = "ENOSPC", [ESPIPE] = "ESPIPE", [ENOSYS] = "ENOSYS", [EOVERFLOW] = "EOVERFLOW",
-	[EOPNOTSUPP] = "EOPNOTSUPP", [EHWPOISON] = "EHWPOISON",
-};
+static const char *const op_names[] = { OPS(NAME) ADVICES(ADVICE_NAME) };
 
 static struct shared {
 	uint64_t count[NR_OPS][MAX_ERRNO];
-	uint64_t checked_pages;
-	uint64_t killed;
-	uint64_t violations;
+	uint64_t checked_pages, killed, violations;
 } *shared;
 
 static enum op current_op;
 
-/* Counts a call; the result is its error, positive, or 0. */
+/* Counts a call; returns its error, positive, or 0. An address is no error. */
 static int count(enum op op, long ret)
 {
-	int error = ret < 0 ? (int)-ret : 0;
+	int error = ret < 0 && ret > -4096 ? (int)-ret : 0;
 
 	current_op = op;
 	__atomic_add_fetch(&shared->count[op][error < MAX_ERRNO ? error : MAX_ERRNO - 1], 1,
@@ -306,48 +89,16 @@ static int count(enum op op, long ret)
 	return error;
 }
 
-/*
- * The model.
- */
-enum style { ZEROS, BYTES, WORDS, NOISE, NR_STYLES };
-
-/* The first 1 << log2 bytes of what style and seed make, again and again. */
-struct content {
-	uint32_t seed;
-	uint8_t style;
-	uint8_t log2;
-};
-
-struct write {
-	uint16_t offset, length;
-	uint32_t seed;
-};
-
-/* OTHER: what it holds may change behind our back, and is not checked. */
-enum kind { NONE, REF, ANON, OTHER };
-
-enum { NO, YES, MAYBE };
-
-struct page {
-	uint8_t kind;
-	uint8_t prot;
-	uint8_t dontfork, wipe;	/* NO, YES, MAYBE */
-	bool unknown;		/* it may hold anything, but for what is written from now on */
-	uint8_t nr_writes;
-	struct content content;	/* with nothing written */
-	struct write writes[NR_WRITES];
-};
-
+static const struct page nothing;
 static struct page *pages;
-static unsigned long nr_pages = 1024;
 static struct {
 	int fd;			/* -1: none */
 	struct content content;
 } files[NR_FILES];
 
-static unsigned long seed = 1, step;
-static int depth;
-static int scratch = -1;
+/* Without --seconds, --steps is the exact number of steps. */
+static unsigned long nr_pages = 1024, seed = 1, seconds, least_steps, step;
+static int depth, scratch = -1;
 /* Some mapping may be locked in memory. */
 static bool locked;
 static enum broken { INTACT, BREAK_CONTENT, BREAK_ACCESS, BREAK_ERRNO } break_model;
@@ -357,306 +108,185 @@ static bool broken(enum broken what)
 	return break_model == what && step >= BREAK_STEP;
 }
 
-static void report(void);
+static void report(void)
+{
+	int op, error;
+
+	printf("{\"seed\": %lu, \"seconds\": %lu, \"steps\": %lu, \"pages\": %lu, \"checked_pages\": %" PRIu64
+	       ", \"children_killed\": %" PRIu64 ", \"violations\": %" PRIu64 ", \"operations\": {",
+	       seed, seconds, step, nr_pages, shared->checked_pages, shared->killed, shared->violations);
+	for EACH(op, NR_OPS) {
+		const char *separator = "";
+
+		printf("%s\"%s\": {", op ? ", " : "", op_names[op]);
+		for EACH(error, MAX_ERRNO) {
+			if (!shared->count[op][error])
+				continue;
+			printf("%s\"%s\": %" PRIu64, separator, error ? strerrorname_np(error) : "ok",
+			       shared->count[op][error]);
+			separator = ", ";
+		}
+		printf("}");
+	}
+	printf("}}\n");
+	fflush(stdout);
+}
+
+static __attribute__((noreturn)) void leave(int code)
+{
+	if (code && !depth)
+		report();
+	_exit(code);
+}
 
 /* @index is that of a page, or ~0UL. */
-static void violation(const char *what, unsigned long index, unsigned long offset, unsigned long found,
-		      unsigned long expected) __attribute__((noreturn));
-
-static void violation(const char *what, unsigned long index, unsigned long offset, unsigned long found,
-		      unsigned long expected)
+static __attribute__((noreturn))
+void violation(const char *what, unsigned long index, unsigned long offset, unsigned long found,
+	       unsigned long expected)
 {
-	out.used = 0;
-	put("{\"violation\": {\"what\": \"%s\", \"operation\": \"%s\", \"seed\": %u, \"step\": %u, "
-	    "\"children_deep\": %u, \"pages\": %u, \"page\": %d, \"offset\": %u, \"found\": %u, "
-	    "\"expected\": %u", what, op_names[current_op], seed, step, (unsigned long)depth,
-	    nr_pages, (long)index, offset, found, expected);
+	printf("{\"violation\": {\"what\": \"%s\", \"operation\": \"%s\", \"seed\": %lu, \"step\": %lu, "
+	       "\"children_deep\": %d, \"pages\": %lu, \"page\": %ld, \"offset\": %lu, \"found\": %lu, "
+	       "\"expected\": %lu", what, op_names[current_op], seed, step, depth, nr_pages, (long)index,
+	       offset, found, expected);
 	if (index < nr_pages)
-		put(", \"kind\": %u, \"prot\": %u, \"writes\": %u", (unsigned long)pages[index].kind,
-		    (unsigned long)pages[index].prot, (unsigned long)pages[index].nr_writes);
-	put("}}\n");
-	out_flush(1);
+		printf(", \"kind\": %u, \"prot\": %u, \"writes\": %u", pages[index].kind, pages[index].prot,
+		       pages[index].nr_writes);
+	printf("}}\n");
+	fflush(stdout);
 	__atomic_add_fetch(&shared->violations, 1, __ATOMIC_RELAXED);
-	if (!depth)
-		report();
 	leave(KZ_FAILED);
 }
 
-static void *address(unsigned long index)
+/* A call that returned @found must be @good; otherwise an error of @expected was the right one. */
+static void must_be(const char *what, bool good, long found, long expected)
 {
-	return (void *)(ARENA + index * PAGE);
+	if (!good)
+		violation(what, ~0UL, 0, (unsigned long)(found < 0 ? -found : 0), (unsigned long)expected);
 }
 
-static void content_fill(unsigned char *mem, struct content content)
+/* Reading pages and comparing them with the model */
+
+static sigjmp_buf copy_ends;
+static volatile bool copying;
+
+static bool copy_faults(void *to, const void *from, size_t size)
 {
-	const unsigned long size = 1UL << content.log2;
-	uint64_t word = mix(content.seed);
-	unsigned long i;
-
-	for (i = 0; i < PAGE; i += 8) {
-		if (content.style == NOISE && i < size)
-			word = mix((uint64_t)content.seed << 20 | i);
-		else if (content.style == BYTES)
-			word = (word & 255) * 0x0101010101010101ULL;
-		else if (content.style == ZEROS)
-			word = 0;
-		*(uint64_t *)(void *)(mem + i) = word;
-	}
-	for (i = size; i < PAGE; i *= 2)
-		memcpy(mem + i, mem, i);
-}
-
-/* What a write puts into a page depends on the place in it too. */
-static void write_fill(unsigned char *mem, struct write write)
-{
-	const unsigned long end = (unsigned long)write.offset + write.length;
-	uint64_t word = 0;
-	unsigned long i;
-
-	for (i = write.offset; i < end; i++) {
-		if (i == write.offset || i % 8 == 0)
-			word = mix((uint64_t)write.seed << 20 | (i / 8));
-		mem[i] = (unsigned char)(word >> (i % 8 * 8));
-	}
-}
-
-static void model_fill(unsigned char *mem, const struct page *page)
-{
-	int i;
-
-	content_fill(mem, page->content);
-	for (i = 0; i < page->nr_writes; i++)
-		write_fill(mem, page->writes[i]);
-}
-
-static void model_write(struct page *page, struct write write)
-{
-	if (write.length == PAGE) {
-		page->nr_writes = 0;
-		page->unknown = false;
-	}
-	page->writes[page->nr_writes++] = write;
-}
-
-static void pristine(struct page *page)
-{
-	page->nr_writes = 0;
-	page->unknown = false;
-}
-
-/* x86 can read what is mapped with any access; the kernel's own reads go by the flags. */
-static bool accessible(const struct page *page)
-{
-	return page->kind != NONE && page->prot;
-}
-
-/*
- * A copy that may fault: the handler goes on after it. Returns whether it did.
- */
-extern char copy_words[], copy_bytes[], copy_end[];
-
-static __attribute__((noinline, noclone)) bool copy_faults(void *to, const void *from, size_t size)
-{
-	size_t words = size / 8;
-
-	size %= 8;
-	__asm__ volatile(".globl copy_words, copy_bytes, copy_end\n"
-			 "copy_words: rep movsq\n"
-			 "	mov %[size], %%rcx\n"
-			 "copy_bytes: rep movsb\n"
-			 "copy_end:"
-			 : "+D"(to), "+S"(from), "+c"(words) : [size] "r"(size) : "memory");
-	return words != 0;
-}
-
-static void on_fault(int number, siginfo_t *info, void *context)
-{
-	struct ucontext *uc = context;
-
-	if (uc->uc_mcontext.rip == (uint64_t)copy_words || uc->uc_mcontext.rip == (uint64_t)copy_bytes) {
-		uc->uc_mcontext.rip = (uint64_t)copy_end;
-		return;
-	}
-	violation("crash", ~0UL, (unsigned long)info->si_addr, (unsigned long)number, 0);
-}
-
-void sigreturn_here(void);
-__asm__(".text\n.globl sigreturn_here\nsigreturn_here: mov $15, %eax\nsyscall\n");
-
-static void catch_faults(void)
-{
-	struct sigaction action = { 0 };
-
-	action.sa_handler = (__sighandler_t)(void *)on_fault;
-	action.sa_flags = SA_SIGINFO | SA_NODEFER | SA_RESTORER;
-	action.sa_restorer = sigreturn_here;
-	SYS(rt_sigaction, SIGSEGV, &action, 0, 8);
-	SYS(rt_sigaction, SIGBUS, &action, 0, 8);
-}
-
-/*
- * Reading pages and comparing them with the model.
- */
-static unsigned char wanted[PAGE] __attribute__((aligned(16)));
-static unsigned char got[PAGE] __attribute__((aligned(16)));
-
-static long self_mem(enum op op, void *mine, void *at, size_t size)
-{
-	long fd = SYS(open, "/proc/self/mem", O_RDWR | O_CLOEXEC), ret;
-
-	if (fd < 0)
-		return fd;
-	ret = op == MEM_READ ? SYS(pread64, fd, mine, size, at) : SYS(pwrite64, fd, mine, size, at);
-	SYS(close, fd);
-	return ret;
-}
-
-static long vm_call(enum op op, void *mine, void *at, size_t size)
-{
-	struct iovec local = { mine, size }, remote = { at, size };
-	long pid = SYS(getpid);
-
-	if (op == VM_READV)
-		return SYS(process_vm_readv, pid, &local, 1, &remote, 1, 0);
-	return SYS(process_vm_writev, pid, &local, 1, &remote, 1, 0);
-}
-
-/* Reads one page at @at to got, in one of the ways there are; false if that faulted. */
-static bool fetch_page(const struct page *page, void *at)
-{
-	enum op op = LOAD;
-	long ret;
-
-	switch (rng() % 8) {
-	case 0:
-		op = VM_READV;
-		ret = vm_call(op, got, at, PAGE);
-		break;
-	case 1:
-		op = WRITE_FROM;
-		ret = SYS(pwrite64, scratch, at, PAGE, (unsigned long)depth * PAGE);
-		if (ret == (long)PAGE)
-			SYS(pread64, scratch, got, PAGE, (unsigned long)depth * PAGE);
-		break;
-	case 2:
-		op = MEM_READ;
-		ret = self_mem(op, got, at, PAGE);
-		break;
-	default:
-		ret = copy_faults(got, at, PAGE) ? -EFAULT : (long)PAGE;
-		break;
-	}
-	count(op, ret);
-	if (ret == (long)PAGE)
+	if (sigsetjmp(copy_ends, 0))
 		return true;
-	/* Short of memory, or a mapping that is written only: programs can read that. */
-	if (op == WRITE_FROM || ((op == VM_READV || op == MEM_READ) && !(page->prot & PROT_READ)))
-		return !copy_faults(got, at, PAGE);
+	copying = true;
+	__asm__ volatile("rep movsb" : "+D"(to), "+S"(from), "+c"(size) : : "memory");
+	copying = false;
 	return false;
 }
 
-/* With wanted. */
-static void compare(const unsigned char *mem, unsigned long index)
+static void on_fault(int number, siginfo_t *info, void *context KZ_MAYBE_UNUSED)
+{
+	if (!copying)
+		violation("crash", ~0UL, (unsigned long)info->si_addr, (unsigned long)number, 0);
+	copying = false;
+	siglongjmp(copy_ends, 1);
+}
+
+static unsigned char wanted[PAGE] __attribute__((aligned(16)));
+static unsigned char got[PAGE] __attribute__((aligned(16)));
+
+/* The ways to read and to write memory; they return the amount, or a negative error. */
+static long transfer(enum op op, void *mine, void *at, size_t size)
+{
+	const unsigned long place = (unsigned long)depth * PAGE;
+	struct iovec local = { mine, size }, remote = { at, size };
+	long ret, fd, pid = SYS(getpid);
+
+	switch (op) {
+	case OP_process_vm_readv:
+		return SYS(process_vm_readv, pid, &local, 1, &remote, 1, 0);
+	case OP_process_vm_writev:
+		return SYS(process_vm_writev, pid, &local, 1, &remote, 1, 0);
+	case OP_write_from:
+		ret = SYS(pwrite64, scratch, at, size, place);
+		return ret == (long)size ? SYS(pread64, scratch, mine, size, place) : ret;
+	case OP_read_into:
+		ret = SYS(pwrite64, scratch, mine, size, place);
+		return ret == (long)size ? SYS(pread64, scratch, at, size, place) : -ENOSPC;
+	case OP_mem_read:
+	case OP_mem_write:
+		fd = SYS(open, "/proc/self/mem", O_RDWR | O_CLOEXEC);
+		if (fd < 0)
+			return fd;
+		ret = op == OP_mem_read ? SYS(pread64, fd, mine, size, at) : SYS(pwrite64, fd, mine, size, at);
+		SYS(close, fd);
+		return ret;
+	case OP_store:
+		return copy_faults(at, mine, size) ? -EFAULT : (long)size;
+	default:
+		return copy_faults(mine, at, size) ? -EFAULT : (long)size;
+	}
+}
+
+/* Reads one page at @at to got, in one of the ways there are; false if that failed. */
+static bool fetch_page(const struct page *page, void *at)
+{
+	static const enum op ways[] = { OP_process_vm_readv, OP_write_from, OP_mem_read };
+	const unsigned long way = kz_rng() % 8;
+	const enum op op = way < 3 ? ways[way] : OP_load;
+	const long ret = transfer(op, got, at, PAGE);
+
+	count(op, ret);
+	if (ret == (long)PAGE)
+		return true;
+	/* Memory ran out, or the mapping is for writing only: programs can read that on x86. */
+	return (op == OP_write_from || (op != OP_load && !(page->prot & PROT_READ))) &&
+	       !copy_faults(got, at, PAGE);
+}
+
+static void compare(const unsigned char *mem, const struct page *page, unsigned long index)
 {
 	unsigned long i;
 
-	for (i = 0; i < PAGE; i += 8)
-		if (*(const uint64_t *)(const void *)(mem + i) != *(uint64_t *)(void *)(wanted + i))
-			break;
-	for (; i < PAGE; i++)
-		if (mem[i] != wanted[i])
-			violation("content", index, i, mem[i], wanted[i]);
+	__atomic_add_fetch(&shared->checked_pages, 1, __ATOMIC_RELAXED);
+	if (page->unknown)
+		return;
+	model_fill(wanted, page);
+	if (broken(BREAK_CONTENT))
+		wanted[kz_rng() % PAGE] ^= 1;
+	if (!memcmp(mem, wanted, PAGE))
+		return;
+	for (i = 0; mem[i] == wanted[i];)
+		i++;
+	violation("content", index, i, mem[i], wanted[i]);
 }
 
+/* x86 can read what is mapped with any access; the kernel's own reads follow the flags. */
 static void check_at(const struct page *page, unsigned long index, void *at)
 {
-	bool readable = accessible(page);
+	bool readable = page->kind != NONE && page->prot;
 
 	if (page->kind == OTHER)
 		return;
 	if (broken(BREAK_ACCESS))
 		readable = !readable;
 	if (!readable) {
-		current_op = LOAD;
-		if (!copy_faults(got, (char *)at + rng() % PAGE, 1))
+		current_op = OP_load;
+		if (!copy_faults(got, (char *)at + kz_rng() % PAGE, 1))
 			violation("readable", index, 0, 1, 0);
 		return;
 	}
 	if (!fetch_page(page, at))
 		violation("not readable", index, 0, 0, 1);
-	__atomic_add_fetch(&shared->checked_pages, 1, __ATOMIC_RELAXED);
-	if (page->unknown)
-		return;
-	model_fill(wanted, page);
-	if (broken(BREAK_CONTENT))
-		wanted[rng() % PAGE] ^= 1;
-	compare(got, index);
+	compare(got, page, index);
 }
 
-static void check_page(unsigned long index)
+static void check_some(struct range r, unsigned long most)
 {
-	check_at(&pages[index], index, address(index));
-}
+	unsigned long i, index;
 
-static void check_some(unsigned long first, unsigned long number, unsigned long most)
-{
-	unsigned long i;
-
-	if (number <= most)
-		for (i = 0; i < number; i++)
-			check_page(first + i);
-	else
-		for (i = 0; i < most; i++)
-			check_page(first + rng() % number);
-}
-
-/*
- * The kernel's list of mappings.
- */
-struct procmap_query_ {
-	uint64_t size, query_flags, query_addr;
-	uint64_t vma_start, vma_end, vma_flags, vma_page_size, vma_offset, inode;
-	uint32_t dev_major, dev_minor, vma_name_size, build_id_size;
-	uint64_t vma_name_addr, build_id_addr;
-};
-
-#define PROCMAP_QUERY_ _IOWR('f', 17, struct procmap_query_)
-#define COVERING_OR_NEXT 0x10
-
-/* Calls @fn for each page of the range with what the kernel says of it: kind and prot. */
-static void scan(unsigned long first, unsigned long number,
-		 void (*fn)(unsigned long index, enum kind kind, unsigned int prot))
-{
-	long fd = SYS(open, "/proc/self/maps", O_RDONLY | O_CLOEXEC);
-	unsigned long i = first, end = first + number;
-	static char name[4096];
-
-	if (fd < 0)
-		die(KZ_BROKEN, "/proc/self/maps: errno %u; mount /proc", (unsigned long)-fd);
-	while (i < end) {
-		struct procmap_query_ query = {
-			.size = sizeof(query), .query_flags = COVERING_OR_NEXT,
-			.query_addr = (uint64_t)address(i), .vma_name_size = sizeof(name),
-			.vma_name_addr = (uint64_t)name,
-		};
-		long ret = SYS(ioctl, fd, PROCMAP_QUERY_, &query);
-		enum kind kind = OTHER;
-
-		if (ret && ret != -ENOENT)
-			die(KZ_BROKEN, "PROCMAP_QUERY: errno %u", (unsigned long)-ret);
-		if (ret)
-			query.vma_start = query.vma_end = ~0UL;
-		for (; i < end && (uint64_t)address(i) < query.vma_start; i++)
-			fn(i, NONE, 0);
-		if (!query.inode && !query.vma_name_size)
-			kind = ANON;
-		else if (query.vma_name_size && starts_with(name, "anon_inode:[refpage]"))
-			kind = REF;
-		for (; i < end && (uint64_t)address(i) < query.vma_end; i++)
-			fn(i, kind, query.vma_flags & 7);
+	for EACH(i, r.number <= most ? r.number : most) {
+		index = r.first + (r.number <= most ? i : kz_rng() % r.number);
+		check_at(&pages[index], index, address(index));
 	}
-	SYS(close, fd);
 }
+
+/* The kernel's list of mappings */
 
 static void must_be_so(unsigned long index, enum kind kind, unsigned int prot)
 {
@@ -668,110 +298,96 @@ static void must_be_so(unsigned long index, enum kind kind, unsigned int prot)
 
 static void check_mappings(void)
 {
-	scan(0, nr_pages, must_be_so);
+	scan((struct range){ 0, nr_pages }, must_be_so);
 }
 
-/* After a failure half-way: what is unmapped is so, and protections are the new or the old ones. */
+/* After a failure half-way, pages may be unmapped, and have the old or the new protection. */
 static void may_be_done(unsigned long index, enum kind kind, unsigned int prot)
 {
-	if (kind == NONE) {
-		pages[index] = (struct page){ .kind = NONE };
-		return;
-	}
-	if (kind != pages[index].kind)
+	if (kind == NONE)
+		pages[index] = nothing;
+	else if (kind != pages[index].kind)
 		violation("kind of mapping after a failure", index, 0, kind, pages[index].kind);
-	pages[index].prot = (uint8_t)prot;
+	else
+		pages[index].prot = (uint8_t)prot;
 }
 
-static void adopt(unsigned long first, unsigned long number)
-{
-	scan(first, number, may_be_done);
-}
-
-/*
- * Ranges of the area.
- */
-struct range {
-	unsigned long first, number;
-};
-
-static bool alike(const struct page *a, const struct page *b)
-{
-	return a->kind == b->kind && a->prot == b->prot && a->dontfork == b->dontfork &&
-	       a->wipe == b->wipe && a->content.seed == b->content.seed &&
-	       a->content.style == b->content.style && a->content.log2 == b->content.log2;
-}
+/* Ranges */
 
 static struct range any_range(unsigned long most)
 {
 	struct range r;
-	unsigned long max = percent(80) ? 16 : percent(90) ? 128 : MAX_RUN;
+	unsigned long max = kz_percent(80) ? 16 : kz_percent(90) ? 128 : MAX_RUN;
 
-	r.first = rng() % nr_pages;
+	r.first = kz_rng() % nr_pages;
 	if (max > most)
 		max = most;
 	if (max > nr_pages - r.first)
 		max = nr_pages - r.first;
-	r.number = between(1, max);
+	r.number = kz_between(1, max);
 	return r;
 }
 
-/* Part of a run of pages that are alike. */
+/* Part of a run of pages that are alike, preferably of a reference page. */
 static struct range run_of_pages(unsigned long most)
 {
 	struct range r = any_range(most);
 	unsigned long i;
 
-	/* Rather one of a reference page. */
 	for (i = 0; i < 8 && pages[r.first].kind != REF; i++)
 		r = any_range(most);
-	for (i = 1; i < r.number; i++)
-		if (!alike(&pages[r.first], &pages[r.first + i]))
-			break;
+	for (i = 1; i < r.number && alike(&pages[r.first], &pages[r.first + i]); i++)
+		;
 	r.number = i;
 	return r;
 }
 
 static struct range some_range(unsigned long most)
 {
-	return percent(60) ? run_of_pages(most) : any_range(most);
+	return kz_percent(60) ? run_of_pages(most) : any_range(most);
+}
+
+static unsigned long how_many(struct range r, enum kind kind)
+{
+	unsigned long i, found = 0;
+
+	for EACH(i, r.number)
+		found += pages[r.first + i].kind == kind;
+	return found;
 }
 
 static bool has(struct range r, enum kind kind)
 {
-	unsigned long i;
-
-	for (i = 0; i < r.number; i++)
-		if (pages[r.first + i].kind == kind)
-			return true;
-	return false;
+	return how_many(r, kind);
 }
 
 static bool all(struct range r, enum kind kind)
 {
-	unsigned long i;
-
-	for (i = 0; i < r.number; i++)
-		if (pages[r.first + i].kind != kind)
-			return false;
-	return true;
+	return how_many(r, kind) == r.number;
 }
 
-/*
- * refpage_create() and its file.
- */
+static void mapped(struct range r, struct page like)
+{
+	unsigned long i;
+
+	for EACH(i, r.number)
+		pages[r.first + i] = like;
+}
+
+/* refpage_create() and its file */
+
 static struct content any_content(void)
 {
-	return (struct content){
-		.seed = (uint32_t)rng(),
-		.style = (uint8_t)(rng() % NR_STYLES),
-		.log2 = (uint8_t)(rng() % 13),
-	};
+	struct content content = { .seed = (uint32_t)kz_rng() };
+
+	content.style = (uint8_t)(kz_rng() % NR_STYLES);
+	content.log2 = (uint8_t)(kz_rng() % 13);
+	return content;
 }
 
 static void close_file(int slot)
 {
-	count(FD_CLOSE, SYS(close, files[slot].fd));
+	count(OP_fd_close, SYS(close, files[slot].fd));
 	files[slot].fd = -1;
 }
 
@@ -779,41 +395,35 @@ static int free_slot(void)
 {
 	int slot;
 
-	for (slot = 0; slot < NR_FILES; slot++)
+	for EACH(slot, NR_FILES)
 		if (files[slot].fd < 0)
 			return slot;
-	slot = (int)(rng() % NR_FILES);
+	slot = (int)(kz_rng() % NR_FILES);
 	close_file(slot);
 	return slot;
-}
-
-static void wrong_errno(const char *what, long found, long expected)
-{
-	violation(what, ~0UL, 0, (unsigned long)(found < 0 ? -found : 0), (unsigned long)expected);
 }
 
 static void expect_create(const void *from, size_t size, unsigned int flags, long expected)
 {
 	long ret = SYS(refpage_create, from, size, flags);
 
-	count(REFPAGE_CREATE, ret);
-	if (ret != -expected)
-		wrong_errno("refpage_create", ret, expected);
+	count(OP_refpage_create, ret);
+	must_be("refpage_create", ret == -expected, ret, expected);
 }
 
-/* The call with good arguments; where the content comes from is left to chance. */
+/* The call with valid arguments; its content comes from one of several places. */
 static void create_good(void)
 {
 	struct content content = any_content();
 	size_t size = 1UL << content.log2;
 	char *from = (char *)SOURCE + 2 * PAGE - size;
-	bool read_only = percent(20);
+	bool read_only = kz_percent(20);
 	struct range r = run_of_pages(1);
 	const struct page *page = &pages[r.first];
 	long ret;
 	int slot;
 
-	if (percent(15) && page->kind == REF && page->prot && !page->unknown && !page->nr_writes) {
+	if (kz_percent(15) && page->kind == REF && page->prot && !page->unknown && !page->nr_writes) {
 		/* From another reference page. */
 		content.seed = page->content.seed;
 		content.style = page->content.style;
@@ -823,23 +433,21 @@ static void create_good(void)
 	} else {
 		content_fill(got, content);
 		/* To the very end of the mapping, or anywhere. */
-		if (percent(50))
-			from -= rng() % (2 * PAGE - size + 1);
+		if (kz_percent(50))
+			from -= kz_rng() % (2 * PAGE - size + 1);
 		memcpy(from, got, size);
 	}
 	if (read_only)
 		SYS(mprotect, SOURCE, 2 * PAGE, PROT_READ);
 	slot = free_slot();
 	ret = SYS(refpage_create, from, size, 0);
-	count(REFPAGE_CREATE, ret);
+	count(OP_refpage_create, ret);
 	if (read_only)
 		SYS(mprotect, SOURCE, 2 * PAGE, PROT_READ | PROT_WRITE);
-	if (broken(BREAK_ERRNO) && ret >= 0)
-		wrong_errno("refpage_create", ret, EINVAL);
+	must_be("refpage_create", !(broken(BREAK_ERRNO) && ret >= 0), ret, EINVAL);
 	if (ret == -ENOMEM)
 		return;
-	if (ret < 0)
-		wrong_errno("refpage_create", ret, 0);
+	must_be("refpage_create", ret >= 0, ret, 0);
 	if (SYS(fcntl, ret, F_GETFD) != FD_CLOEXEC)
 		violation("close-on-exec", ~0UL, 0, 0, 1);
 	files[slot].fd = (int)ret;
@@ -848,272 +456,200 @@ static void create_good(void)
 
 static void create_without_descriptors(void)
 {
-	struct rlimit64 old, none;
+	struct rlimit old, none;
 
 	if (SYS(prlimit64, 0, RLIMIT_NOFILE, 0, &old))
 		return;
-	none = old;
-	none.rlim_cur = 0;
+	none = (struct rlimit){ 0, old.rlim_max };
 	if (SYS(prlimit64, 0, RLIMIT_NOFILE, &none, 0))
 		return;
-	expect_create((void *)SOURCE, 1UL << rng() % 13, 0, EMFILE);
+	expect_create((void *)SOURCE, 1UL << kz_rng() % 13, 0, EMFILE);
 	SYS(prlimit64, 0, RLIMIT_NOFILE, &old, 0);
 }
 
 static void op_create(void)
 {
 	const char *end = (char *)SOURCE + 2 * PAGE;
-	unsigned long size = 1UL << rng() % 13;
+	unsigned long size = 1UL << kz_rng() % 13;
 	const void *anywhere[] = { (void *)SOURCE, NULL, end, (void *)~0UL, (void *)-4096L };
-	const void *from = anywhere[rng() % 5];
+	const void *from = anywhere[kz_rng() % 5];
 
-	switch (rng() % 10) {
+	switch (kz_rng() % 10) {
 	case 0:
-		/* Sizes that are no power of two, or too large, come before bad pointers. */
-		size = percent(70) ? between(0, 2 * PAGE) : rng() >> rng() % 64;
+		/* Sizes that are no power of two, or too large, are rejected before bad pointers. */
+		size = kz_percent(70) ? kz_between(0, 2 * PAGE) : kz_rng() >> kz_rng() % 64;
 		if (!(size & (size - 1)) && size && size <= PAGE)
-			size = percent(50) ? 2 * PAGE : 0;
+			size = kz_percent(50) ? 2 * PAGE : 0;
 		expect_create(from, size, 0, EINVAL);
 		break;
 	case 1:
-		expect_create(from, percent(50) ? size : rng() % (2 * PAGE + 1),
-			      percent(50) ? 1U << rng() % 32 : (uint32_t)rng() | 1, EINVAL);
+		expect_create(from, kz_percent(50) ? size : kz_rng() % (2 * PAGE + 1),
+			      kz_percent(50) ? 1U << kz_rng() % 32 : (uint32_t)kz_rng() | 1, EINVAL);
 		break;
 	case 2:
 		/* One byte beyond the mapping, or all of them. */
-		from = size > 1 && percent(70) ? end - between(1, size - 1) : anywhere[between(1, 4)];
+		from = size > 1 && kz_percent(70) ? end - kz_between(1, size - 1) : anywhere[kz_between(1, 4)];
 		expect_create(from, size, 0, EFAULT);
 		break;
-	case 3:
-		create_without_descriptors();
-		break;
+	CASE(3, create_without_descriptors())
 	default:
 		create_good();
-		break;
 	}
 }
 
 static int any_file(void)
 {
-	int slot, tries;
+	int tries = 0, slot;
 
-	for (tries = 0; tries < 16; tries++) {
-		slot = (int)(rng() % NR_FILES);
-		if (files[slot].fd >= 0)
-			return slot;
-	}
-	return -1;
+	do
+		slot = (int)(kz_rng() % NR_FILES);
+	while (files[slot].fd < 0 && ++tries < 16);
+	return files[slot].fd < 0 ? -1 : slot;
 }
 
 static void must_fail(enum op op, long ret)
 {
-	if (!count(op, ret))
-		wrong_errno("it must fail", ret, EINVAL);
+	must_be("it must fail", count(op, ret), ret, EINVAL);
+}
+
+static void op_fcntl(int fd)
+{
+	long ret;
+
+	switch (kz_rng() % 4) {
+	CASE(0, count(OP_fd_fcntl, SYS(fcntl, fd, F_SETFD, kz_rng() % 2)))
+	CASE(1, count(OP_fd_fcntl, SYS(fcntl, fd, F_SETFL, kz_rng() % 2 * O_NONBLOCK)))
+	case 2:
+		ret = SYS(fcntl, fd, F_GETFL);
+		count(OP_fd_fcntl, ret);
+		if ((ret & O_ACCMODE) != O_RDONLY)
+			violation("access mode", ~0UL, 0, (unsigned long)ret, O_RDONLY);
+		break;
+	default:
+		must_fail(OP_fd_fcntl, SYS(fcntl, fd, F_ADD_SEALS, 1));
+	}
 }
 
 static void op_fd(void)
 {
+	/* FIONREAD, FIONBIO, FIONCLEX, FIOCLEX, FS_IOC_GETFLAGS, FS_IOC_SETFLAGS, FS_IOC_FIEMAP */
 	static const unsigned int requests[] = {
-		0x541b /* FIONREAD */, 0x5421 /* FIONBIO */, 0x5450 /* FIONCLEX */,
-		0x5451 /* FIOCLEX */, 0x80086601 /* FS_IOC_GETFLAGS */, 0x40086602 /* FS_IOC_SETFLAGS */,
-		0xc020660b /* FS_IOC_FIEMAP */,
+		0x541b, 0x5421, 0x5450, 0x5451, 0x80086601, 0x40086602, 0xc020660b,
 	};
 	static unsigned char buffer[PAGE];
 	int slot = any_file(), fd;
-	unsigned long size = percent(20) ? 0 : between(1, PAGE);
+	unsigned long size = kz_percent(20) ? 0 : kz_between(1, PAGE);
+	struct content content;
 	long ret;
 
 	if (slot < 0)
 		return;
 	fd = files[slot].fd;
-	switch (rng() % 13) {
-	case 0:
-		must_fail(FD_READ, SYS(read, fd, buffer, size));
-		break;
-	case 1:
-		must_fail(FD_WRITE, SYS(write, fd, buffer, size));
-		break;
-	case 2:
-		must_fail(FD_PREAD, SYS(pread64, fd, buffer, size, rng() % (2 * PAGE)));
-		break;
-	case 3:
-		must_fail(FD_PWRITE, SYS(pwrite64, fd, buffer, size, rng() % (2 * PAGE)));
-		break;
-	case 4:
-		must_fail(FD_FALLOCATE, SYS(fallocate, fd, rng() % 64, 0, PAGE));
-		break;
-	case 5:
-		must_fail(FD_FTRUNCATE, SYS(ftruncate, fd, rng() % 2 * PAGE));
-		break;
-	case 6:
-		count(FD_LSEEK, SYS(lseek, fd, rng() % PAGE, rng() % 6));
-		break;
+	switch (kz_rng() % 13) {
+	CASE(0, must_fail(OP_fd_read, SYS(read, fd, buffer, size)))
+	CASE(1, must_fail(OP_fd_write, SYS(write, fd, buffer, size)))
+	CASE(2, must_fail(OP_fd_pread, SYS(pread64, fd, buffer, size, kz_rng() % (2 * PAGE))))
+	CASE(3, must_fail(OP_fd_pwrite, SYS(pwrite64, fd, buffer, size, kz_rng() % (2 * PAGE))))
+	CASE(4, must_fail(OP_fd_fallocate, SYS(fallocate, fd, kz_rng() % 64, 0, PAGE)))
+	CASE(5, must_fail(OP_fd_ftruncate, SYS(ftruncate, fd, kz_rng() % 2 * PAGE)))
+	CASE(6, count(OP_fd_lseek, SYS(lseek, fd, kz_rng() % PAGE, kz_rng() % 6)))
 	case 7:
 		memset(buffer, 0, sizeof(buffer));
-		count(FD_IOCTL, SYS(ioctl, fd, percent(80) ? requests[rng() % 7] : (uint32_t)rng(), buffer));
+		count(OP_fd_ioctl, SYS(ioctl, fd, kz_percent(80) ? requests[kz_rng() % 7] : (uint32_t)kz_rng(), buffer));
 		break;
-	case 8:
-		switch (rng() % 4) {
-		case 0:
-			count(FD_FCNTL, SYS(fcntl, fd, F_SETFD, rng() % 2));
-			break;
-		case 1:
-			count(FD_FCNTL, SYS(fcntl, fd, F_SETFL, rng() % 2 * O_NONBLOCK));
-			break;
-		case 2:
-			ret = SYS(fcntl, fd, F_GETFL);
-			count(FD_FCNTL, ret);
-			if ((ret & O_ACCMODE) != O_RDONLY)
-				violation("access mode", ~0UL, 0, (unsigned long)ret, O_RDONLY);
-			break;
-		default:
-			must_fail(FD_FCNTL, SYS(fcntl, fd, F_ADD_SEALS, 1));
-			break;
-		}
-		break;
-	case 9:
-		if (percent(50))
-			must_fail(FD_SENDFILE, SYS(sendfile, scratch, fd, 0, PAGE));
-		else
-			must_fail(FD_SENDFILE, SYS(sendfile, fd, scratch, 0, PAGE));
-		break;
-	case 10:
-		close_file(slot);
-		break;
+	CASE(8, op_fcntl(fd))
+	CASE(9, must_fail(OP_fd_sendfile, kz_percent(50) ? SYS(sendfile, scratch, fd, 0, PAGE) :
+			  SYS(sendfile, fd, scratch, 0, PAGE)))
+	CASE(10, close_file(slot))
 	default:
-		ret = percent(50) ? SYS(dup, fd) : SYS(fcntl, fd, F_DUPFD_CLOEXEC, 0);
-		count(FD_DUP, ret);
-		if (ret >= 0) {
-			struct content content = files[slot].content;
-
-			slot = free_slot();
-			files[slot].fd = (int)ret;
-			files[slot].content = content;
-		}
+		ret = kz_percent(50) ? SYS(dup, fd) : SYS(fcntl, fd, F_DUPFD_CLOEXEC, 0);
+		if (count(OP_fd_dup, ret))
+			break;
+		content = files[slot].content;
+		slot = free_slot();
+		files[slot].fd = (int)ret;
+		files[slot].content = content;
 		break;
 	}
 }
 
-/*
- * Mappings.
- */
+/* Mappings */
+
 static unsigned int any_prot(bool exec)
 {
-	unsigned int dice = (unsigned int)(rng() % 100);
+	const unsigned long dice = kz_rng() % 100;
 
-	if (dice < 60)
-		return PROT_READ | PROT_WRITE;
-	if (dice < 80)
-		return PROT_READ;
-	if (dice < 87)
-		return PROT_NONE;
-	if (dice < 93 || !exec)
-		return PROT_WRITE;
-	return PROT_READ | PROT_EXEC | (dice < 96 ? PROT_WRITE : 0);
-}
-
-static void mapped(struct range r, struct page like)
-{
-	unsigned long i;
-
-	for (i = 0; i < r.number; i++)
-		pages[r.first + i] = like;
-}
-
-static void map_file(struct range r, int slot)
-{
-	const unsigned int prot = PROT_READ | PROT_WRITE;
-	long ret;
-
-	if (files[slot].fd < 0)
-		return;
-	ret = SYS(mmap, address(r.first), r.number * PAGE, prot, MAP_PRIVATE | MAP_FIXED, files[slot].fd, 0);
-	if (count(MMAP_REFPAGE, ret > -4096 && ret < 0 ? ret : 0))
-		die(KZ_BROKEN, "mmap: errno %u", (unsigned long)-ret);
-	mapped(r, (struct page){ .kind = REF, .prot = prot, .content = files[slot].content });
+	return dice < 60 ? PROT_READ | PROT_WRITE : dice < 80 ? PROT_READ : dice < 87 ? PROT_NONE :
+	       dice < 93 || !exec ? PROT_WRITE :
+	       PROT_READ | PROT_EXEC | (dice < 96 ? PROT_WRITE : 0);
 }
 
 static void op_mmap(void)
 {
 	struct range r = any_range(MAX_RUN);
 	unsigned int prot = any_prot(true), flags = MAP_PRIVATE | MAP_FIXED;
-	unsigned long offset = 0, length = r.number * PAGE, expected = 0;
+	unsigned long offset = 0, length = r.number * PAGE;
 	int slot = any_file();
-	long ret;
+	long ret, expected = 0;
 
 	if (slot < 0) {
 		create_good();
 		return;
 	}
-	if (percent(12))
-		flags = MAP_FIXED | (percent(50) ? MAP_SHARED : MAP_SHARED_VALIDATE);
-	else if (percent(15))
+	if (kz_percent(12))
+		flags = MAP_FIXED | (kz_percent(50) ? MAP_SHARED : MAP_SHARED_VALIDATE);
+	else if (kz_percent(15))
 		flags |= MAP_FIXED_NOREPLACE;
-	if (percent(10))
-		flags |= MAP_POPULATE;
-	if (percent(10))
-		flags |= MAP_NORESERVE;
-	if (r.number <= 64 && percent(3))
-		flags |= MAP_LOCKED;
-	if (percent(50))
-		offset = rng() >> between(14, 63) << 12;
+	flags |= kz_percent(10) ? MAP_POPULATE : 0;
+	flags |= kz_percent(10) ? MAP_NORESERVE : 0;
+	flags |= r.number <= 64 && kz_percent(3) ? MAP_LOCKED : 0;
+	if (kz_percent(50))
+		offset = kz_rng() >> kz_between(14, 63) << 12;
 
-	if (percent(2)) {
+	if (kz_percent(2)) {
 		expected = EINVAL;
-		if (percent(50))
-			length = 0;
-		else
-			offset |= between(1, PAGE - 1);
+		length = kz_percent(50) ? 0 : length;
+		offset |= length ? kz_between(1, PAGE - 1) : 0;
 	} else if ((flags & MAP_FIXED_NOREPLACE) && !all(r, NONE)) {
 		expected = EEXIST;
 	} else if ((flags & MAP_SHARED) && (prot & PROT_WRITE)) {
-		/* The file is one that cannot be written. */
+		/* The file is not writable. */
 		expected = EACCES;
 	} else if (prot & PROT_EXEC) {
 		expected = EPERM;
 	} else if (flags & MAP_SHARED) {
 		expected = EINVAL;
 	}
-	if (flags & MAP_LOCKED)
-		locked = true;
+	locked |= !!(flags & MAP_LOCKED);
 	ret = SYS(mmap, address(r.first), length, prot, flags, files[slot].fd, offset);
-	count(MMAP_REFPAGE, ret);
-	if (ret < 0 && ret > -4096) {
-		/* There may be no memory for page tables or the like. */
-		if (ret != -(long)expected && ret != -ENOMEM)
-			wrong_errno("mmap", ret, (long)expected);
-		adopt(r.first, r.number);
-	} else if (expected || ret != (long)address(r.first)) {
-		wrong_errno("mmap", 0, (long)expected);
+	if (count(OP_mmap_refpage, ret)) {
+		/* Memory may run out, for page tables among others. */
+		must_be("mmap", ret == -expected || ret == -ENOMEM, ret, expected);
+		scan(r, may_be_done);
 	} else {
-		mapped(r, (struct page){ .kind = REF, .prot = (uint8_t)prot,
-					 .content = files[slot].content });
+		must_be("mmap", !expected && ret == (long)address(r.first), 0, expected);
+		mapped(r, (struct page){ .kind = REF, .prot = (uint8_t)prot, .content = files[slot].content });
 	}
-	check_some(r.first, r.number, 4);
+	check_some(r, 4);
 }
 
 static void op_mmap_other(void)
 {
 	struct range r = any_range(MAX_RUN);
 	unsigned int prot = any_prot(false), flags = MAP_FIXED | MAP_PRIVATE | MAP_ANONYMOUS;
-	enum kind kind = ANON;
-	int fd = -1;
-	long ret;
+	bool shared_memory = kz_percent(20), file = !shared_memory && kz_percent(20);
+	enum kind kind = shared_memory || file ? OTHER : ANON;
+	int fd = file ? scratch : -1;
 
-	if (percent(20)) {
-		kind = OTHER;
+	if (shared_memory)
 		flags = MAP_FIXED | MAP_SHARED | MAP_ANONYMOUS;
-	} else if (percent(20)) {
-		kind = OTHER;
-		flags = MAP_FIXED | (percent(50) ? MAP_PRIVATE : MAP_SHARED);
-		fd = scratch;
-	}
-	ret = SYS(mmap, address(r.first), r.number * PAGE, prot, flags, fd, 0);
-	if (count(MMAP_OTHER, ret > -4096 && ret < 0 ? ret : 0))
-		adopt(r.first, r.number);
+	else if (file)
+		flags = MAP_FIXED | (kz_percent(50) ? MAP_PRIVATE : MAP_SHARED);
+	if (count(OP_mmap_other, SYS(mmap, address(r.first), r.number * PAGE, prot, flags, fd, 0)))
+		scan(r, may_be_done);
 	else
 		mapped(r, (struct page){ .kind = (uint8_t)kind, .prot = (uint8_t)prot });
-	check_some(r.first, r.number, 2);
+	check_some(r, 2);
 }
 
 static void op_munmap(void)
@@ -1121,10 +657,9 @@ static void op_munmap(void)
 	struct range r = some_range(MAX_RUN);
 	long ret = SYS(munmap, address(r.first), r.number * PAGE);
 
-	if (count(MUNMAP, ret))
-		wrong_errno("munmap", ret, 0);
-	mapped(r, (struct page){ .kind = NONE });
-	check_some(r.first, r.number, 2);
+	must_be("munmap", !count(OP_munmap, ret), ret, 0);
+	mapped(r, nothing);
+	check_some(r, 2);
 }
 
 static void op_mprotect(void)
@@ -1132,25 +667,23 @@ static void op_mprotect(void)
 	struct range r = some_range(MAX_RUN);
 	unsigned int prot = any_prot(true);
 	bool hole = has(r, NONE), refused = (prot & PROT_EXEC) && has(r, REF);
-	long ret = SYS(mprotect, address(r.first), r.number * PAGE, prot);
+	long ret = SYS(mprotect, address(r.first), r.number * PAGE, prot), expected = hole ? ENOMEM : EACCES;
 	unsigned long i;
 
-	if (!count(MPROTECT, ret)) {
-		if (hole || refused)
-			wrong_errno("mprotect", ret, hole ? ENOMEM : EACCES);
-		for (i = 0; i < r.number; i++)
+	if (!count(OP_mprotect, ret)) {
+		must_be("mprotect", !hole && !refused, ret, expected);
+		for EACH(i, r.number)
 			pages[r.first + i].prot = (uint8_t)prot;
 	} else {
-		if (!(hole && ret == -ENOMEM) && !(refused && ret == -EACCES) && !has(r, OTHER))
-			wrong_errno("mprotect", ret, hole ? ENOMEM : refused ? EACCES : 0);
-		adopt(r.first, r.number);
+		must_be("mprotect", (hole && ret == -ENOMEM) || (refused && ret == -EACCES) || has(r, OTHER),
+			ret, hole || refused ? expected : 0);
+		scan(r, may_be_done);
 	}
-	check_some(r.first, r.number, 4);
+	check_some(r, 4);
 }
 
-/*
- * mremap().
- */
+/* mremap() */
+
 static struct page moving[MAX_RUN];
 
 static void bad_mremap(void)
@@ -1160,45 +693,34 @@ static void bad_mremap(void)
 	unsigned long size = r.number * PAGE;
 	long ret;
 
-	switch (rng() % 6) {
-	case 0:
-		ret = SYS(mremap, at + between(1, PAGE - 1), size, size, 0, 0);
-		break;
-	case 1:
-		ret = SYS(mremap, at, size, 0, MREMAP_MAYMOVE, 0);
-		break;
+	switch (kz_rng() % 6) {
+	CASE(0, ret = SYS(mremap, at + kz_between(1, PAGE - 1), size, size, 0, 0))
+	CASE(1, ret = SYS(mremap, at, size, 0, MREMAP_MAYMOVE, 0))
 	case 2:
 		/* Onto itself. */
 		ret = SYS(mremap, at, size, size, MREMAP_MAYMOVE | MREMAP_FIXED, at + size - PAGE);
 		break;
-	case 3:
-		ret = SYS(mremap, at, size, size + PAGE, MREMAP_MAYMOVE | MREMAP_DONTUNMAP, 0);
-		break;
-	case 4:
-		ret = SYS(mremap, at, size, size, percent(50) ? MREMAP_DONTUNMAP : MREMAP_FIXED, at + size);
-		break;
+	CASE(3, ret = SYS(mremap, at, size, size + PAGE, MREMAP_MAYMOVE | MREMAP_DONTUNMAP, 0))
+	CASE(4, ret = SYS(mremap, at, size, size, kz_percent(50) ? MREMAP_DONTUNMAP : MREMAP_FIXED, at + size))
 	default:
-		ret = SYS(mremap, at, size, size, 8U << rng() % 28, 0);
+		ret = SYS(mremap, at, size, size, 8U << kz_rng() % 28, 0);
 		break;
 	}
-	count(MREMAP_BAD, ret);
-	if (ret != -EINVAL)
-		wrong_errno("mremap", ret, EINVAL);
-	check_some(r.first, r.number, 2);
+	count(OP_mremap_bad, ret);
+	must_be("mremap", ret == -EINVAL, ret, EINVAL);
+	check_some(r, 2);
 }
 
-static unsigned long adopt_from, adopt_to, adopt_number;
+static struct range moved_from, moved_to;
 
-/* After a failed move: page by page, it has moved or stayed. */
-static void may_have_moved(unsigned long index, enum kind kind, unsigned int prot)
+/* After a failed move each page has moved or stayed. */
+static void may_have_moved(unsigned long index, enum kind kind, unsigned int prot KZ_MAYBE_UNUSED)
 {
-	unsigned long i = index - adopt_to;
-	struct page *from = i < adopt_number ? &pages[adopt_from + i] : NULL;
+	unsigned long i = index - moved_to.first;
 
-	(void)prot;
 	if (kind == NONE)
-		pages[index] = (struct page){ .kind = NONE };
-	else if (from && from->kind == NONE)
+		pages[index] = nothing;
+	else if (i < moved_from.number && pages[moved_from.first + i].kind == NONE)
 		pages[index] = moving[i];
 }
 
@@ -1206,28 +728,27 @@ static void failed_move(struct range from, struct range to, bool keeps)
 {
 	unsigned long i;
 
-	adopt(from.first, from.number);
-	adopt_from = from.first;
-	adopt_to = to.first;
-	adopt_number = from.number;
-	scan(to.first, to.number, may_have_moved);
-	/* With the source kept, nothing tells. */
-	for (i = 0; keeps && i < from.number; i++)
+	scan(from, may_be_done);
+	moved_from = from;
+	moved_to = to;
+	scan(to, may_have_moved);
+	/* Nothing shows which pages moved if the source is kept. */
+	for EACH(i, keeps ? from.number : 0)
 		pages[from.first + i].unknown = true;
-	adopt(to.first, to.number);
+	scan(to, may_be_done);
 }
 
-/* The model of a move from @r to @number pages, which are in moving[]. */
+/* Models a move from @r to @number pages, which are in moving[]. */
 static void take_away(struct range r, unsigned long number, bool keeps)
 {
 	unsigned long i;
 
-	for (i = 0; i < r.number; i++) {
+	for EACH(i, r.number) {
 		moving[i] = pages[r.first + i];
 		if (keeps)
 			pristine(&pages[r.first + i]);
 		else
-			pages[r.first + i] = (struct page){ .kind = NONE };
+			pages[r.first + i] = nothing;
 	}
 	for (; i < number; i++) {
 		moving[i] = moving[r.number - 1];
@@ -1235,183 +756,143 @@ static void take_away(struct range r, unsigned long number, bool keeps)
 	}
 }
 
+/* Checks @number moved pages outside of the area and moves them into it; false if that failed. */
+static bool bring_back(unsigned long at, unsigned long number, struct range *to)
+{
+	unsigned long i;
+
+	for EACH(i, 4) {
+		unsigned long which = kz_rng() % number;
+
+		check_at(&moving[which], ~0UL, (char *)at + which * PAGE);
+	}
+	to->number = number;
+	to->first = kz_rng() % (nr_pages - number + 1);
+	if (!count(OP_mremap, SYS(mremap, at, number * PAGE, number * PAGE, MREMAP_MAYMOVE | MREMAP_FIXED,
+				  address(to->first))))
+		return true;
+	/* Pages that moved before the failure are given up, too. */
+	SYS(munmap, at, number * PAGE);
+	SYS(munmap, address(to->first), number * PAGE);
+	mapped(*to, nothing);
+	return false;
+}
+
 static void op_mremap(void)
 {
 	struct range r = run_of_pages(MAX_RUN / 2), to = { 0, 0 };
 	unsigned long number = r.number, flags = 0, i;
-	bool keeps = percent(25), fixed = percent(60), is_free, outside;
-	enum op op = keeps ? MREMAP_DONTUNMAP_ : MREMAP;
+	bool keeps = kz_percent(25), fixed = kz_percent(60), is_free;
 	long ret;
 
-	if (percent(10)) {
+	if (kz_percent(10)) {
 		bad_mremap();
 		return;
 	}
 	if (pages[r.first].kind != REF && pages[r.first].kind != ANON)
 		return;
-	if (!keeps && percent(60))
-		number = percent(50) ? between(1, r.number) : between(r.number, MAX_RUN);
+	if (!keeps && kz_percent(60))
+		number = kz_percent(50) ? kz_between(1, r.number) : kz_between(r.number, MAX_RUN);
 	if (number > nr_pages)
 		number = nr_pages;
-	if (keeps || fixed || percent(50))
-		flags |= MREMAP_MAYMOVE;
-	if (keeps)
-		flags |= MREMAP_DONTUNMAP;
-	if (fixed)
-		flags |= MREMAP_FIXED;
-	/* The address is a hint when the source is kept, and says nothing when it is not. */
+	flags |= keeps || fixed || kz_percent(50) ? MREMAP_MAYMOVE : 0;
+	flags |= (keeps ? MREMAP_DONTUNMAP : 0) | (fixed ? MREMAP_FIXED : 0);
+	/* The address is a hint when the source is kept, and is ignored otherwise. */
 	if (fixed || keeps) {
 		to.number = number;
-		to.first = rng() % (nr_pages - number + 1);
+		to.first = kz_rng() % (nr_pages - number + 1);
 		if (to.first < r.first + r.number && r.first < to.first + number)
 			return;
 	}
 	is_free = all(to, NONE);
-	for (i = 0; i < r.number; i++)
-		moving[i] = pages[r.first + i];
+	memcpy(moving, &pages[r.first], r.number * sizeof(*moving));
 	ret = SYS(mremap, address(r.first), r.number * PAGE, number * PAGE, flags, address(to.first));
-	if (ret < 0 && ret > -4096) {
-		count(op, ret);
+	if (count(keeps ? OP_mremap_dontunmap : OP_mremap, ret)) {
 		failed_move(r, to, keeps);
-		check_some(r.first, r.number, 4);
+		check_some(r, 4);
 		return;
 	}
-	count(op, 0);
 	take_away(r, number, keeps);
-	outside = (uint64_t)ret < ARENA || (uint64_t)ret >= ARENA + nr_pages * PAGE;
-	if (outside) {
-		if (fixed)
-			wrong_errno("mremap", 0, EINVAL);
-		for (i = 0; i < 4; i++) {
-			unsigned long which = rng() % number;
-
-			check_at(&moving[which], ~0UL, (char *)ret + which * PAGE);
-		}
-		to.number = number;
-		to.first = rng() % (nr_pages - number + 1);
-		i = (unsigned long)ret;
-		ret = SYS(mremap, i, number * PAGE, number * PAGE, MREMAP_MAYMOVE | MREMAP_FIXED,
-			  address(to.first));
-		if (count(MREMAP, ret < 0 && ret > -4096 ? ret : 0)) {
-			/* What was moved before it failed is given up, too. */
-			SYS(munmap, i, number * PAGE);
-			SYS(munmap, address(to.first), number * PAGE);
-			mapped(to, (struct page){ .kind = NONE });
+	if ((uint64_t)ret < ARENA || (uint64_t)ret >= ARENA + nr_pages * PAGE) {
+		must_be("mremap", !fixed, 0, EINVAL);
+		if (!bring_back((unsigned long)ret, number, &to))
 			return;
-		}
 	} else if (!fixed) {
 		if (!keeps)
 			to = (struct range){ r.first, number };
 		if (ret != (long)address(to.first) || (keeps && !is_free))
 			violation("mremap went elsewhere", r.first, 0, (unsigned long)ret, 0);
 	}
-	for (i = 0; i < number; i++)
+	for EACH(i, number)
 		pages[to.first + i] = moving[i];
-	check_some(to.first, to.number, 6);
+	check_some(to, 6);
 	if (keeps)
-		check_some(r.first, r.number, 4);
+		check_some(r, 4);
 }
 
-/*
- * madvise().
- */
+/* madvise() */
+
+#define ADVICE_ROW(advice, name, weight) { MADV_##advice, weight },
+
 static const struct {
 	int advice;
-	enum op op;
 	unsigned int weight;
-} advices[] = {
-	{ MADV_DONTNEED, ADV_DONTNEED, 24 },
-	{ MADV_DONTNEED_LOCKED, ADV_DONTNEED_LOCKED, 4 },
-	{ MADV_FREE, ADV_FREE, 5 },
-	{ MADV_MERGEABLE, ADV_MERGEABLE, 6 },
-	{ MADV_UNMERGEABLE, ADV_UNMERGEABLE, 3 },
-	{ MADV_HUGEPAGE, ADV_HUGEPAGE, 4 },
-	{ MADV_NOHUGEPAGE, ADV_NOHUGEPAGE, 2 },
-	{ MADV_COLLAPSE, ADV_COLLAPSE, 2 },
-	{ MADV_COLD, ADV_COLD, 5 },
-	{ MADV_PAGEOUT, ADV_PAGEOUT, 12 },
-	{ MADV_POPULATE_READ, ADV_POPULATE_READ, 6 },
-	{ MADV_POPULATE_WRITE, ADV_POPULATE_WRITE, 6 },
-	{ MADV_DONTFORK, ADV_DONTFORK, 3 },
-	{ MADV_DOFORK, ADV_DOFORK, 3 },
-	{ MADV_WIPEONFORK, ADV_WIPEONFORK, 4 },
-	{ MADV_KEEPONFORK, ADV_KEEPONFORK, 2 },
-	{ MADV_REMOVE, ADV_REMOVE, 5 },
-};
+} advices[] = { ADVICES(ADVICE_ROW) };
 
-/* What the documents say of an advice as a whole. */
+/* The documented errors of an advice. */
 static void judge_advice(int advice, struct range r, int error)
 {
 	const bool hole = has(r, NONE), all_ref = all(r, REF);
 	const unsigned int prot = pages[r.first].prot;
+	bool alone = all_ref, wrong = !error && hole;
+	int expected = hole ? ENOMEM : 0;
 	unsigned long i;
-	bool alone = all_ref;
 
 	for (i = 1; alone && i < r.number; i++)
 		alone = alike(&pages[r.first], &pages[r.first + i]);
-	if (!error && hole)
-		wrong_errno("madvise over a hole", 0, ENOMEM);
 	switch (advice) {
 	case MADV_DONTNEED:
-		if (error && !(hole && error == ENOMEM) && !(locked && error == EINVAL))
-			wrong_errno("madvise", -error, hole ? ENOMEM : 0);
-		break;
 	case MADV_DONTNEED_LOCKED:
-		if (error && !(hole && error == ENOMEM))
-			wrong_errno("madvise", -error, hole ? ENOMEM : 0);
+		wrong |= error && !(hole && error == ENOMEM) &&
+			 !(advice == MADV_DONTNEED && locked && error == EINVAL);
 		break;
 	case MADV_FREE:
 	case MADV_WIPEONFORK:
-		if ((!error && has(r, REF)) || (all_ref && error != EINVAL))
-			wrong_errno("madvise", -error, EINVAL);
+		wrong |= (!error && has(r, REF)) || (all_ref && error != EINVAL);
+		expected = hole ? expected : EINVAL;
 		break;
 	case MADV_REMOVE:
-		if (!error && has(r, REF))
-			wrong_errno("madvise", -error, EACCES);
+		wrong |= !error && has(r, REF);
+		expected = hole ? expected : EACCES;
 		break;
 	case MADV_POPULATE_READ:
 	case MADV_POPULATE_WRITE:
-		if (alone && (prot & (advice == MADV_POPULATE_READ ? PROT_READ : PROT_WRITE)) && error &&
-		    error != ENOMEM && error != EAGAIN && error != EINTR)
-			wrong_errno("madvise", -error, 0);
+		wrong |= alone && (prot & (advice == MADV_POPULATE_READ ? PROT_READ : PROT_WRITE)) && error &&
+			 error != ENOMEM && error != EAGAIN && error != EINTR;
 		break;
 	}
+	must_be("madvise", !wrong, -error, expected);
 }
 
 static void advised(int advice, struct page *page, int error, bool hole)
 {
-	/* A hole is told at the end, after all is done. */
-	const bool done = !error || (error == ENOMEM && hole);
+	/* A hole is reported at the end, when the rest is done. */
+	const bool done = !error || (error == ENOMEM && hole), anon = page->kind == ANON;
 
 	if (page->kind == NONE)
 		return;
-	switch (advice) {
-	case MADV_DONTNEED:
-	case MADV_DONTNEED_LOCKED:
+	if (advice == MADV_DONTNEED || advice == MADV_DONTNEED_LOCKED) {
 		if (done)
 			pristine(page);
 		else if (page->nr_writes)
 			page->unknown = true;
-		break;
-	case MADV_FREE:
-		if (page->kind == ANON && page->nr_writes)
-			page->unknown = true;
-		break;
-	case MADV_DONTFORK:
-		page->dontfork = done ? YES : MAYBE;
-		break;
-	case MADV_DOFORK:
-		if (page->dontfork)
-			page->dontfork = done ? NO : MAYBE;
-		break;
-	case MADV_WIPEONFORK:
-		if (page->kind == ANON && page->wipe != YES)
-			page->wipe = done ? YES : MAYBE;
-		break;
-	case MADV_KEEPONFORK:
-		if (page->wipe)
-			page->wipe = done ? NO : MAYBE;
-		break;
+	} else if (advice == MADV_FREE) {
+		page->unknown |= anon && page->nr_writes;
+	} else if (advice == MADV_DONTFORK || (advice == MADV_DOFORK && page->dontfork)) {
+		page->dontfork = !done ? MAYBE : advice == MADV_DONTFORK ? YES : NO;
+	} else if ((advice == MADV_WIPEONFORK && anon && page->wipe != YES) ||
+		   (advice == MADV_KEEPONFORK && page->wipe)) {
+		page->wipe = !done ? MAYBE : advice == MADV_WIPEONFORK ? YES : NO;
 	}
 }
 
@@ -1423,108 +904,81 @@ static void op_madvise(void)
 	bool hole = has(r, NONE);
 	int error;
 
-	for (i = 0; i < sizeof(advices) / sizeof(advices[0]); i++)
+	for EACH(i, sizeof(advices) / sizeof(advices[0]))
 		total += advices[i].weight;
-	for (dice = (unsigned int)(rng() % total); dice >= advices[which].weight; which++)
+	for (dice = (unsigned int)(kz_rng() % total); dice >= advices[which].weight; which++)
 		dice -= advices[which].weight;
 	/* At times no page is read between it and a call before. */
-	if (percent(30))
-		check_some(r.first, r.number, 4);
-	error = count(advices[which].op,
+	if (kz_percent(30))
+		check_some(r, 4);
+	error = count(OP_madvise_dontneed + which,
 		      SYS(madvise, address(r.first), r.number * PAGE, advices[which].advice));
 	judge_advice(advices[which].advice, r, error);
-	for (i = 0; i < r.number; i++)
+	for EACH(i, r.number)
 		advised(advices[which].advice, &pages[r.first + i], error, hole);
-	if (percent(50))
-		check_some(r.first, r.number, 4);
+	if (kz_percent(50))
+		check_some(r, 4);
 }
 
 static void op_lock(void)
 {
 	struct range r = some_range(64);
 	char *at = address(r.first);
+	const unsigned long dice = kz_rng() % 8;
 
-	switch (rng() % 8) {
-	case 0:
+	/* mlockall() of more pages does not fit into a small guest. */
+	if (dice < 2 || (dice == 2 && nr_pages <= 4096))
 		locked = true;
-		count(MLOCK, SYS(mlock, at, r.number * PAGE));
-		break;
-	case 1:
-		locked = true;
-		count(MLOCK2, SYS(mlock2, at, r.number * PAGE, MLOCK_ONFAULT));
-		break;
-	case 2:
-		/* Not more than fits into a small guest. */
-		if (nr_pages > 4096)
-			break;
-		locked = true;
-		count(MLOCKALL, SYS(mlockall, between(1, 7)));
-		break;
-	case 3:
-		count(MUNLOCK, SYS(munlock, at, r.number * PAGE));
-		break;
-	default:
-		if (!count(MUNLOCKALL, SYS(munlockall)))
-			locked = false;
-		break;
-	}
-	check_some(r.first, r.number, 2);
+	if (dice == 0)
+		count(OP_mlock, SYS(mlock, at, r.number * PAGE));
+	else if (dice == 1)
+		count(OP_mlock2, SYS(mlock2, at, r.number * PAGE, MLOCK_ONFAULT));
+	else if (dice == 2 && nr_pages <= 4096)
+		count(OP_mlockall, SYS(mlockall, kz_between(1, 7)));
+	else if (dice == 3)
+		count(OP_munlock, SYS(munlock, at, r.number * PAGE));
+	else if (dice > 3 && !count(OP_munlockall, SYS(munlockall)))
+		locked = false;
+	check_some(r, 2);
 }
 
-/*
- * Reading and writing.
- */
+/* Reading and writing */
+
 static void write_page(unsigned long index)
 {
 	static unsigned char buffer[PAGE] __attribute__((aligned(16)));
+	static const enum op ways[] = { OP_process_vm_writev, OP_read_into, OP_mem_write };
 	struct page *page = &pages[index];
 	const bool writable = page->kind != NONE && (page->prot & PROT_WRITE);
-	struct write write = { .seed = (uint32_t)rng() };
-	enum op op = STORE;
-	void *from, *at;
+	struct write write = { .seed = (uint32_t)kz_rng() };
+	unsigned long way;
+	enum op op;
 	long ret;
 
 	if (page->kind == OTHER)
 		return;
-	if (page->nr_writes == NR_WRITES || percent(15)) {
+	if (page->nr_writes == NR_WRITES || kz_percent(15)) {
 		write.length = PAGE;
 	} else {
-		write.offset = (uint16_t)(rng() % PAGE);
-		write.length = percent(50) ? 1 : (uint16_t)between(1, PAGE - write.offset);
+		write.offset = (uint16_t)(kz_rng() % PAGE);
+		write.length = kz_percent(50) ? 1 : (uint16_t)kz_between(1, PAGE - write.offset);
 	}
 	write_fill(buffer, write);
-	from = buffer + write.offset;
-	at = (char *)address(index) + write.offset;
-	switch (rng() % 8) {
-	case 0:
-		op = VM_WRITEV;
-		ret = vm_call(op, from, at, write.length);
-		break;
-	case 1:
-		op = READ_INTO;
-		if (SYS(pwrite64, scratch, from, write.length, (unsigned long)depth * PAGE) !=
-		    write.length)
-			return;
-		ret = SYS(pread64, scratch, at, write.length, (unsigned long)depth * PAGE);
-		break;
-	case 2:
-		op = MEM_WRITE;
-		ret = self_mem(op, from, at, write.length);
-		break;
-	default:
-		ret = copy_faults(at, from, write.length) ? -EFAULT : write.length;
-		break;
-	}
+	way = kz_rng() % 8;
+	op = way < 3 ? ways[way] : OP_store;
+	ret = transfer(op, buffer + write.offset, (char *)address(index) + write.offset, write.length);
+	/* The scratch file could not be written: memory ran out. */
+	if (op == OP_read_into && ret == -ENOSPC)
+		return;
 	count(op, ret);
 	if (ret == write.length) {
 		/* /proc/self/mem writes what is read-only, as debuggers do. */
-		if (!writable && (op != MEM_WRITE || page->kind == NONE))
+		if (!writable && (op != OP_mem_write || page->kind == NONE))
 			violation("writable", index, write.offset, 1, 0);
 		model_write(page, write);
 	} else if (ret > 0) {
-		violation("part of a page was written", index, write.offset, (unsigned long)ret,
-			  write.length);
-	} else if (writable && op != MEM_WRITE) {
+		violation("part of a page was written", index, write.offset, (unsigned long)ret, write.length);
+	} else if (writable && op != OP_mem_write) {
 		violation("not writable", index, write.offset, (unsigned long)-ret, 0);
 	}
 }
@@ -1534,17 +988,15 @@ static void op_write(void)
 	struct range r = some_range(MAX_RUN);
 	unsigned long i, most = r.number > 32 ? 32 : r.number;
 
-	for (i = 0; i < most; i++)
-		write_page(r.number <= 32 ? r.first + i : r.first + rng() % r.number);
-	if (percent(50))
-		check_some(r.first, r.number, 4);
+	for EACH(i, most)
+		write_page(r.number <= 32 ? r.first + i : r.first + kz_rng() % r.number);
+	if (kz_percent(50))
+		check_some(r, 4);
 }
 
 static void op_read(void)
 {
-	struct range r = some_range(MAX_RUN);
-
-	check_some(r.first, r.number, 32);
+	check_some(some_range(MAX_RUN), 32);
 }
 
 /* One call for many pages: it ends at the first that cannot be read. */
@@ -1555,27 +1007,19 @@ static void op_read_many(void)
 	unsigned long i, good;
 	long ret;
 
-	for (good = 0; good < r.number; good++)
+	for EACH(good, r.number)
 		if (pages[r.first + good].kind == NONE || !(pages[r.first + good].prot & PROT_READ))
 			break;
 	if (has(r, OTHER))
 		return;
-	ret = vm_call(VM_READV, buffer, address(r.first), r.number * PAGE);
-	count(VM_READV, ret);
+	ret = transfer(OP_process_vm_readv, buffer, address(r.first), r.number * PAGE);
+	count(OP_process_vm_readv, ret);
 	if (ret != (good ? (long)(good * PAGE) : -EFAULT))
 		violation("amount read", r.first, good, (unsigned long)ret, good * PAGE);
-	for (i = 0; i < good; i++) {
-		if (pages[r.first + i].unknown)
-			continue;
-		model_fill(wanted, &pages[r.first + i]);
-		compare(buffer + i * PAGE, r.first + i);
-	}
-	__atomic_add_fetch(&shared->checked_pages, good, __ATOMIC_RELAXED);
+	for EACH(i, good)
+		compare(buffer + i * PAGE, &pages[r.first + i], r.first + i);
 }
 
-/*
- * fork().
- */
 static void one_operation(bool may_fork);
 
 static void become_child(void)
@@ -1584,286 +1028,171 @@ static void become_child(void)
 
 	depth++;
 	locked = false;
-	for (i = 0; i < nr_pages; i++) {
-		struct page *page = &pages[i];
-
-		if (page->dontfork == YES)
-			*page = (struct page){ .kind = NONE };
-		else if (page->wipe == YES)
-			pristine(page);
-		else if (page->wipe == MAYBE)
-			page->unknown = true;
-	}
-	/* What may have stayed with the parent is done away with. */
-	for (i = 0; i < nr_pages; i++) {
-		if (pages[i].dontfork != MAYBE)
-			continue;
-		SYS(munmap, address(i), PAGE);
-		pages[i] = (struct page){ .kind = NONE };
+	for EACH(i, nr_pages) {
+		if (pages[i].wipe == YES)
+			pristine(&pages[i]);
+		else if (pages[i].wipe == MAYBE)
+			pages[i].unknown = true;
+		/* Unmap pages that may have stayed with the parent. */
+		if (pages[i].dontfork == MAYBE)
+			SYS(munmap, address(i), PAGE);
+		if (pages[i].dontfork != NO)
+			pages[i] = nothing;
 	}
 }
 
 static void op_fork(void)
 {
-	const unsigned long number = between(2, 24), meanwhile = between(0, 6);
-	const uint64_t of_child = rng();
-	unsigned int status = 0;
+	const unsigned long number = kz_between(2, 24), meanwhile = kz_between(0, 6);
+	const uint64_t of_child = kz_rng();
+	const struct range everything = { 0, nr_pages };
+	int status = 0;
 	unsigned long i;
-	long pid = SYS(fork), ret;
+	long pid = SYS(fork);
 
-	if (count(FORK, pid))
+	if (count(OP_fork, pid))
 		return;
 	if (!pid) {
-		rng_state = of_child;
+		kz_rng_state = of_child;
 		become_child();
-		if (percent(25))
+		if (kz_percent(25))
 			check_mappings();
-		for (i = 0; i < number; i++)
+		for EACH(i, number)
 			one_operation(depth < MAX_DEPTH);
-		check_some(0, nr_pages, 48);
+		check_some(everything, 48);
 		leave(KZ_OK);
 	}
-	/* Side by side, so that it matters who copies a page. */
-	for (i = 0; i < meanwhile; i++)
+	/* Both run at the same time, so that it matters which one copies a page. */
+	for EACH(i, meanwhile)
 		one_operation(false);
-	do {
-		ret = SYS(wait4, pid, &status, 0, 0);
-	} while (ret == -EINTR);
-	current_op = FORK;
-	if ((status & 127) == 9)
-		/* Out of memory. */
+	status = kz_wait((pid_t)pid, NULL);
+	current_op = OP_fork;
+	if (WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL)
+		/* Memory ran out. */
 		__atomic_add_fetch(&shared->killed, 1, __ATOMIC_RELAXED);
-	else if (status & 127)
-		violation("a child was killed", ~0UL, 0, status & 127, 0);
-	else if (status >> 8 & 255) {
-		/* It has told. */
-		if (!depth)
-			report();
+	else if (WIFSIGNALED(status))
+		violation("a child was killed", ~0UL, 0, (unsigned long)WTERMSIG(status), 0);
+	else if (WEXITSTATUS(status))
+		/* It has reported its violation. */
 		leave(KZ_FAILED);
-	}
-	check_some(0, nr_pages, 16);
+	check_some(everything, 16);
 }
 
 static void one_operation(bool may_fork)
 {
-	const unsigned int dice = (unsigned int)(rng() % 100);
+	static const struct {
+		unsigned int below;	/* of a hundred */
+		void (*run)(void);
+	} operations[] = {
+		{ 8, op_create }, { 14, op_fd }, { 25, op_mmap }, { 30, op_mmap_other }, { 33, op_munmap },
+		{ 42, op_mremap }, { 48, op_mprotect }, { 64, op_madvise }, { 69, op_lock },
+		{ 73, op_read_many }, { 85, op_write }, { 97, op_read }, { 100, op_fork },
+	};
+	const unsigned int dice = (unsigned int)(kz_rng() % 100);
+	int i = 0;
 
-	if (dice < 8)
-		op_create();
-	else if (dice < 14)
-		op_fd();
-	else if (dice < 25)
-		op_mmap();
-	else if (dice < 30)
-		op_mmap_other();
-	else if (dice < 33)
-		op_munmap();
-	else if (dice < 42)
-		op_mremap();
-	else if (dice < 48)
-		op_mprotect();
-	else if (dice < 64)
-		op_madvise();
-	else if (dice < 69)
-		op_lock();
-	else if (dice < 73)
-		op_read_many();
-	else if (dice < 85)
-		op_write();
-	else if (dice < 97 || !may_fork)
-		op_read();
-	else
-		op_fork();
-}
-
-/*
- * The program.
- */
-/* Without --seconds, --steps says exactly how many. */
-static unsigned long seconds, least_steps;
-
-static void report(void)
-{
-	const char *separator;
-	int op, error;
-
-	out.used = 0;
-	put("{\"seed\": %u, \"seconds\": %u, \"steps\": %u, \"pages\": %u, \"checked_pages\": %u, "
-	    "\"children_killed\": %u, \"violations\": %u, \"operations\": {",
-	    seed, seconds, step, nr_pages, shared->checked_pages, shared->killed, shared->violations);
-	for (op = 0; op < NR_OPS; op++) {
-		put("%s\"%s\": {", op ? ", " : "", op_names[op]);
-		separator = "";
-		for (error = 0; error < MAX_ERRNO; error++) {
-			if (!shared->count[op][error])
-				continue;
-			if (error_names[error])
-				put("%s\"%s\": ", separator, error_names[error]);
-			else
-				put("%s\"errno %d\": ", separator, (long)error);
-			put("%u", shared->count[op][error]);
-			separator = ", ";
-		}
-		put("}");
-	}
-	put("}}\n");
-	out_flush(1);
-}
-
-static void *area(unsigned long size, unsigned int flags, unsigned long at)
-{
-	long ret = SYS(mmap, at, size, PROT_READ | PROT_WRITE, flags | MAP_ANONYMOUS, -1, 0);
-
-	if (ret < 0 && ret > -4096)
-		die(KZ_BROKEN, "mmap of %u bytes: errno %u", size, (unsigned long)-ret);
-	return (void *)ret;
+	while (dice >= operations[i].below)
+		i++;
+	if (operations[i].run == op_fork && !may_fork)
+		i--;
+	operations[i].run();
 }
 
 static void set_up(void)
 {
-	long ret;
+	struct sigaction action = { .sa_sigaction = on_fault, .sa_flags = SA_SIGINFO | SA_NODEFER };
+	static char buffer[65536];
+	long ret = SYS(refpage_create, "a", 1, 0);
 	int i;
 
-	ret = SYS(refpage_create, "a", 1, 0);
+	if (ret == -ENOSYS)
+		kz_die(KZ_BROKEN, "refpage_create: this kernel does not have it; boot one with CONFIG_REFPAGE");
 	if (ret < 0)
-		die(KZ_BROKEN, "refpage_create: errno %u%s", (unsigned long)-ret,
-		    ret == -ENOSYS ? "; this kernel does not have it" : "");
+		kz_fail("refpage_create");
 	SYS(close, ret);
-	shared = area(sizeof(*shared), MAP_SHARED, 0);
-	pages = area(nr_pages * sizeof(*pages), MAP_PRIVATE, 0);
-	area(2 * PAGE, MAP_PRIVATE | MAP_FIXED_NOREPLACE, SOURCE);
-	for (i = 0; i < NR_FILES; i++)
+	setvbuf(stdout, buffer, _IOFBF, sizeof(buffer));
+	shared = kz_map(sizeof(*shared), MAP_SHARED | MAP_ANONYMOUS);
+	pages = kz_map(nr_pages * sizeof(*pages), 0);
+	if (mmap((void *)SOURCE, 2 * PAGE, PROT_READ | PROT_WRITE,
+		 MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0) == MAP_FAILED)
+		kz_fail("cannot map 2 pages at %#lx", SOURCE);
+	for EACH(i, NR_FILES)
 		files[i].fd = -1;
-	ret = SYS(memfd_create, "scratch", MFD_CLOEXEC);
-	if (ret < 0 || SYS(ftruncate, ret, (MAX_DEPTH + 1) * PAGE))
-		die(KZ_BROKEN, "memfd_create: errno %u", (unsigned long)-ret);
-	scratch = (int)ret;
-	catch_faults();
+	scratch = memfd_create("scratch", MFD_CLOEXEC);
+	if (scratch < 0 || ftruncate(scratch, (MAX_DEPTH + 1) * PAGE))
+		kz_fail("cannot make a file in memory");
+	sigaction(SIGSEGV, &action, NULL);
+	sigaction(SIGBUS, &action, NULL);
 }
 
-/* Most of the area is mapped from the start: calls over holes alone show little. */
+/* Most of the area is mapped from the start: calls over holes only show little. */
 static void first_mappings(void)
 {
-	unsigned long at = 0;
-	int i;
+	const unsigned int prot = PROT_READ | PROT_WRITE;
+	struct range r = { 0, 0 };
+	int i, slot;
 
-	rng_state = mix(~(uint64_t)seed);
-	for (i = 0; i < NR_FILES / 2; i++)
+	kz_rng_state = kz_mix(~(uint64_t)seed);
+	for EACH(i, NR_FILES / 2)
 		create_good();
-	while (at < nr_pages) {
-		struct range r = { at, between(1, nr_pages - at > 64 ? 64 : nr_pages - at) };
-
-		if (percent(90))
-			map_file(r, (int)(rng() % (NR_FILES / 2)));
-		at += r.number;
+	for (; r.first < nr_pages; r.first += r.number) {
+		r.number = kz_between(1, nr_pages - r.first > 64 ? 64 : nr_pages - r.first);
+		slot = kz_percent(90) ? (int)(kz_rng() % (NR_FILES / 2)) : -1;
+		if (slot < 0 || files[slot].fd < 0)
+			continue;
+		if (count(OP_mmap_refpage, SYS(mmap, address(r.first), r.number * PAGE, prot,
+					       MAP_PRIVATE | MAP_FIXED, files[slot].fd, 0)))
+			kz_fail("cannot map %lu pages of a reference page", r.number);
+		mapped(r, (struct page){ .kind = REF, .prot = prot, .content = files[slot].content });
 	}
 }
 
-static void fuzz(void)
-{
-	const uint64_t end = now_ns() + seconds * 1000000000ULL;
-
-	first_mappings();
-	for (step = 0; step < least_steps || (seconds && now_ns() < end); step++) {
-		rng_state = mix(mix(seed) + step);
-		one_operation(true);
-		if (step % 64 == 63)
-			check_mappings();
-		if (step % 512 == 511)
-			check_some(0, nr_pages, nr_pages);
-	}
-	check_mappings();
-	check_some(0, nr_pages, nr_pages);
-}
-
-static void usage(int fd)
-{
-	put(
+static const char usage[] =
 "usage: refpage_fuzz [options]\n"
 "Random system calls around refpage_create(2), checked against a model; one JSON line at the end.\n"
 "  --seconds S         how long (default 10, and 0 with --steps)\n"
-"  --steps N           not less than so many steps, however long they take\n"
+"  --steps N           at least this many steps, however long they take\n"
 "  --seed N            the random choices (default 1)\n"
 "  --pages N           size of the area it works on, 16 to 1048576 pages (default 1024)\n"
 "  --break-model WHAT  expect something wrong from step 50 on, to see that it fails:\n"
 "                      content, access or errno\n"
 "  --help              this text\n"
 "A violation is a JSON line with the seed and the step; --seed and --steps repeat it.\n"
-"Exit: 0 all as expected, 1 a violation, 2 bad usage, 3 the machine cannot do it.\n");
-	out_flush(fd);
-}
+"Exit: 0 all as expected, 1 a violation, 2 bad usage, 3 the machine cannot do it.\n";
 
-static unsigned long number(const char *option, const char *text, unsigned long min,
-			    unsigned long max)
+int main(int argc, char **argv)
 {
-	unsigned long value = 0;
-	const char *p = text;
+	static const char *const parts[] = { "", "content", "access", "errno", NULL };
+	struct range everything = { 0, 0 };
+	unsigned int wrong = INTACT;
+	const struct kz_option options[] = {
+		{ "seconds", .number = &seconds, .min = 1, .max = 1000000 },
+		{ "steps", .number = &least_steps, .min = 1, .max = 1000000000000UL },
+		{ "seed", .number = &seed, .max = ULONG_MAX / 2 },
+		{ "pages", .number = &nr_pages, .min = 16, .max = 1UL << 20 },
+		{ "break-model", .choice = &wrong, .choices = parts },
+		{ 0 },
+	};
+	uint64_t end;
 
-	for (; *p >= '0' && *p <= '9' && value <= (max - (unsigned long)(*p - '0')) / 10; p++)
-		value = value * 10 + (unsigned long)(*p - '0');
-	if (p == text || *p || value < min || value > max)
-		die(KZ_USAGE, "%s: '%s' is not a whole number from %u to %u; see --help", option, text, min,
-		    max);
-	return value;
-}
-
-static int run(int argc, char **argv)
-{
-	int i;
-
-	for (i = 1; i < argc; i++) {
-		const char *option = argv[i], *value = i + 1 < argc ? argv[i + 1] : NULL;
-
-		if (same_text(option, "--help")) {
-			usage(1);
-			return KZ_OK;
-		}
-		if (!starts_with(option, "--"))
-			die(KZ_USAGE, "'%s' is left over; see --help", option);
-		if (!same_text(option, "--seconds") && !same_text(option, "--steps") &&
-		    !same_text(option, "--seed") && !same_text(option, "--pages") &&
-		    !same_text(option, "--break-model"))
-			die(KZ_USAGE, "%s: there is no such option; see --help", option);
-		if (!value)
-			die(KZ_USAGE, "%s: a value is missing; see --help", option);
-		i++;
-		if (same_text(option, "--seconds"))
-			seconds = number(option, value, 1, 1000000);
-		else if (same_text(option, "--steps"))
-			least_steps = number(option, value, 1, 1000000000000UL);
-		else if (same_text(option, "--seed"))
-			seed = number(option, value, 0, ~0UL / 2);
-		else if (same_text(option, "--pages"))
-			nr_pages = number(option, value, 16, 1UL << 20);
-		else if (same_text(value, "content"))
-			break_model = BREAK_CONTENT;
-		else if (same_text(value, "access"))
-			break_model = BREAK_ACCESS;
-		else if (same_text(value, "errno"))
-			break_model = BREAK_ERRNO;
-		else
-			die(KZ_USAGE, "--break-model: '%s' is not content, access or errno; see --help",
-			    value);
-	}
+	kz_only_options(argc, argv, "refpage_fuzz", usage, options);
+	break_model = (enum broken)wrong;
+	everything.number = nr_pages;
 	if (!seconds && !least_steps)
 		seconds = 10;
 	set_up();
-	fuzz();
+	end = kz_now_ns() + seconds * 1000000000ULL;
+	first_mappings();
+	for (step = 0; step < least_steps || (seconds && kz_now_ns() < end); step++) {
+		kz_rng_state = kz_mix(kz_mix(seed) + step);
+		one_operation(true);
+		if (step % 64 == 63)
+			check_mappings();
+		if (step % 512 == 511)
+			check_some(everything, nr_pages);
+	}
+	check_mappings();
+	check_some(everything, nr_pages);
 	report();
 	return KZ_OK;
 }
-
-void start(long *stack) __attribute__((noreturn, used));
-
-void start(long *stack)
-{
-	leave(run((int)stack[0], (char **)(stack + 1)));
-}
-
-__asm__(".text\n"
-	".globl _start\n"
-	"_start:\n"
-	"	xor	%ebp, %ebp\n"
-	"	mov	%rsp, %rdi\n"
-	"	and	$-16, %rsp\n"
-	"	call	start\n");

@@ -8,8 +8,6 @@
  */
 #include "common.h"
 
-#include <getopt.h>
-#include <sys/resource.h>
 #include <sys/syscall.h>
 
 #ifndef __NR_refpage_create
@@ -18,9 +16,7 @@
 
 #define PAGE 4096UL
 
-static void usage(FILE *out)
-{
-	fprintf(out,
+static const char usage[] =
 "usage: refpage_heap [options]\n"
 "Allocates tables that start with a pattern, uses a part of each, frees them; prints one JSON line.\n"
 "  --init HOW     memset   the allocator writes the pattern (default)\n"
@@ -31,12 +27,11 @@ static void usage(FILE *out)
 "  --used PERCENT of a table that is used (default 10)\n"
 "  --tables N     how many, one after the other (default 200)\n"
 "  --help         this text\n"
-"Exit: 0 done, 1 memory did not start with the pattern, 2 bad usage, 3 the machine cannot do it.\n");
-}
+"Exit: 0 done, 1 memory did not start with the pattern, 2 bad usage, 3 the machine cannot do it.\n";
 
 enum init { INIT_NONE, INIT_MEMSET, INIT_REFPAGE, INIT_AUTO };
 
-static const char *const init_names[] = { "none", "memset", "refpage", "auto" };
+static const char *const init_names[] = { "none", "memset", "refpage", "auto", NULL };
 
 /*
  * The allocator. What it needs of the kernel is made once, at the first use.
@@ -58,7 +53,7 @@ static void heap_start(void)
 		return;
 	}
 	if (heap.init == INIT_REFPAGE || errno != ENOSYS)
-		kz_die(KZ_BROKEN, "refpage_create: %s", strerror(errno));
+		kz_fail("refpage_create");
 	/* An older kernel, or one that is made without it. */
 	heap.init = INIT_MEMSET;
 }
@@ -83,50 +78,19 @@ static void heap_free(void *mem, size_t size)
 
 int main(int argc, char **argv)
 {
-	static const struct option options[] = {
-		{ "init", required_argument, NULL, 'i' },
-		{ "size", required_argument, NULL, 's' },
-		{ "used", required_argument, NULL, 'u' },
-		{ "tables", required_argument, NULL, 't' },
-		{ "help", no_argument, NULL, 'h' },
-		{ NULL, 0, NULL, 0 },
-	};
 	unsigned long size = KZ_MB, used = 10, tables = 200, table, i;
 	unsigned char want;
 	struct rusage usage_now;
 	uint64_t start, wall;
-	int opt;
+	const struct kz_option options[] = {
+		{ "init", .choice = &heap.init, .choices = init_names },
+		{ "size", .number = &size, .min = PAGE, .max = SIZE_MAX >> 1 },
+		{ "used", .number = &used, .max = 100 },
+		{ "tables", .number = &tables, .min = 1, .max = 1000000000 },
+		{ 0 },
+	};
 
-	kz_program = "refpage_heap";
-	while ((opt = getopt_long(argc, argv, "+", options, NULL)) != -1) {
-		switch (opt) {
-		case 'i':
-			for (heap.init = INIT_NONE; heap.init <= INIT_AUTO; heap.init++)
-				if (!strcmp(optarg, init_names[heap.init]))
-					break;
-			if (heap.init > INIT_AUTO)
-				kz_die(KZ_USAGE, "--init: '%s' is not none, memset, refpage or auto; see --help",
-				       optarg);
-			break;
-		case 's':
-			size = kz_number("--size", optarg, PAGE, SIZE_MAX >> 1);
-			break;
-		case 'u':
-			used = kz_number("--used", optarg, 0, 100);
-			break;
-		case 't':
-			tables = kz_number("--tables", optarg, 1, 1000000000);
-			break;
-		case 'h':
-			usage(stdout);
-			return KZ_OK;
-		default:
-			usage(stderr);
-			return KZ_USAGE;
-		}
-	}
-	if (optind < argc)
-		kz_die(KZ_USAGE, "'%s' is left over; see --help", argv[optind]);
+	kz_only_options(argc, argv, "refpage_heap", usage, options);
 
 	start = kz_now_ns();
 	heap_start();
@@ -135,11 +99,11 @@ int main(int argc, char **argv)
 		unsigned char *mem = heap_alloc(size);
 
 		if (!mem)
-			kz_die(KZ_BROKEN, "cannot allocate %lu bytes: %s", size, strerror(errno));
+			kz_fail("cannot allocate %lu bytes", size);
 		for (i = 0; i < size / 100 * used; i += 64) {
 			if (mem[i] != want)
-				kz_die(KZ_FAILED, "byte %lu of a table is 0x%02x, not 0x%02x", i,
-				       mem[i], want);
+				kz_die(KZ_FAILED, "byte %lu of a table is 0x%02x, not 0x%02x: it was not initialised; see the kernel log (dmesg)",
+				       i, mem[i], want);
 			mem[i] = (unsigned char)i;
 		}
 		heap_free(mem, size);

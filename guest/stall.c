@@ -1,20 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * stall: a program that is always busy, and tells how long it was kept from going on: in the longest gap,
- * in all but a hundredth of them, and in all gaps together that are long enough to be noticed. Can have
- * free memory reported meanwhile, and measures for exactly that long.
+ * stall: a program that is always busy, and prints how long it was stopped: the longest gap, the 99th
+ * percentile, and the sum of all gaps of a given length. With --report free memory is reported
+ * meanwhile, and it measures for exactly that long.
  */
 #include "common.h"
-
-#include <getopt.h>
-#include <sys/wait.h>
 
 #define FLUSH "/sys/module/page_reporting/parameters/flush"
 #define PAGE 4096UL
 
-static void usage(FILE *out)
-{
-	fprintf(out,
+static const char usage[] =
 "usage: stall [options]\n"
 "Does one small thing over and over and measures how long each takes; prints one JSON line.\n"
 "  --mode MODE      spin:  read CLOCK_MONOTONIC_RAW (default)\n"
@@ -25,8 +20,7 @@ static void usage(FILE *out)
 "                   by a process of its own (flush parameter of page_reporting)\n"
 "  --lost US        gaps of this length count as lost (default 1000)\n"
 "  --help           this text\n"
-"Exit: 0 done, 2 bad usage, 3 the machine cannot do it.\n");
-}
+"Exit: 0 done, 2 bad usage, 3 the machine cannot do it.\n";
 
 /*
  * How many gaps there were of each length. Lengths in one slot differ by less than a sixteenth, from a
@@ -70,7 +64,7 @@ static void take(struct gaps *gaps, uint64_t ns, uint64_t noticed)
 		gaps->lost += ns;
 }
 
-/* So many of a hundred gaps are no longer than this. */
+/* @percent of the gaps are no longer than this. */
 static uint64_t percentile(const struct gaps *gaps, unsigned int percent)
 {
 	uint64_t wanted = (gaps->all * percent + 99) / 100, seen = 0;
@@ -92,7 +86,7 @@ static uint64_t raw_now_ns(void)
 	return (uint64_t)ts.tv_sec * 1000000000ULL + (uint64_t)ts.tv_nsec;
 }
 
-/* What both processes see. */
+/* Shared by both processes. */
 struct shared {
 	volatile int begin, done, error;
 	volatile uint64_t began, ended;
@@ -120,7 +114,7 @@ static void touch(size_t size)
 	size_t at;
 
 	if (mem == MAP_FAILED)
-		kz_die(KZ_BROKEN, "cannot map %zu bytes: %s", size, strerror(errno));
+		kz_fail("cannot map %zu bytes", size);
 	for (at = 0; at < size; at += PAGE)
 		*(volatile char *)(mem + at) = 1;
 	munmap(mem, size);
@@ -128,69 +122,36 @@ static void touch(size_t size)
 
 int main(int argc, char **argv)
 {
-	static const struct option options[] = {
-		{ "mode", required_argument, NULL, 'm' },
-		{ "size", required_argument, NULL, 's' },
-		{ "ms", required_argument, NULL, 't' },
-		{ "report", no_argument, NULL, 'r' },
-		{ "lost", required_argument, NULL, 'l' },
-		{ "help", no_argument, NULL, 'h' },
-		{ NULL, 0, NULL, 0 },
-	};
 	static struct kz_vmstat before, after;
 	static struct gaps gaps;
 	unsigned long ms = 1000, size = 4, lost = 1000;
-	bool alloc = false, reporting = false;
+	static const char *const modes[] = { "spin", "alloc", NULL };
+	unsigned int alloc = 0;
+	bool reporting = false;
 	struct shared *shared;
 	uint64_t start, last, now;
 	pid_t child = 0;
-	int opt;
+	const struct kz_option options[] = {
+		{ "mode", .choice = &alloc, .choices = modes },
+		{ "size", .number = &size, .min = 4, .max = 1UL << 20 },
+		{ "ms", .number = &ms, .min = 1, .max = 1000000 },
+		{ "report", .flag = &reporting },
+		{ "lost", .number = &lost, .min = 1, .max = 1000000 },
+		{ 0 },
+	};
 
-	kz_program = "stall";
-	while ((opt = getopt_long(argc, argv, "", options, NULL)) != -1) {
-		switch (opt) {
-		case 'm':
-			if (strcmp(optarg, "spin") && strcmp(optarg, "alloc"))
-				kz_die(KZ_USAGE, "--mode: '%s' is neither spin nor alloc; see --help", optarg);
-			alloc = !strcmp(optarg, "alloc");
-			break;
-		case 's':
-			size = kz_number("--size", optarg, 4, 1UL << 20);
-			break;
-		case 't':
-			ms = kz_number("--ms", optarg, 1, 1000000);
-			break;
-		case 'r':
-			reporting = true;
-			break;
-		case 'l':
-			lost = kz_number("--lost", optarg, 1, 1000000);
-			break;
-		case 'h':
-			usage(stdout);
-			return KZ_OK;
-		default:
-			usage(stderr);
-			return KZ_USAGE;
-		}
-	}
-	if (optind < argc)
-		kz_die(KZ_USAGE, "unexpected argument '%s'; see --help", argv[optind]);
+	kz_only_options(argc, argv, "stall", usage, options);
 	if (size % 4)
-		kz_die(KZ_USAGE, "--size: %lu is no multiple of 4; see --help", size);
+		kz_die(KZ_USAGE, "--size: %lu is no multiple of 4; see stall --help", size);
 
-	shared = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-	if (shared == MAP_FAILED)
-		kz_die(KZ_BROKEN, "mmap: %s", strerror(errno));
-	/* Whatever is done for the first time is done before. */
+	shared = kz_map(PAGE, MAP_SHARED | MAP_ANONYMOUS);
+	/* First faults happen before the measurement. */
 	memset(&gaps, 1, sizeof(gaps));
 	memset(&gaps, 0, sizeof(gaps));
 	if (alloc)
 		touch(size * 1024);
 	if (reporting) {
-		child = fork();
-		if (child < 0)
-			kz_die(KZ_BROKEN, "fork: %s", strerror(errno));
+		child = kz_fork();
 		if (!child)
 			report(shared);
 	}
@@ -201,7 +162,7 @@ int main(int argc, char **argv)
 		if (alloc)
 			touch(size * 1024);
 		now = raw_now_ns();
-		/* Before the other process has begun there is nothing to be kept by. */
+		/* Only the time of the report counts. */
 		if (!reporting || shared->began)
 			take(&gaps, now - last, lost * 1000);
 		else
@@ -212,7 +173,8 @@ int main(int argc, char **argv)
 	if (child)
 		waitpid(child, NULL, 0);
 	if (shared->error)
-		kz_die(KZ_BROKEN, "cannot report (" FLUSH "): %s", strerror(shared->error));
+		kz_die(KZ_BROKEN, "cannot report (" FLUSH "): %s; %s", strerror(shared->error),
+		       kz_help(shared->error));
 	printf("{\"mode\": \"%s\", \"reporting\": %s, \"wall_ns\": %" PRIu64 ", \"gaps\": %" PRIu64
 	       ", \"median_ns\": %" PRIu64 ", \"p99_ns\": %" PRIu64 ", \"longest_ns\": %" PRIu64
 	       ", \"lost_ns\": %" PRIu64 ", \"report_ns\": %" PRIu64 ", ",

@@ -5,17 +5,13 @@
  */
 #include "common.h"
 
-#include <getopt.h>
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/time.h>
-#include <sys/wait.h>
 
 #define ZERO_PAGE "/sys/kernel/mm/zero_page/"
 
-static void usage(FILE *out)
-{
-	fprintf(out,
+static const char usage[] =
 "usage: stress [options] DRIVER...\n"
 "Runs the drivers side by side; prints one JSON line with what each did.\n"
 "Drivers:\n"
@@ -32,22 +28,11 @@ static void usage(FILE *out)
 "  --seconds S  how long (default 10)\n"
 "  --seed N     the random choices (default 1)\n"
 "  --help       this text\n"
-"Exit: 0 done, 1 a driver did nothing, 2 bad usage, 3 the machine cannot do it.\n");
-}
-
-static uint64_t rng_state;
-
-static unsigned long between(unsigned long low, unsigned long high)
-{
-	rng_state ^= rng_state << 13;
-	rng_state ^= rng_state >> 7;
-	rng_state ^= rng_state << 17;
-	return low + rng_state % (high - low + 1);
-}
+"Exit: 0 done, 1 a driver did nothing, 2 bad usage, 3 the machine cannot do it.\n";
 
 static void nap(unsigned long max_ms)
 {
-	usleep((useconds_t)(between(0, max_ms) * 1000));
+	usleep((useconds_t)(kz_between(0, max_ms) * 1000));
 }
 
 /* Each step returns 1 if it changed something, 0 if not. */
@@ -68,7 +53,7 @@ static int step_hotplug(void)
 	if (cpus < 2)
 		return 0;
 	snprintf(path, sizeof(path), "/sys/devices/system/cpu/cpu%lu/online",
-		 between(1, (unsigned long)cpus - 1));
+		 kz_between(1, (unsigned long)cpus - 1));
 	done = !kz_write_file(path, "0");
 	nap(20);
 	done &= !kz_write_file(path, "1");
@@ -86,14 +71,14 @@ static int step_pressure(void)
 
 	if (mem == MAP_FAILED)
 		return 0;
-	madvise(mem, size, between(0, 1) ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
-	while (used < size && kz_meminfo("MemAvailable") > between(24, 64) * KZ_MB) {
+	madvise(mem, size, kz_between(0, 1) ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
+	while (used < size && kz_meminfo("MemAvailable") > kz_between(24, 64) * KZ_MB) {
 		memset(mem + used, 0xa5, chunk);
 		used += chunk;
 	}
 	nap(50);
 	munmap(mem, size);
-	kz_write_file("/proc/sys/vm/drop_caches", between(0, 1) ? "1" : "3");
+	kz_write_file("/proc/sys/vm/drop_caches", kz_between(0, 1) ? "1" : "3");
 	nap(50);
 	return used > 0;
 }
@@ -103,7 +88,7 @@ static int step_hugetlb(void)
 	char text[24];
 	int done;
 
-	snprintf(text, sizeof(text), "%lu", between(0, 32));
+	snprintf(text, sizeof(text), "%lu", kz_between(0, 32));
 	done = !kz_write_file("/proc/sys/vm/nr_hugepages", text);
 	nap(30);
 	return done;
@@ -114,13 +99,13 @@ static int step_flush(void)
 	char text[24];
 	int done;
 
-	snprintf(text, sizeof(text), "%lu", between(0, 4) * 1024);
+	snprintf(text, sizeof(text), "%lu", kz_between(0, 4) * 1024);
 	done = !kz_write_file("/sys/module/page_reporting/parameters/flush", text);
 	nap(30);
 	return done;
 }
 
-/* Taking memory offline is tried for ever while a page in it cannot move; only a signal ends it. */
+/* The kernel retries to offline a block while a page in it cannot move; only a signal ends that. */
 #define OFFLINE_MS 500
 
 static void on_alarm(int signal)
@@ -146,13 +131,13 @@ static int write_or_give_up(const char *path, const char *text)
 static int step_memoryblock(void)
 {
 	char path[80], text[32];
-	unsigned long block = between(2, 15);
+	unsigned long block = kz_between(2, 15);
 
 	snprintf(path, sizeof(path), "/sys/devices/system/memory/memory%lu/removable", block);
 	if (kz_read_file(path, text, sizeof(text)) < 0)
 		return 0;
 	snprintf(path, sizeof(path), "/sys/devices/system/memory/memory%lu/state", block);
-	/* Not every block can go: what cannot is no error. */
+	/* A block that cannot go offline is no error. */
 	if (write_or_give_up(path, "offline"))
 		return 0;
 	nap(10);
@@ -162,12 +147,12 @@ static int step_memoryblock(void)
 static int step_softoffline(void)
 {
 	const unsigned long pages = (unsigned long)sysconf(_SC_PHYS_PAGES);
-	const unsigned long pfn = between(KZ_MB * 16 >> 12, pages);
+	const unsigned long pfn = kz_between(KZ_MB * 16 >> 12, pages);
 	char text[24];
 	int tries;
 
 	snprintf(text, sizeof(text), "0x%lx", pfn << 12);
-	/* Holes, pages of the kernel and pages in use that cannot move: refused, which is fine. */
+	/* Holes, kernel pages and pages that cannot move are refused, which is no error. */
 	if (kz_write_file("/sys/devices/system/memory/soft_offline_page", text)) {
 		nap(2);
 		return 0;
@@ -195,48 +180,48 @@ static int step_prezero(void)
 	unsigned long i;
 	int err;
 
-	switch (between(0, 9)) {
+	switch (kz_between(0, 9)) {
 	case 0:
-		i = between(0, sizeof(bad) / sizeof(bad[0]) - 1);
+		i = kz_between(0, sizeof(bad) / sizeof(bad[0]) - 1);
 		snprintf(path, sizeof(path), ZERO_PAGE "%s", bad[i][0]);
 		err = kz_write_file(path, bad[i][1]);
 		if (err != -EINVAL && err != -ENOENT)
-			kz_die(KZ_FAILED, "%s: '%s' was not refused (%d)", path, bad[i][1], err);
+			kz_die(KZ_FAILED, "%s: '%s' was not refused (%d); see Documentation/admin-guide/mm", path, bad[i][1], err);
 		return 0;
 	case 1:
 		knob = "mini_order";
-		snprintf(text, sizeof(text), "%lu", between(0, 10));
+		snprintf(text, sizeof(text), "%lu", kz_between(0, 10));
 		break;
 	case 2:
 		knob = "delay_millisecs";
-		snprintf(text, sizeof(text), "%lu", between(0, 1) * between(0, 100));
+		snprintf(text, sizeof(text), "%lu", kz_between(0, 1) * kz_between(0, 100));
 		break;
 	case 3:
 		knob = "batch_size";
-		snprintf(text, sizeof(text), "%lu", 4096UL << between(0, 16));
+		snprintf(text, sizeof(text), "%lu", 4096UL << kz_between(0, 16));
 		break;
 	case 4:
 		knob = "max_rate";
-		snprintf(text, sizeof(text), "%lu", between(0, 4) ? 0 : KZ_MB << between(4, 10));
+		snprintf(text, sizeof(text), "%lu", kz_between(0, 4) ? 0 : KZ_MB << kz_between(4, 10));
 		break;
 	case 5:
 		knob = "hugetlb";
-		snprintf(text, sizeof(text), "%d", between(0, 3) ? 1 : 0);
+		snprintf(text, sizeof(text), "%d", kz_between(0, 3) ? 1 : 0);
 		break;
 	case 6:
 		knob = "cpus";
-		snprintf(text, sizeof(text), "%s", between(0, 2) ? "\n" : "0");
+		snprintf(text, sizeof(text), "%s", kz_between(0, 2) ? "\n" : "0");
 		break;
 	default:
 		/* On most of the time, so that there is something to disturb. */
 		knob = "enabled";
-		snprintf(text, sizeof(text), "%d", between(0, 3) ? 1 : 0);
+		snprintf(text, sizeof(text), "%d", kz_between(0, 3) ? 1 : 0);
 		break;
 	}
 	snprintf(path, sizeof(path), ZERO_PAGE "%s", knob);
 	err = kz_write_file(path, text);
 	if (err && err != -ENOENT)
-		kz_die(KZ_FAILED, "%s: '%s' was refused (%d)", path, text, err);
+		kz_die(KZ_FAILED, "%s: '%s' was refused (%d); see Documentation/admin-guide/mm", path, text, err);
 	nap(30);
 	return !err;
 }
@@ -244,7 +229,7 @@ static int step_prezero(void)
 static int step_reporter(void)
 {
 	int done = !kz_write_file("/sys/module/page_zeroed_reporter/parameters/mode",
-				  between(0, 1) ? "honest" : "off");
+				  kz_between(0, 1) ? "honest" : "off");
 
 	nap(300);
 	return done;
@@ -271,7 +256,7 @@ static void drive(const struct driver *driver, unsigned long *count, unsigned lo
 {
 	prctl(PR_SET_PDEATHSIG, SIGKILL);
 	kz_write_file("/proc/self/oom_score_adj", "1000");
-	rng_state = (seed + 1) * 0x9e3779b97f4a7c15ULL;
+	kz_rng_state = kz_mix(seed);
 	while (kz_now_ns() < deadline) {
 		if (driver->step())
 			__atomic_add_fetch(count, 1, __ATOMIC_RELAXED);
@@ -284,10 +269,8 @@ static void drive(const struct driver *driver, unsigned long *count, unsigned lo
 static pid_t start(const struct driver *driver, unsigned long *count, unsigned long seed,
 		   uint64_t deadline)
 {
-	pid_t pid = fork();
+	pid_t pid = kz_fork();
 
-	if (pid < 0)
-		kz_die(KZ_BROKEN, "fork: %s", strerror(errno));
 	if (!pid)
 		drive(driver, count, seed, deadline);
 	return pid;
@@ -295,53 +278,32 @@ static pid_t start(const struct driver *driver, unsigned long *count, unsigned l
 
 int main(int argc, char **argv)
 {
-	static const struct option options[] = {
-		{ "seconds", required_argument, NULL, 's' },
-		{ "seed", required_argument, NULL, 'e' },
-		{ "help", no_argument, NULL, 'h' },
-		{ NULL, 0, NULL, 0 },
-	};
 	const struct driver *chosen[NR_DRIVERS];
 	unsigned long seconds = 10, seed = 1, killed = 0, *counts;
 	pid_t pids[NR_DRIVERS];
 	size_t nr = 0, i, running;
 	uint64_t deadline;
 	bool idle = false;
-	int opt;
+	const struct kz_option options[] = {
+		{ "seconds", .number = &seconds, .min = 1, .max = 1000000 },
+		{ "seed", .number = &seed, .max = ULONG_MAX - 1 },
+		{ 0 },
+	};
 
-	kz_program = "stress";
-	while ((opt = getopt_long(argc, argv, "", options, NULL)) != -1) {
-		switch (opt) {
-		case 's':
-			seconds = kz_number("--seconds", optarg, 1, 1000000);
-			break;
-		case 'e':
-			seed = kz_number("--seed", optarg, 0, ULONG_MAX - 1);
-			break;
-		case 'h':
-			usage(stdout);
-			return KZ_OK;
-		default:
-			usage(stderr);
-			return KZ_USAGE;
-		}
-	}
+	kz_options(argc, argv, "stress", usage, options);
 	if (optind == argc)
-		kz_die(KZ_USAGE, "no driver given; see --help");
+		kz_die(KZ_USAGE, "no driver: name at least one; see stress --help");
 	for (; optind < argc; optind++) {
 		for (i = 0; i < NR_DRIVERS; i++)
 			if (!strcmp(argv[optind], drivers[i].name))
 				break;
 		if (i == NR_DRIVERS)
-			kz_die(KZ_USAGE, "driver '%s' is unknown; see --help", argv[optind]);
+			kz_die(KZ_USAGE, "'%s': unknown driver; see stress --help", argv[optind]);
 		if (nr == NR_DRIVERS)
-			kz_die(KZ_USAGE, "a driver is named twice");
+			kz_die(KZ_USAGE, "%s: a driver is named twice; see stress --help", argv[optind]);
 		chosen[nr++] = &drivers[i];
 	}
-	counts = mmap(NULL, sizeof(*counts) * NR_DRIVERS, PROT_READ | PROT_WRITE,
-		      MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-	if (counts == MAP_FAILED)
-		kz_die(KZ_BROKEN, "mmap: %s", strerror(errno));
+	counts = kz_map(sizeof(*counts) * NR_DRIVERS, MAP_SHARED | MAP_ANONYMOUS);
 	deadline = kz_now_ns() + seconds * 1000000000ULL;
 	for (i = 0; i < nr; i++)
 		pids[i] = start(chosen[i], &counts[i], seed + i, deadline);
@@ -349,24 +311,22 @@ int main(int argc, char **argv)
 		int status;
 		pid_t pid = wait(&status);
 
-		if (pid < 0 && errno == EINTR)
-			continue;
 		if (pid < 0)
-			kz_die(KZ_BROKEN, "wait: %s", strerror(errno));
+			kz_fail("cannot wait for %zu drivers", running);
 		for (i = 0; i < nr && pids[i] != pid; i++)
 			;
 		if (i == nr)
 			continue;
 		if (WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL && kz_now_ns() < deadline) {
-			/* Out of memory is what the pressure driver is after. */
+			/* The pressure driver may run the guest out of memory. */
 			killed++;
 			pids[i] = start(chosen[i], &counts[i], seed + i + killed * NR_DRIVERS,
 					deadline);
 			continue;
 		}
 		if (WIFSIGNALED(status) && WTERMSIG(status) != SIGKILL)
-			kz_die(KZ_FAILED, "%s died of signal %d", chosen[i]->name,
-			       WTERMSIG(status));
+			kz_die(KZ_FAILED, "%s was killed by signal %d, perhaps by a kernel fault; see the kernel log (dmesg)",
+			       chosen[i]->name, WTERMSIG(status));
 		if (WIFEXITED(status) && WEXITSTATUS(status))
 			return WEXITSTATUS(status);
 		running--;
@@ -380,6 +340,7 @@ int main(int argc, char **argv)
 	printf("}}\n");
 	for (i = 0; i < nr; i++)
 		if (!counts[i])
-			fprintf(stderr, "stress: %s did nothing\n", chosen[i]->name);
+			fprintf(stderr, "stress: %s did nothing: its file is missing or refused each write; see stress --help\n",
+				chosen[i]->name);
 	return idle ? KZ_FAILED : KZ_OK;
 }

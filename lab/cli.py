@@ -33,7 +33,7 @@ MODULES = {
     "lab.boot.commands": ("doctor", "boot", "shell", "top"),
     "lab.bench.commands": ("demo", "bench"),
     "lab.report.commands": ("report", "compare"),
-    "lab.testing.commands": ("test",),
+    "lab.testing.commands": ("test", "night"),
 }
 
 
@@ -85,8 +85,22 @@ def main() -> int:
         return _report(errors.from_oserror(error, "the machine got in the way"))
 
 
+def _check_name(command: Any, words: list[str]) -> None:
+    """Report an unknown bench or package although --help follows it."""
+    for word in words:
+        if inner := getattr(command, "commands", {}).get(word):
+            command = inner
+            continue
+        named = next((one for one in command.params if one.param_type_name == "argument"), None)
+        if named and named.callback and not word.startswith("-"):
+            named.callback(None, named, word)
+        return
+
+
 def _run() -> int:
     try:
+        if "--help" in sys.argv:
+            _check_name(typer.main.get_command(app), sys.argv[1 : sys.argv.index("--help")])
         code = app(prog_name="kz", standalone_mode=False)
     except typer.Abort:
         raise KeyboardInterrupt from None

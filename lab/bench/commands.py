@@ -21,6 +21,7 @@ from rich.table import Table
 from lab.bench import BENCHES, Accel, BenchOptions
 from lab.core import paths
 from lab.core.errors import LabError, TestFailure, UsageError, from_oserror
+from lab.core.options import one_of
 from lab.core.progress import note
 from lab.core.units import human, percent
 from lab.report import evidence
@@ -226,7 +227,7 @@ def demo(
 def bench(
     name: Annotated[
         str,
-        typer.Argument(help="; ".join(f"{b.name}: {b.sentence}" for b in BENCHES.values()) + "; or all"),
+        one_of("bench", (*BENCHES, "all"), "; ".join(f"{b.name}: {b.sentence}" for b in BENCHES.values())),
     ],
     pairs: Pairs = 10,
     size: Size = 256,
@@ -243,10 +244,6 @@ def bench(
     A target that is missed is marked NO and does not change the exit code, unless --strict is given.
     """
     options = checked(pairs, size, memory, accel, base, ours)
-    if name != "all" and name not in BENCHES:
-        raise UsageError(
-            f"There is no bench '{name}'", f"known are {', '.join(BENCHES)} and all", "name one of them"
-        )
     folder = output_folder(output, name)
     if name == "all":
         run_all(options, folder, as_json, strict)

@@ -26,7 +26,7 @@ from lab.bench.session import (
     warm_host,
 )
 from lab.boot import balloon
-from lab.boot.guest import BootSpec
+from lab.boot.spec import BootSpec
 from lab.core.errors import TestFailure
 from lab.core.progress import step
 from lab.report.results import Metric, Result, Target

@@ -27,7 +27,7 @@ from lab.bench.kzeropaged import (
     zero_all,
 )
 from lab.bench.session import DROP, MIB, Built, Pair, Side, by_turns, guests, spec_for, warm_host
-from lab.boot.guest import BootSpec
+from lab.boot.spec import BootSpec
 from lab.build import programs as guest
 from lab.build.linux import VARIANTS
 from lab.core.errors import TestFailure

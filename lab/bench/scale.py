@@ -35,7 +35,7 @@ from lab.bench.session import (
     spec_for,
 )
 from lab.bench.sizes import MORE, SIZES, available_gb, needed_gb, sizes
-from lab.boot.guest import BootSpec
+from lab.boot.spec import BootSpec
 from lab.core.errors import TestFailure
 from lab.core.progress import step
 from lab.report.results import Metric, Result

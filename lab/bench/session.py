@@ -19,9 +19,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from lab.bench import BenchOptions
-from lab.boot.guest import BootSpec, Guest, running
+from lab.boot.guest import Guest, running
+from lab.boot.spec import BootSpec
 from lab.build import ahead
-from lab.build.linux import VARIANTS, build_linux, build_qemu, find_linux, find_qemu, metadata
+from lab.build.images import metadata
+from lab.build.linux import VARIANTS, build_linux, find_linux
+from lab.build.qemu import build_qemu, find_qemu
 from lab.core.errors import LabError, TestFailure
 from lab.core.paths import REPO
 from lab.machine import tools

@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from lab.boot import initramfs
+from lab.boot import argv, initramfs
 from lab.build import programs as guest
 from lab.core import lock, paths, progress, run
 from lab.core.errors import LabError, UsageError
@@ -22,22 +22,6 @@ CHOICES = ("auto", "kvm", "tcg")
 PROBE_SECONDS = 20
 MARK = b"knownzero-kvm-works"
 APPEND = "console=ttyS0 panic=-1"
-
-
-def cpu(accel: str, arch: str = "x86_64", mte: bool = False) -> list[str]:
-    """The processor model and accelerator options; ``mte``: an arm64 processor with memory tags.
-
-    Under TCG the model must lack ERMS: QEMU emulates ``rep stosb`` byte by byte, which would
-    flatter every figure about zeroing.
-    """
-    if arch == "arm64" and mte:
-        # Pointer authentication the way it is specified costs half of the time.
-        return ["-accel", "tcg", "-cpu", "max,pauth-impdef=on"]
-    if arch == "arm64":
-        return ["-accel", "tcg", "-cpu", "cortex-a57"]
-    if accel == "kvm":
-        return ["-accel", "kvm", "-cpu", "host"]
-    return ["-accel", "tcg", "-cpu", "qemu64,+pdpe1gb"]
 
 
 @functools.cache
@@ -132,14 +116,14 @@ def _probe(qemu: Path, kernel: Path) -> tuple[bool, str]:
     with tempfile.TemporaryDirectory(prefix=".kvm-", dir=paths.sub("work")) as folder:
         initrd = Path(folder) / "initrd"
         initramfs.write(initrd, ["sh", "-c", f"echo {MARK.decode()} >/dev/console"], "none", [], [])
-        argv = [
-            str(qemu), "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-machine", "q35", *cpu("kvm"),
+        words = [
+            str(qemu), "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-machine", "q35", *argv.cpu("kvm"),
             "-m", "512M", "-kernel", str(kernel), "-initrd", str(initrd), "-serial", "stdio",
             "-append", APPEND,
         ]  # fmt: skip
         try:
             done = subprocess.run(
-                argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=PROBE_SECONDS, check=False
+                words, stdin=subprocess.DEVNULL, capture_output=True, timeout=PROBE_SECONDS, check=False
             )
         except subprocess.TimeoutExpired as late:
             if MARK in (late.stdout or b""):

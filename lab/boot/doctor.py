@@ -1,20 +1,22 @@
 # SPDX-License-Identifier: GPL-2.0
-"""What is there, what is missing, and what this machine can really do."""
+"""The state of this machine: tools, sources, images, KVM, and the bits that QEMU offers."""
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import shutil
 import socket
 import subprocess
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from lab.boot import accel
 from lab.build import linux as build
+from lab.build.images import compiler, jobs
+from lab.build.qemu import find_qemu
 from lab.core import paths, run
 from lab.core.errors import LabError
 from lab.machine import apt, fetch, tools
@@ -22,8 +24,9 @@ from lab.machine import apt, fetch, tools
 NEEDED_GB = 12
 BALLOON = "virtio-balloon-pci"
 REPORTED = 6  # VIRTIO_BALLOON_F_DEVICE_INIT_REPORTED
-TRANSPORT = 24  # from here on bits are not the device's own (virtio 1.3, section 2.2)
 INFLATE = 7  # VIRTIO_BALLOON_F_DEVICE_INIT_ON_INFLATE
+TRANSPORT = 24  # from here on bits are not the device's own (virtio 1.3, section 2.2)
+OK, NOTE, MISSING = "ok", "note", "missing"
 
 
 @dataclass(frozen=True)
@@ -38,103 +41,76 @@ class Finding:
 
 def examine() -> list[Finding]:
     """Look at everything; installs and builds nothing."""
-    found = [Finding("python", "ok", platform.python_version()), _machine(), _space(), _mirror()]
-    for name in fetch.NAMES:
-        found += [_tools(name), _source(name)]
-    found += [_tools(name) for name in tools.TESTS if name not in fetch.NAMES]
-    found += _images()
-    found += _qemu()
-    found.append(_kvm())
-    return found
+    found = [Finding("python", OK, platform.python_version()), _machine(), _space()]
+    found.append(_try("Debian mirror", MISSING, lambda: (OK, " ".join(apt.mirrors()), "")))
+    for name in (*fetch.NAMES, *(name for name in tools.TESTS if name not in fetch.NAMES)):
+        found.append(_tools(name))
+        if name in fetch.NAMES:
+            found.append(_try(f"{name} source", MISSING, lambda name=name: _source(name)))  # type: ignore[misc]
+    for variant in build.VARIANTS:
+        found.append(_try(f"kernel {variant}", NOTE, lambda variant=variant: _kernel(variant)))  # type: ignore[misc]
+    return [*found, *_qemu(), _kvm()]
+
+
+def _try(name: str, otherwise: str, look: Callable[[], tuple[str, str, str]]) -> Finding:
+    """The finding of ``look``, or its error."""
+    try:
+        return Finding(name, *look())
+    except LabError as error:
+        return Finding(name, otherwise, error.why, error.fix)
 
 
 def _machine() -> Finding:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    text = (
-        f"{platform.machine()}, {build.jobs()} CPUs, {memory:.0f} GB of memory, kernel {platform.release()}"
-    )
-    if platform.machine() != "x86_64":
-        return Finding(
-            "machine", "missing", text, "guests and kernels are built for x86_64: use such a machine"
-        )
-    return Finding("machine", "ok", text)
+    text = f"{platform.machine()}, {jobs()} CPUs, {memory:.0f} GB of memory, kernel {platform.release()}"
+    if platform.machine() == "x86_64":
+        return Finding("machine", OK, text)
+    return Finding("machine", MISSING, text, "use an x86_64 machine: guests and kernels are built for it")
 
 
 def _space() -> Finding:
     free = shutil.disk_usage(paths.cache()).free / 1e9
     text = f"{paths.cache()}, {free:.0f} GB free"
-    if free < NEEDED_GB and not (paths.cache() / "images").exists():
-        return Finding(
-            "cache",
-            "missing",
-            text,
-            f"an empty cache grows to about {NEEDED_GB} GB: free some space or set KNOWNZERO_CACHE",
-        )
-    return Finding("cache", "ok", text)
-
-
-def _mirror() -> Finding:
-    try:
-        entry = apt.debian_entry(apt.machine_entries(), apt.codename())
-    except LabError as error:
-        return Finding("Debian mirror", "missing", error.why, error.fix)
-    return Finding("Debian mirror", "ok", " ".join(entry.uris))
+    if free >= NEEDED_GB or (paths.cache() / "images").exists():
+        return Finding("cache", OK, text)
+    fix = f"an empty cache grows to about {NEEDED_GB} GB: free some space or set KNOWNZERO_CACHE"
+    return Finding("cache", MISSING, text, fix)
 
 
 def _tools(name: str) -> Finding:
-    """Kernels and QEMU need the first of them; the tests need all."""
+    """Builds of kernels and QEMU need some tools; the tests need all."""
+    what, built = f"tools for {name}", name in tools.DEMO
     absent = tools.missing(name)
     if not absent:
-        if name in tools.DEMO:
-            return Finding(f"tools for {name}", "ok", build.compiler())
-        return Finding(f"tools for {name}", "ok", _version("cargo") if name == "daemon" else "all there")
+        cargo = "cargo " + ".".join(map(str, tools.version("cargo"))) if name == "daemon" else "all found"
+        return Finding(what, OK, compiler() if built else cargo)
     text = "absent: " + ", ".join(absent)
     if apt.may_install() is not None:
-        verb = "build" if name in tools.DEMO else "test"
-        return Finding(f"tools for {name}", "note", text, f"kz {verb} installs them")
+        return Finding(what, NOTE, text, f"kz {'build' if built else 'test'} installs them")
     command = "run: sudo apt-get install -y --no-install-recommends " + " ".join(absent)
-    return Finding(f"tools for {name}", "missing" if name in tools.DEMO else "note", text, command)
+    return Finding(what, MISSING if built else NOTE, text, command)
 
 
-def _version(program: str) -> str:
-    return f"{program} " + ".".join(map(str, tools.version(program)))
-
-
-def _source(name: str) -> Finding:
-    try:
-        source = fetch.identify(name)
-    except LabError as error:
-        return Finding(f"{name} source", "missing", error.why, error.fix)
+def _source(name: str) -> tuple[str, str, str]:
+    source = fetch.identify(name)
     if source.tree.exists() or source.archive.exists():
-        return Finding(f"{name} source", "ok", f"{source.version} ({source.archive})")
-    return Finding(
-        f"{name} source", "note", f"{source.version} is not downloaded yet", "the first build does it"
-    )
+        return OK, f"{source.version} ({source.archive})", ""
+    return NOTE, f"{source.version} is not downloaded yet", "the first build downloads it"
 
 
-def _images() -> list[Finding]:
-    found = []
-    for variant in build.VARIANTS:
-        name = f"kernel {variant}"
-        try:
-            image = build.find_linux(variant)
-        except LabError as error:
-            found.append(Finding(name, "note", error.why))
-            continue
-        found.append(
-            Finding(name, "ok", str(image))
-            if image
-            else Finding(name, "note", "not built", f"kz build linux --variant {variant}")
-        )
-    return found
+def _kernel(variant: str) -> tuple[str, str, str]:
+    image = build.find_linux(variant)
+    return (OK, str(image), "") if image else (NOTE, "not built", f"kz build linux --variant {variant}")
 
 
 def offered_bits(qemu: Path, more: str = "") -> list[int]:
     """The device-specific feature bits a virtio-balloon with reporting on offers in this QEMU.
 
-    ``more`` are further properties. Asked of a QEMU that is started and not run. Raises LabError when it does
-    not start.
+    ``more``: further properties. QEMU starts, and its guest does not. Raises LabError when QEMU does not start.
     """
+    from qemu.qmp import QMPError
+    from qemu.qmp.legacy import QEMUMonitorProtocol
+
     ours, theirs = socket.socketpair()
     argv = [
         str(qemu), "-nodefaults", "-no-user-config", "-display", "none", "-machine", "q35", "-accel", "tcg", "-S", "-m", "64M",
@@ -142,21 +118,17 @@ def offered_bits(qemu: Path, more: str = "") -> list[int]:
         "-chardev", f"socket,id=m,fd={theirs.fileno()}", "-mon", "chardev=m,mode=control",
     ]  # fmt: skip
     process = subprocess.Popen(
-        argv,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        pass_fds=[theirs.fileno()],
-        start_new_session=True,
-    )
+        argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+        pass_fds=[theirs.fileno()], start_new_session=True,
+    )  # fmt: skip
     theirs.close()
     try:
         ours.settimeout(20)
-        stream = ours.makefile("rw", encoding="utf-8")
-        stream.readline()
-        _ask(stream, "qmp_capabilities")
-        status = _ask(stream, "x-query-virtio-status", path="/machine/peripheral/balloon/virtio-backend")
-    except (OSError, ValueError) as error:
+        monitor = QEMUMonitorProtocol(ours)
+        monitor.connect()
+        path = "/machine/peripheral/balloon/virtio-backend"
+        status: Any = monitor.cmd("x-query-virtio-status", path=path)
+    except (OSError, QMPError) as error:
         run.end_group(process)
         said = (process.stderr.read() if process.stderr else b"").decode(errors="replace").strip()
         raise LabError(
@@ -168,71 +140,52 @@ def offered_bits(qemu: Path, more: str = "") -> list[int]:
     return _bits(status["host-features"])
 
 
-def _ask(stream: Any, command: str, **arguments: str) -> Any:
-    stream.write(json.dumps({"execute": command, "arguments": arguments}) + "\n")
-    stream.flush()
-    while line := stream.readline():
-        answer = json.loads(line)
-        if "return" in answer:
-            return answer["return"]
-        if "error" in answer:
-            raise ValueError(answer["error"]["desc"])
-    raise ValueError("QEMU closed its monitor")
-
-
-NAMES = {
-    "VIRTIO_BALLOON_F_MUST_TELL_HOST": 0, "VIRTIO_BALLOON_F_STATS_VQ": 1, "VIRTIO_BALLOON_F_DEFLATE_ON_OOM": 2, "VIRTIO_BALLOON_F_FREE_PAGE_HINT": 3,
-    "VIRTIO_BALLOON_F_PAGE_POISON": 4, "VIRTIO_BALLOON_F_REPORTING": 5, "VIRTIO_BALLOON_F_DEVICE_INIT_REPORTED": 6, "VIRTIO_BALLOON_F_DEVICE_INIT_ON_INFLATE": 7,
-}  # fmt: skip
+# The names that QEMU has for bits 0 to 7; it counts the bits that it does not know by itself.
+NAMES = ("MUST_TELL_HOST", "STATS_VQ", "DEFLATE_ON_OOM", "FREE_PAGE_HINT", "PAGE_POISON", "REPORTING",
+         "DEVICE_INIT_REPORTED", "DEVICE_INIT_ON_INFLATE")  # fmt: skip
 
 
 def _bits(features: dict[str, Any]) -> list[int]:
-    bits = {
-        NAMES[text.split(":")[0]] for text in features.get("dev-features", []) if text.split(":")[0] in NAMES
+    named = {
+        text.split(":")[0].removeprefix("VIRTIO_BALLOON_F_") for text in features.get("dev-features", [])
     }
     unknown = int(features.get("unknown-dev-features", 0))
+    bits = {number for number, name in enumerate(NAMES) if name in named}
     return sorted(bits | {bit for bit in range(TRANSPORT) if unknown >> bit & 1})
 
 
-def _qemu() -> list[Finding]:
+def _qemu() -> Iterator[Finding]:
     try:
-        binary = build.find_qemu()
+        binary = find_qemu()
     except LabError as error:
-        return [Finding("qemu", "note", error.why)]
+        yield Finding("qemu", NOTE, error.why)
+        return
     if not binary:
-        return [Finding("qemu", "note", "not built", "kz build qemu")]
-    found = [Finding("qemu", "ok", str(binary))]
-    try:
-        bits = offered_bits(binary)
-        on_inflate = INFLATE in bits or INFLATE in offered_bits(binary, ",device-init-on-inflate=on")
-    except LabError as error:
-        return [*found, Finding("balloon bits", "missing", error.why, error.fix)]
-    text = f"offers {', '.join(map(str, bits))}; bit {REPORTED} (device init reported): {'yes' if REPORTED in bits else 'no'}, bit {INFLATE} (on inflate): {'with device-init-on-inflate=on' if on_inflate else 'no'}"
-    return [
-        *found,
-        Finding(
-            "balloon bits",
-            "ok" if REPORTED in bits else "missing",
-            text,
-            "" if REPORTED in bits else "build it again with kz build qemu",
-        ),
-    ]
+        yield Finding("qemu", NOTE, "not built", "kz build qemu")
+        return
+    yield Finding("qemu", OK, str(binary))
+    yield _try("balloon bits", MISSING, lambda: _offers(binary))
+
+
+def _offers(binary: Path) -> tuple[str, str, str]:
+    bits = offered_bits(binary)
+    reported = REPORTED in bits
+    inflates = INFLATE in bits or INFLATE in offered_bits(binary, ",device-init-on-inflate=on")
+    text = (
+        f"offers {', '.join(map(str, bits))}; bit {REPORTED} (device init reported): {'yes' if reported else 'no'}, "
+        f"bit {INFLATE} (on inflate): {'with device-init-on-inflate=on' if inflates else 'no'}"
+    )
+    return (OK, text, "") if reported else (MISSING, text, "build it again with kz build qemu")
 
 
 def _kvm() -> Finding:
     if not os.path.exists("/dev/kvm"):
-        return Finding("KVM", "note", "there is no /dev/kvm; guests are emulated (TCG)")
-    qemu = build.find_qemu()
+        return Finding("KVM", NOTE, "there is no /dev/kvm; guests are emulated (TCG)")
+    qemu = find_qemu()
     kernel = next((image for v in ("base", "knownzero") if (image := build.find_linux(v))), None)
     if not qemu or not kernel:
-        return Finding(
-            "KVM",
-            "note",
-            "/dev/kvm exists; whether it runs a kernel is not known before a kernel and QEMU are built",
-        )
+        return Finding("KVM", NOTE, "/dev/kvm exists; kz doctor tries it after a kernel and QEMU are built")
     works, why = accel.kvm_works(qemu, kernel)
-    return (
-        Finding("KVM", "ok", "runs a kernel")
-        if works
-        else Finding("KVM", "note", f"cannot be used: {why}; guests are emulated (TCG)")
-    )
+    if works:
+        return Finding("KVM", OK, "runs a kernel")
+    return Finding("KVM", NOTE, f"cannot be used: {why}; guests are emulated (TCG)")

@@ -93,7 +93,7 @@ def base_archive(arch: str = "x86_64") -> Path:
     archive.device("dev/console", 5, 1)
     archive.device("dev/null", 1, 3)
     archive.file("bin/busybox", box.read_bytes(), 0o755)
-    # That of another architecture cannot be asked; it is of the same Debian.
+    # A busybox of another architecture does not run here; the machine's is of the same Debian.
     asked = guest.busybox()
     applets = subprocess.run([asked, "--list"], capture_output=True, text=True, check=True).stdout.split()
     for applet in applets:

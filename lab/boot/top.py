@@ -6,17 +6,17 @@ from __future__ import annotations
 import json
 import socket
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from lab.boot import guest as guests
+from lab.boot import guest
+from lab.boot.spec import BootSpec
 from lab.core import errors
 from lab.core.errors import LabError
 from lab.core.units import human
 
-BALLOON = "virtio-balloon-pci,free-page-reporting=on"
-FOREVER = 7 * 86400.0
 # The command goes on behind the view, or comes to its end before the only look.
 BESIDE = '[ $# = 0 ] || "$@" >/dev/null 2>&1 </dev/null & exec zeropages --interval {interval}{more}'
 BEFORE = '[ $# = 0 ] || "$@" >&2 </dev/null || exit; exec zeropages --once{more}'
@@ -105,10 +105,10 @@ def watch(path: Path, *, interval: int, once: bool, as_json: bool, out: IO[str])
         time.sleep(interval)
 
 
-def show_guest(spec: guests.BootSpec, interactive: bool) -> int:
-    """Run zeropages in a guest; leaving it with Ctrl-C is how it ends."""
+def show_guest(spec: BootSpec, interactive: bool, sinks: Sequence[guest.Sink] = ()) -> int:
+    """Run zeropages in a guest until Ctrl-C."""
     try:
-        code = guests.interactive(spec) if interactive else guests.boot(spec).exit_code
+        code = guest.interactive(spec) if interactive else guest.boot(spec, *sinks).exit_code
     except KeyboardInterrupt:
         return errors.OK
     return errors.OK if code == errors.INTERRUPTED else code

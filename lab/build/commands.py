@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from lab.core import errors
-from lab.core.options import Json, Parts
+from lab.core.options import Json, Parts, one_of
 
 app = typer.Typer()
 SERVER = "server"  # a configuration of the kernel
@@ -21,11 +21,9 @@ app.add_typer(build_app, name="build")
 
 
 @build_app.command("linux")
-def build_linux(
+def linux(
     variant: Annotated[str, typer.Option(help="base, knownzero, off or debug.")] = "knownzero",
-    arch: Annotated[
-        str, typer.Option(help="x86_64, um, i386, arm64, or riscv (which nothing here boots).")
-    ] = "x86_64",
+    arch: Annotated[str, typer.Option(help="x86_64, um, i386, arm64, or riscv (built only).")] = "x86_64",
     config: Annotated[
         str,
         typer.Option(help="More configuration, merged last: a name in linux/configs/matrix, or a file."),
@@ -34,53 +32,50 @@ def build_linux(
     as_json: Json = False,
 ) -> None:
     """Build a kernel (nothing is done when the cache has it)."""
-    from lab.build import linux as build
+    from lab.build.linux import build_linux
     from lab.series import parts
 
-    _print_image(build.build_linux(variant, arch, config, parts.split(chosen)), as_json)
+    _print_image(build_linux(variant, arch, config, parts.split(chosen)), as_json)
 
 
 @build_app.command("qemu")
-def build_qemu(
+def qemu(
     variant: Annotated[str, typer.Option(help="base or knownzero.")] = "knownzero",
     as_json: Json = False,
 ) -> None:
     """Build qemu-system-x86_64 (nothing is done when the cache has it)."""
-    from lab.build import linux as build
+    from lab.build.qemu import build_qemu
 
-    _print_image(build.build_qemu(variant), as_json)
+    _print_image(build_qemu(variant), as_json)
 
 
 @build_app.command("daemon")
-def build_daemon(
+def daemon(
     profile: Annotated[str, typer.Option(help="dev (quick) or release (to be measured).")] = "dev",
     as_json: Json = False,
 ) -> None:
     """Build the vhost-user daemon with cargo; the last line of stdout is its path."""
-    from lab.build import daemon
+    from lab.build import daemon as daemons
 
-    if profile not in daemon.PROFILES:
+    if profile not in daemons.PROFILES:
         raise errors.UsageError(
             f"no profile is called {profile!r}",
-            "there are: " + ", ".join(daemon.PROFILES),
+            "there are: " + ", ".join(daemons.PROFILES),
             "choose one of them",
         )
-    binary = daemon.build(profile)
+    binary = daemons.build(profile)
     print(json.dumps({"image": str(binary)}) if as_json else binary)
 
 
 def _print_image(image: Path, as_json: bool) -> None:
-    from lab.build import linux as build
+    from lab.build.images import metadata
 
-    if as_json:
-        print(json.dumps({"path": str(image), **build.metadata(image)}))
-    else:
-        print(image)
+    print(json.dumps({"path": str(image), **metadata(image)}) if as_json else image)
 
 
 @app.command("package")
-def package_verb(
-    what: Annotated[str, typer.Argument(help="kernel, qemu or daemon.")],
+def package(
+    what: Annotated[str, one_of("package", ("kernel", "qemu", "daemon"))],
     config: Annotated[
         str,
         typer.Option(
@@ -93,20 +88,18 @@ def package_verb(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Make a Debian package of what the project builds; its path is the last line."""
-    from lab.build import package
+    from lab.build import package as packages
     from lab.core import paths, progress
     from lab.machine import tools
 
     folder = output or paths.out() / "packages"
-    if what not in ("kernel", "qemu", "daemon"):
-        raise errors.UsageError("Bad argument", f"'{what}' cannot be packaged", "name kernel, qemu or daemon")
-    if config != package.SERVER and what != "kernel":
+    if config != SERVER and what != "kernel":
         raise errors.UsageError("Bad --config", f"{what} has none", "leave it out")
     tools.need("package")
     if what == "kernel":
-        made = package.package_kernel(folder, config)
+        made = packages.package_kernel(folder, config)
     else:
-        made = package.package_qemu(folder) if what == "qemu" else package.package_daemon(folder)
+        made = packages.package_qemu(folder) if what == "qemu" else packages.package_daemon(folder)
     size = made.stat().st_size
     progress.note(f"{made.name}: {size >> 20} MiB; install it with apt install {made}")
     print(json.dumps({"path": str(made), "bytes": size}) if as_json else made)

@@ -11,6 +11,8 @@ from typing import Any
 
 from lab.build import daemon, deb
 from lab.build import linux as build
+from lab.build.images import metadata
+from lab.build.qemu import build_qemu
 from lab.core import lock, paths, progress
 from lab.core.errors import LabError, UsageError
 from lab.machine import fetch, stock, tools
@@ -34,13 +36,9 @@ fi
 
 
 def revision() -> str:
-    """Rises with every commit of this repository, so that a newer package replaces an older one."""
-    done = subprocess.run(
-        ["git", "-C", str(paths.REPO), "rev-list", "--count", "HEAD"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    """A suffix that rises with every commit, so that a newer package replaces an older one."""
+    argv = ["git", "-C", str(paths.REPO), "rev-list", "--count", "HEAD"]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
     return f"+knownzero{done.stdout.strip() or 0}"
 
 
@@ -81,7 +79,7 @@ def package_daemon(folder: Path, profile: str = "release") -> Path:
 
 def package_qemu(folder: Path) -> Path:
     """Our QEMU in a folder of its own, so that the distribution's stays as it is."""
-    binary = build.build_qemu("knownzero")
+    binary = build_qemu("knownzero")
     root = binary.parents[1]
     items = [
         deb.Item(file, f"{ROOM}/{file.relative_to(root)}", 0o755 if file == binary else 0o644, file == binary)
@@ -110,7 +108,7 @@ def package_kernel(folder: Path, config: str) -> Path:
     """The patched kernel. ``config``: small (as the lab boots it), server, cloud (Debian's), or a file."""
     if config == SMALL:
         image = build.build_linux("knownzero")
-        release = str(build.metadata(image)["release"])
+        release = str(metadata(image)["release"])
         items = _boot_files(image, image.parent, release)
         needs: tuple[str, ...] = ()
     else:
@@ -159,9 +157,7 @@ def _kernel_with_modules(config: str) -> tuple[Path, list[deb.Item], str]:
         given = stock.config() if config == CLOUD else Path(config)
         if not given.is_file():
             raise UsageError(
-                "Bad --config",
-                f"'{config}' is none of small, server and cloud, nor a file",
-                "name the .config to use",
+                f"Bad --config: {config}", "no such file", "use small, server, cloud or a .config"
             )
     tools.need("linux")
     source = fetch.obtain("linux")
@@ -180,26 +176,9 @@ def _kernel_with_modules(config: str) -> tuple[Path, list[deb.Item], str]:
             build.make_targets(tree, obj, ["bzImage", "modules"], log)
         release = (obj / "include/config/kernel.release").read_text(encoding="utf-8").strip()
         with progress.step("stripping the modules", log), lock.new_directory(obj / "modules") as staging:
-            build.make_targets(
-                tree,
-                obj,
-                [
-                    f"INSTALL_MOD_PATH={staging}",
-                    "INSTALL_MOD_STRIP=1",
-                    f"DEPMOD={stock.depmod()}",
-                    "modules_install",
-                ],
-                log,
-            )
-    image = obj / "arch" / "x86" / "boot" / "bzImage"
-    modules = obj / "modules"
-    return (
-        image,
-        _boot_files(image, obj, release)
-        + [
-            deb.Item(file, f"usr/{file.relative_to(modules)}")
-            for file in sorted(modules.rglob("*"))
-            if file.is_file() and not file.is_symlink()
-        ],
-        release,
-    )
+            options = [f"INSTALL_MOD_PATH={staging}", "INSTALL_MOD_STRIP=1", f"DEPMOD={stock.depmod()}"]
+            build.make_targets(tree, obj, [*options, "modules_install"], log)
+    image, modules = obj / "arch" / "x86" / "boot" / "bzImage", obj / "modules"
+    files = [file for file in sorted(modules.rglob("*")) if file.is_file() and not file.is_symlink()]
+    items = [deb.Item(file, f"usr/{file.relative_to(modules)}") for file in files]
+    return image, _boot_files(image, obj, release) + items, release

@@ -1,40 +1,26 @@
 # SPDX-License-Identifier: GPL-2.0
-"""The programs that run inside guests: every guest/*.c as a static binary."""
+"""The programs that run inside guests: every guest/*.c and tools/*/*.c as a static binary."""
 
 from __future__ import annotations
 
 import functools
 import hashlib
-import shutil
 import tempfile
 from pathlib import Path
 
 from lab.build import linux as build
+from lab.build.images import compiler
 from lab.core import lock, paths, run
-from lab.core.errors import LabError
+from lab.core.errors import LabError, UsageError
 from lab.machine import debs, fetch, tools
+from lab.series import apply
+from lab.series import parts as parts_of
 
 # What programs are compiled for, and Debian's name of it where that is not the machine's.
 BINARIES = {"x86_64": "", "um": "", "i386": "i386", "arm64": "arm64"}
 FLAGS = ("-std=gnu11", "-O2", "-g0", "-Wall", "-Wextra", "-static", "-pthread")
-# Programs that enter the kernel by themselves, on x86_64 alone: a call of libc does not even link.
-FREESTANDING = ("refpage_fuzz",)
-FREESTANDING_FLAGS = (
-    "-std=gnu11",
-    "-O2",
-    "-g0",
-    "-Wall",
-    "-Wextra",
-    "-static",
-    "-nostdlib",
-    "-ffreestanding",
-    # Their own memset() must not become a call of memset(), nor anything a call of libc.
-    "-fno-tree-loop-distribute-patterns",
-    "-fno-stack-protector",
-    # Nothing relocates them before they start.
-    "-fno-pie",
-    "-no-pie",
-)
+# Programs whose model of memory is that of x86_64.
+X86_64_ONLY = ("refpage_fuzz",)
 # As the kernel builds them: its harness compares integers of any sign.
 SELFTEST_FLAGS = ("-std=gnu11", "-O2", "-g0", "-Wall", "-static", "-pthread")
 
@@ -47,24 +33,19 @@ def _headers() -> str:
 
 
 def build_programs(arch: str = "x86_64") -> dict[str, Path]:
-    """Compile every guest/*.c; the result maps a program's name to its static binary.
+    """Compile every guest/*.c and tools/*/*.c; the result maps a program's name to its static binary.
 
     User-Mode Linux runs the same binaries as x86_64. Cached by content.
     """
     if arch not in BINARIES:
-        raise LabError(
-            f"no guest programs for {arch}",
-            "the lab knows: " + ", ".join(BINARIES),
-            "choose one of them",
-            2,
-        )
+        raise UsageError(f"Bad --arch: {arch}", "it has no guest programs", f"use {', '.join(BINARIES)}")
     tools.need_compiler(arch)
     prefix = build.MACHINES[arch].prefix
-    sources = sorted((paths.REPO / "guest").glob("*.c"))
+    sources = [*(paths.REPO / "guest").glob("*.c"), *(paths.REPO / "tools").glob("*/*.c")]
     return {
         source.stem: _program(source, prefix)
-        for source in sources
-        if not prefix or source.stem not in FREESTANDING
+        for source in sorted(sources)
+        if not prefix or source.stem not in X86_64_ONLY
     }
 
 
@@ -73,24 +54,18 @@ def build_host_program(source: Path) -> Path:
     return _program(source)
 
 
-def flags_of(name: str) -> tuple[str, ...]:
-    """What a guest program is compiled with."""
-    return FREESTANDING_FLAGS if name in FREESTANDING else FLAGS
-
-
 def _program(source: Path, prefix: str = "") -> Path:
     text = source.read_bytes()
-    flags = flags_of(source.stem)
-    common = _headers() + build.compiler(prefix)
-    key = hashlib.sha256((common + " ".join(flags)).encode() + text).hexdigest()[:16]
+    common = _headers() + compiler(prefix)
+    key = hashlib.sha256((common + " ".join(FLAGS)).encode() + text).hexdigest()[:16]
     target = paths.sub("guest") / f"{source.stem}-{key}"
     if target.is_file():
         return target
     with lock.new_file(target) as work:
         run.logged(
-            [f"{prefix}gcc" if prefix else "cc", *flags, "-o", work, source],
+            [f"{prefix}gcc" if prefix else "cc", *FLAGS, "-o", work, source],
             paths.log_file(f"guest-{source.stem}"),
-            f"guest/{source.name} does not compile",
+            f"{source.parent.name}/{source.name} does not compile",
             "mend the error above",
         )
         work.chmod(0o755)
@@ -122,12 +97,13 @@ def build_selftest(name: str, arch: str = "x86_64") -> Path:
     place = Path("tools", "testing", "selftests", "mm")
     kernel = fetch.pristine(fetch.obtain("linux"))
     harness = kernel / place.parent
-    own = paths.REPO / "linux" / "new" / place / f"{name}.c"
+    with apply.working_copy(parts_of.get("linux"), fetch.obtain("linux")) as tree:
+        own = tree / place / f"{name}.c"
     sources = [own]
     headers = [harness / "kselftest_harness.h", harness / "kselftest.h"]
     arguments: list[str | Path] = ["-I", harness]
     libraries: list[str | Path] = []
-    if not own.is_file():
+    if not own.is_file() or (kernel / place / own.name).is_file():
         folder = kernel / place
         parts = ["vm_util.c", "hugepage_settings.c", *SELFTEST_PARTS.get(name, "").split()]
         sources = [folder / f"{name}.c", *(folder / part for part in parts)]
@@ -149,7 +125,7 @@ def build_selftest(name: str, arch: str = "x86_64") -> Path:
                 arguments += ["-isystem", unpacked / "include", "-L", unpacked / "lib" / debs.TRIPLET]
                 libraries += [f"-l{library}"]
     digest = hashlib.sha256(
-        (build.compiler(prefix) + " ".join(map(str, [*SELFTEST_FLAGS, *arguments, *libraries]))).encode()
+        (compiler(prefix) + " ".join(map(str, [*SELFTEST_FLAGS, *arguments, *libraries]))).encode()
     )
     for file in (*headers, *sources):
         digest.update(file.read_bytes())
@@ -160,9 +136,10 @@ def build_selftest(name: str, arch: str = "x86_64") -> Path:
         # The kernel's makefile would say here that it found liburing; ours does without.
         (Path(made) / "local_config.h_gen").touch()
         with lock.new_file(target) as work:
+            compiler_of = f"{prefix}gcc" if prefix else "cc"
             run.logged(
                 [
-                    f"{prefix}gcc" if prefix else "cc",
+                    compiler_of,
                     *SELFTEST_FLAGS,
                     "-I",
                     made,
@@ -181,30 +158,15 @@ def build_selftest(name: str, arch: str = "x86_64") -> Path:
     return target
 
 
-def is_static(path: Path) -> bool:
-    """Whether an ELF file needs no loader: none of its program headers is PT_INTERP."""
-    data = path.read_bytes()
-    if data[:5] != b"\x7fELF\x02":
-        return False
-    offset = int.from_bytes(data[32:40], "little")
-    size = int.from_bytes(data[54:56], "little")
-    count = int.from_bytes(data[56:58], "little")
-    return all(int.from_bytes(data[offset + i * size :][:4], "little") != 3 for i in range(count))
-
-
 @functools.cache
 def busybox(arch: str = "") -> Path:
-    """A static busybox: the machine's, or the one of Debian's busybox-static, unpacked.
-
-    ``arch``: for another architecture, by Debian's name of it.
-    """
-    found = None if arch else shutil.which("busybox")
-    if found and is_static(Path(found)):
-        return Path(found)
+    """Debian's static busybox; ``arch``: for another architecture, by Debian's name of it."""
     folder = debs.unpacked("busybox-static", arch)
-    for place in ("bin/busybox", "usr/bin/busybox"):
-        if (folder / place).is_file():
-            return folder / place
-    raise LabError(
-        "Debian's busybox-static has no busybox", f"unpacked in {folder}", "install busybox-static with apt"
+    found = next(
+        (file for place in ("bin", "usr/bin") if (file := folder / place / "busybox").is_file()), None
     )
+    if found is None:
+        raise LabError(
+            "Debian's busybox-static has no busybox", f"unpacked in {folder}", "remove that folder"
+        )
+    return found

@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: GPL-2.0
-"""Options that several verbs have."""
+"""Options and arguments that several verbs have."""
 
 from __future__ import annotations
 
-from typing import Annotated
+import difflib
+from collections.abc import Sequence
+from typing import Annotated, Any
 
 import typer
+
+from lab.core.errors import UsageError
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 
@@ -14,3 +18,18 @@ Parts = typer.Option(
     metavar="NAME,…",
     help="Only these parts of the series and the parts they stand on (default: all).",
 )
+
+
+def one_of(kind: str, names: Sequence[str], help_text: str = "") -> Any:
+    """An argument with one of these names; an unknown one is an error."""
+
+    def check(given: str) -> str:
+        if given not in names:
+            near = difflib.get_close_matches(given, names) or list(names)
+            raise UsageError(f"Bad {kind}: {given}", f"no {kind} has this name", f"use {', '.join(near)}")
+        return given
+
+    return typer.Argument(help=help_text or f"{', '.join(names[:-1])} or {names[-1]}.", callback=check)
+
+
+Name = Annotated[str, one_of("series", ("linux", "qemu"))]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0
-"""A private apt root: the machine's mirror and keyring, lists and cache folders of our own.
+"""A private apt root: the machine's mirror and keyring, with its own lists and cache.
 
-apt checks the signatures, the machine's own sources stay as they are, and no host is
-named here: the mirror is whatever the machine's apt already uses for Debian.
+apt checks the signatures, and the machine's sources stay as they are. The mirror is the one that the
+machine's apt uses for Debian.
 """
 
 from __future__ import annotations
@@ -12,8 +12,6 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
 from lab.core import lock, paths, progress, run
@@ -27,79 +25,6 @@ KEYRINGS = (
 ALIASES = {"stable", "oldstable", "oldoldstable", "testing", "unstable", "sid"}
 
 
-@dataclass(frozen=True)
-class Entry:
-    """One line or stanza of apt's sources: where, which suites, which components."""
-
-    types: tuple[str, ...]
-    uris: tuple[str, ...]
-    suites: tuple[str, ...]
-    components: tuple[str, ...]
-    signed_by: str = ""
-
-
-def parse_one_line(text: str) -> list[Entry]:
-    """Read sources in the one-line form (``deb [options] uri suite component…``)."""
-    found = []
-    for line in text.splitlines():
-        words = line.split("#", 1)[0].strip()
-        match = re.match(r"(deb|deb-src)\s+(?:\[([^]]*)\]\s*)?(\S+)\s+(\S+)\s*(.*)$", words)
-        if not match:
-            continue
-        kind, options, uri, suite, components = match.groups()
-        signed = re.search(r"signed-by=(\S+)", options or "", re.IGNORECASE)
-        found.append(Entry((kind,), (uri,), (suite,), tuple(components.split()), signed[1] if signed else ""))
-    return found
-
-
-def parse_deb822(text: str) -> list[Entry]:
-    """Read sources in the deb822 form (``*.sources``); disabled stanzas are left out."""
-    found = []
-    for stanza in re.split(r"\n\s*\n", text):
-        fields: dict[str, str] = {}
-        name = ""
-        for line in stanza.splitlines():
-            if line.startswith("#"):
-                continue
-            if line[:1] in (" ", "\t"):
-                if name:
-                    fields[name] += "\n" + line.strip()
-            elif ":" in line:
-                name, value = line.split(":", 1)
-                name = name.strip().lower()
-                fields[name] = value.strip()
-        if not fields.get("uris") or fields.get("enabled", "yes").lower() in ("no", "false", "0"):
-            continue
-        found.append(
-            Entry(
-                tuple(fields.get("types", "deb").split()),
-                tuple(fields["uris"].split()),
-                tuple(fields.get("suites", "").split()),
-                tuple(fields.get("components", "").split()),
-                fields.get("signed-by", "").strip(),
-            )
-        )
-    return found
-
-
-def machine_entries(etc: Path = ETC) -> list[Entry]:
-    """All sources the machine's apt uses."""
-    found: list[Entry] = []
-    files = [etc / "sources.list"]
-    parts = etc / "sources.list.d"
-    if parts.is_dir():
-        files += sorted(parts.iterdir())
-    for file in files:
-        if not file.is_file():
-            continue
-        text = file.read_text(encoding="utf-8", errors="replace")
-        if file.suffix == ".sources":
-            found += parse_deb822(text)
-        elif file.suffix == ".list":
-            found += parse_one_line(text)
-    return found
-
-
 def codename(os_release: Path = Path("/etc/os-release")) -> str:
     """The machine's Debian release name, such as ``bookworm``; empty when there is none."""
     try:
@@ -110,27 +35,23 @@ def codename(os_release: Path = Path("/etc/os-release")) -> str:
     return match[1] if match else ""
 
 
-def debian_entry(entries: Iterable[Entry], release: str) -> Entry:
-    """The entry that is the Debian archive itself (not security, not a third party)."""
-    wanted = ALIASES | ({release} if release else set())
-    for entry in entries:
-        if "deb" in entry.types and "main" in entry.components and wanted & set(entry.suites):
-            uris = tuple(u for u in entry.uris if not u.startswith("cdrom:"))
-            if uris:
-                return Entry(entry.types, uris, entry.suites, entry.components, entry.signed_by)
-    raise LabError(
-        "cannot find a Debian mirror",
-        f"no source in {ETC} serves the Debian release {release or '(unknown)'} with component main",
-        "add one to apt's sources, or set KNOWNZERO_LINUX_SOURCE and KNOWNZERO_QEMU_SOURCE to source trees or tarballs",
-    )
-
-
-def keyring(entry: Entry) -> str:
-    """The keyring that signs the archive: the machine's Debian keyring, else the entry's own."""
-    for path in KEYRINGS:
-        if path.is_file():
-            return str(path)
-    return entry.signed_by
+def mirrors(etc: Path = ETC) -> list[str]:
+    """The addresses of the Debian archive in the machine's apt sources, as apt itself reads them."""
+    release = codename()
+    # With lists, apt-get would leave out the indexes that they have.
+    options = [f"Dir::Etc={etc}", f"Dir::State::Lists={paths.sub('apt', 'no-lists')}"]
+    argv = ["apt-get", "update", "--print-uris", *(word for option in options for word in ("-o", option))]
+    text = run.output(argv, f"cannot read the sources in {etc}", "run: apt-get update --print-uris")
+    suites = "|".join(sorted(ALIASES | ({release} if release else set())))
+    found = re.findall(rf"^'(.+)/dists/(?:{suites})/main/binary-\w+/Packages", text, re.MULTILINE)
+    found = [uri for uri in dict.fromkeys(found) if not uri.startswith("cdrom:")]
+    if not found:
+        raise LabError(
+            "cannot find a Debian mirror",
+            f"no source in {etc} serves the Debian release {release or '(unknown)'} with component main",
+            "add one to apt's sources, or set KNOWNZERO_LINUX_SOURCE and KNOWNZERO_QEMU_SOURCE to source trees or tarballs",
+        )
+    return found
 
 
 class PrivateApt:
@@ -144,7 +65,7 @@ class PrivateApt:
         self.suite = suite
         self.kind = kind
         self.arch = arch
-        self.entry = debian_entry(machine_entries(etc), codename())
+        self.mirrors = mirrors(etc)
         self.root = paths.sub("apt", "-".join([suite, kind, *([arch] if arch else [])]))
         self._updated = False
         self._configure()
@@ -154,13 +75,12 @@ class PrivateApt:
             (self.root / part).mkdir(parents=True, exist_ok=True)
         stanza = [
             f"Types: {self.kind}",
-            "URIs: " + " ".join(self.entry.uris),
+            "URIs: " + " ".join(self.mirrors),
             f"Suites: {self.suite}",
             "Components: main",
         ]
-        ring = keyring(self.entry)
-        if ring:
-            stanza.append("Signed-By: " + ring.replace("\n", "\n "))
+        # Without one, apt takes the keys that the machine trusts.
+        stanza += [f"Signed-By: {ring}" for ring in KEYRINGS if ring.is_file()][:1]
         lock.write_if_changed(self.root / "mirror.sources", ("\n".join(stanza) + "\n").encode())
         # Read after the machine's own configuration, whose proxies and certificates we keep.
         status = Path("/var/lib/dpkg/status")
@@ -269,11 +189,11 @@ class PrivateApt:
         )
         return sorted(set(folder.iterdir()) - before)
 
-    def download_with_dependencies(self, package: str, folder: Path) -> list[Path]:
-        """Download a package and what it needs beyond what the machine has installed."""
+    def download_with_dependencies(self, package: str, folder: Path, whole: bool = False) -> list[Path]:
+        """Download a package and the dependencies that the machine lacks; ``whole``: all of them."""
         argv = self._argv(
             "apt-get", "install", "-q", "-y", "--download-only", "--no-install-recommends", "--reinstall",
-            "-o", "Debug::NoLocking=1", "-o", f"Dir::Cache::Archives={folder}", package,
+            "-o", "Debug::NoLocking=1", "-o", f"Dir::Cache::Archives={folder}", *(["-o", "Dir::State::status=/dev/null"] if whole else []), package,
         )  # fmt: skip
         (folder / "partial").mkdir(exist_ok=True)
         run.logged(

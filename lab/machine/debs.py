@@ -7,6 +7,7 @@ import functools
 import json
 import re
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 from lab.core import lock, paths, progress, run
@@ -14,6 +15,7 @@ from lab.core.errors import LabError
 from lab.machine import apt, fetch
 
 TRIPLET = "x86_64-linux-gnu"
+LOADER = "ld-linux-x86-64.so.2"
 
 
 @functools.cache
@@ -30,39 +32,30 @@ def _apt(arch: str = "") -> apt.PrivateApt:
     return machine
 
 
-def _remembered(package: str) -> Path | None:
+def _remembered(name: str) -> Path | None:
     try:
-        data = json.loads((paths.cache() / "debs" / f"{package}.json").read_text(encoding="utf-8"))
-        path = Path(data["path"])
+        path = Path(json.loads((paths.cache() / "debs" / f"{name}.json").read_text(encoding="utf-8"))["path"])
         return path if path.is_dir() else None
     except (OSError, ValueError, KeyError):
         return None
 
 
-def unpacked(package: str, arch: str = "") -> Path:
-    """The files of a package of the machine's release, in a cache folder.
-
-    ``arch``: of another architecture than the machine's, by Debian's name of it.
-    """
-    name = f"{package}-{arch}" if arch else package
-    known = _remembered(name)
-    if known:
+def _once(name: str, what: str, download: Callable[[Path], tuple[str, list[Path]]]) -> Path:
+    """A folder with unpacked packages; ``download`` gets them, and names the folder."""
+    if known := _remembered(name):
         return known
     with lock.locked(f"deb-{name}"):
-        known = _remembered(name)
-        if known:
+        if known := _remembered(name):
             return known
-        with progress.step(f"downloading Debian's {package} {arch}".rstrip()):
-            records = _apt(arch).show(package)
-            version = fetch.newest([r["version"] for r in records])
-            target = paths.sub("debs") / f"{name}_{version.replace(':', '%3a')}"
-            with tempfile.TemporaryDirectory(prefix=".deb-", dir=target.parent) as folder:
-                files = _apt(arch).download(package, version, Path(folder))
-                unpack(files, target)
-        lock.write_atomically(
-            target.parent / f"{name}.json", json.dumps({"path": str(target), "version": version})
-        )
-        return target
+        root = paths.sub("debs")
+        with (
+            progress.step(f"downloading Debian's {what}"),
+            tempfile.TemporaryDirectory(prefix=".deb-", dir=root) as folder,
+        ):
+            called, files = download(Path(folder))
+            unpack(files, root / called)
+        lock.write_atomically(root / f"{name}.json", json.dumps({"path": str(root / called)}))
+        return root / called
 
 
 def unpack(files: list[Path], target: Path) -> None:
@@ -70,113 +63,59 @@ def unpack(files: list[Path], target: Path) -> None:
     log = paths.log_file("unpack-deb")
     with lock.new_directory(target) as work:
         for file in files:
-            run.logged(
-                ["dpkg-deb", "-x", file, work],
-                log,
-                f"cannot unpack {file.name}",
-                "free some space, then run it again",
-            )
+            fix = "free some space, then run it again"
+            run.logged(["dpkg-deb", "-x", file, work], log, f"cannot unpack {file.name}", fix)
+
+
+def unpacked(package: str, arch: str = "") -> Path:
+    """The files of a package; ``arch``: of another architecture than the machine's, by Debian's name of it."""
+    name = f"{package}-{arch}" if arch else package
+
+    def download(folder: Path) -> tuple[str, list[Path]]:
+        version = fetch.newest([record["version"] for record in _apt(arch).show(package)])
+        return f"{name}_{version.replace(':', '%3a')}", _apt(arch).download(package, version, folder)
+
+    return _once(name, f"{package} {arch}".rstrip(), download)
 
 
 def depends(package: str) -> list[str]:
-    """The packages a package depends on, first alternatives only."""
+    """The packages that a package depends on, first alternatives only."""
     text = _apt().show(package)[0].get("depends", "")
     return [part.split("|")[0].split("(")[0].strip() for part in text.split(",") if part.strip()]
 
 
-def with_dependencies(package: str, marker: str) -> Path:
-    """A package with every dependency the machine lacks, unpacked together.
+def with_dependencies(package: str, marker: str, whole: bool = False) -> Path:
+    """A package with every dependency that the machine lacks (``whole``: with all), unpacked together.
 
     ``marker`` is a file that must be there afterwards, relative to the folder.
     """
-    name = f"{package}+dependencies"
-    known = _remembered(name)
-    if known:
-        return known
-    with lock.locked(f"deb-{name}"), progress.step(f"downloading Debian's {package} and what it needs"):
-        known = _remembered(name)
-        if known:
-            return known
-        target = paths.sub("debs") / name
-        with tempfile.TemporaryDirectory(prefix=".deb-", dir=target.parent) as folder:
-            files = _apt().download_with_dependencies(package, Path(folder))
-            unpack(files, target)
-        if not (target / marker).exists():
-            raise LabError(
-                f"Debian's {package} lacks {marker}",
-                f"unpacked in {target}",
-                "remove that folder and run it again",
-            )
-        lock.write_atomically(target.parent / f"{name}.json", json.dumps({"path": str(target)}))
-        return target
+    name = f"{package}+{'everything' if whole else 'dependencies'}"
 
+    def download(folder: Path) -> tuple[str, list[Path]]:
+        return name, _apt().download_with_dependencies(package, folder, whole)
 
-def needed(file: Path) -> list[str]:
-    """The shared libraries that an ELF file names, its loader not among them unless it names that too."""
-    text = run.output(
-        ["readelf", "-d", str(file)],
-        f"cannot read {file}",
-        "install binutils, and check that it is an ELF file",
-    )
-    return re.findall(r"\(NEEDED\).*\[(.+)\]", text)
-
-
-def _find(name: str, package: str) -> tuple[Path, str] | None:
-    """A library in the folders that the loader searches, and which package it is from."""
-    for candidate in (package, *depends(package)):
-        folder = unpacked(candidate)
-        for place in ("lib", "usr/lib"):
-            file = folder / place / TRIPLET / name
-            if file.is_file():
-                return file, candidate
-    return None
+    target = _once(name, f"{package} and what it needs", download)
+    if not (target / marker).exists():
+        raise LabError(f"Debian's {package} lacks {marker}", f"unpacked in {target}", "name another file")
+    return target
 
 
 def with_libraries(package: str, program: str) -> list[tuple[Path, str]]:
-    """A program of a package, and all the shared libraries it needs, each with its place in a guest.
+    """A program of a package (relative to the root) and its shared libraries, each with its place in a guest.
 
-    ``program`` is relative to the root folder; it needs nothing of what the machine has installed.
+    The package's own loader finds the libraries, so that none of the machine's is among them.
     """
-    name = f"{package}+libraries"
-    record = paths.sub("debs") / f"{name}.json"
-
-    def known() -> list[tuple[Path, str]]:
-        try:
-            found = [(Path(file), place) for file, place in json.loads(record.read_text(encoding="utf-8"))]
-        except (OSError, ValueError):
-            return []
-        return found if all(file.is_file() for file, _ in found) else []
-
-    if files := known():
-        return files
-    with lock.locked(f"deb-{name}"):
-        if files := known():
-            return files
-        start = unpacked(package) / program
-        if not start.is_file():
-            raise LabError(
-                f"Debian's {package} has no {program}",
-                f"unpacked in {unpacked(package)}",
-                "name another file",
-            )
-        files = [(start, f"/{program}")]
-        waiting = [(start, package)]
-        seen = set()
-        while waiting:
-            file, owner = waiting.pop()
-            for library in needed(file):
-                if library in seen:
-                    continue
-                seen.add(library)
-                found = _find(library, owner)
-                if found is None:
-                    raise LabError(
-                        f"cannot find {library}",
-                        f"{file.name} needs it, and no package that {owner} depends on has it",
-                        "see apt-cache depends; first alternatives only are searched",
-                    )
-                loader = library.startswith("ld-linux")
-                files.append((found[0], f"/lib64/{library}" if loader else f"/lib/{TRIPLET}/{library}"))
-                waiting.append(found)
-        lock.write_atomically(record, json.dumps([(str(file), place) for file, place in files]))
-        return files
+    folder = with_dependencies(package, program, whole=True)
+    places = [place for part in ("lib", "usr/lib") if (place := folder / part / TRIPLET).is_dir()]
+    loader = next(place / LOADER for place in places if (place / LOADER).is_file())
+    text = run.output(
+        [loader, "--library-path", ":".join(map(str, places)), "--list", folder / program],
+        f"cannot find the libraries of {program}",
+        f"remove {folder} and its .json, then run it again",
+    )
+    found = [Path(line) for line in re.findall(r"=> (/\S+)", text) if LOADER not in line]
+    return [
+        (folder / program, f"/{program}"),
+        (loader, f"/lib64/{LOADER}"),
+        *((library, f"/lib/{TRIPLET}/{library.name}") for library in found),
+    ]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0
-"""Sources: which Linux or QEMU this is, its archive, and an unpacked tree nobody edits."""
+"""Sources of Linux and QEMU: their identity, archive, and unpacked tree, which stays unchanged."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import tempfile
 import tomllib
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from lab.core import lock, paths, progress, run
@@ -25,7 +25,7 @@ NAMES = ("linux", "qemu")
 
 @dataclass(frozen=True)
 class Base:
-    """What <name>/base.toml says: the version wanted and where Debian has it."""
+    """The content of <name>/base.toml: the version, and its place in Debian."""
 
     name: str
     version: str
@@ -57,9 +57,7 @@ class Source:
 def base(name: str) -> Base:
     """Read <name>/base.toml."""
     if name not in NAMES:
-        raise UsageError(
-            f"no source is called {name!r}", "there are two: linux and qemu", "say linux or qemu"
-        )
+        raise UsageError(f"Bad series: {name}", "no series has this name", f"use {' or '.join(NAMES)}")
     file = paths.REPO / name / "base.toml"
     try:
         data = tomllib.loads(file.read_text(encoding="utf-8"))
@@ -79,22 +77,18 @@ def sha256(path: Path) -> str:
 
 
 def tree_version(name: str, tree: Path) -> str:
-    """The version a source tree says it has."""
+    """The version in a source tree; empty when it has none."""
     try:
         if name == "qemu":
             return (tree / "VERSION").read_text(encoding="utf-8").strip()
         text = (tree / "Makefile").read_text(encoding="utf-8", errors="replace")
-        parts = [
-            re.search(rf"^{word} = (\d+)$", text, re.MULTILINE)
-            for word in ("VERSION", "PATCHLEVEL", "SUBLEVEL")
-        ]
-        return ".".join(part[1] for part in parts if part)
+        return ".".join(re.findall(r"^(?:VERSION|PATCHLEVEL|SUBLEVEL) = (\d+)$", text, re.MULTILINE))
     except OSError:
         return ""
 
 
 def variable(name: str) -> str:
-    """The environment variable that points at another source."""
+    """The environment variable that names another source."""
     return f"KNOWNZERO_{name.upper()}_SOURCE"
 
 
@@ -120,25 +114,16 @@ def _override(name: str) -> Source | None:
         return None
     path = Path(value).expanduser().absolute()
     if not path.exists():
-        raise UsageError(
-            f"{variable(name)} points at nothing",
-            f"{path} does not exist",
-            "give a source folder or a tarball, or unset it",
-        )
+        fix = "name a source folder or a tarball, or unset it"
+        raise UsageError(f"Bad {variable(name)}: {path}", "it does not exist", fix)
     if path.is_dir():
         version = tree_version(name, path)
         if not version:
-            raise UsageError(
-                f"{path} is not a {name} source tree",
-                "its version cannot be read",
-                f"point {variable(name)} at the top of a source tree",
-            )
+            fix = "name the top of a source tree"
+            raise UsageError(f"Bad {variable(name)}: {path}", f"it has no version of {name}", fix)
         if name == "linux" and (path / ".config").exists():
-            raise UsageError(
-                f"{path} has been built in place",
-                "out-of-tree builds need a clean tree (.config is there)",
-                f"run `make mrproper` in {path}, or point at a tarball",
-            )
+            why = "it has a .config, and builds outside of the tree need a clean tree"
+            raise UsageError(f"Bad {variable(name)}: {path}", why, f"run `make mrproper` in {path}")
         return Source(name, version, _stat_key(path), path, False)
     match = re.search(r"(\d+\.\d+(?:\.\d+)?)", path.name)
     return Source(name, match[1] if match else "unknown", _stat_key(path), path, False)
@@ -184,15 +169,10 @@ def newest(versions: list[str]) -> str:
     """The newest of some Debian versions."""
 
     def compare(a: str, b: str) -> int:
-        if a == b:
-            return 0
-        return (
-            1
-            if subprocess.run(["dpkg", "--compare-versions", a, "gt", b], check=False).returncode == 0
-            else -1
-        )
+        return subprocess.run(["dpkg", "--compare-versions", a, "gt", b], check=False).returncode or -1
 
-    return max(versions, key=functools.cmp_to_key(compare))
+    # dpkg returns 0 for greater, so the order is the other way round.
+    return min(versions, key=functools.cmp_to_key(compare))
 
 
 def upstream(debian_version: str) -> str:
@@ -221,11 +201,9 @@ def _download(wanted: Base) -> Source:
     else:
         same = [v for v in records if upstream(v).startswith(wanted.series + ".")]
         if not same:
-            raise LabError(
-                f"Debian {wanted.suite} no longer has {wanted.package} {wanted.series}.x",
-                "it has: " + (", ".join(records) or "nothing of that name"),
-                f"set {variable(wanted.name)} to a tarball of version {wanted.version}",
-            )
+            what = f"Debian {wanted.suite} no longer has {wanted.package} {wanted.series}.x"
+            why = "it has: " + (", ".join(records) or "no package of that name")
+            raise LabError(what, why, f"set {variable(wanted.name)} to a tarball of version {wanted.version}")
         chosen = newest(same)
         progress.note(
             f"Debian {wanted.suite} has {wanted.package} {chosen} instead of {wanted.debian_version}; using it (signed by the archive)"
@@ -233,11 +211,8 @@ def _download(wanted: Base) -> Source:
     try:
         file, checksum = record_file(records[chosen], wanted.kind)
     except KeyError as error:
-        raise LabError(
-            f"cannot use {wanted.package} {chosen}",
-            f"its record lacks {error}",
-            f"set {variable(wanted.name)} to a tarball",
-        ) from None
+        fix = f"set {variable(wanted.name)} to a tarball"
+        raise LabError(f"cannot use {wanted.package} {chosen}", f"its record lacks {error}", fix) from None
     if chosen == wanted.debian_version:
         checksum = wanted.sha256
     archive = paths.sub("downloads") / file
@@ -246,11 +221,9 @@ def _download(wanted: Base) -> Source:
             apt.download(wanted.package, chosen, Path(folder))
             fresh = Path(folder) / file
             if not verify(fresh, checksum):
-                raise LabError(
-                    f"the download of {wanted.package} {chosen} is not what was asked for",
-                    f"its sha256 is not {checksum}",
-                    f"run it again; if it stays so, check the mirror, or set {variable(wanted.name)} to a tarball",
-                )
+                fix = f"run it again; then check the mirror, or set {variable(wanted.name)} to a tarball"
+                why = f"its sha256 is not {checksum}"
+                raise LabError(f"the download of {wanted.package} {chosen} is corrupt", why, fix)
             fresh.replace(archive)
     if chosen != wanted.debian_version:
         data = {
@@ -291,11 +264,8 @@ def pristine(source: Source) -> Path:
             if source.name == "qemu":
                 _stand_in_firmware(work / "pc-bios")
             if not tree_version(source.name, work):
-                raise LabError(
-                    f"{source.archive} holds no {source.name} source",
-                    "its version file cannot be read",
-                    f"point {variable(source.name)} at a {source.name} source tree or tarball",
-                )
+                fix = f"set {variable(source.name)} to a {source.name} source tree or tarball"
+                raise LabError(f"{source.archive} holds no {source.name} source", "it has no version", fix)
     return source.tree
 
 
@@ -337,23 +307,13 @@ def _copy_tree(origin: Path, work: Path) -> None:
     """Copy a source folder; of a git checkout only what git knows, as it is on disk."""
     what, fix = f"cannot copy {origin}", "check the folder and the space in the cache"
     if not (origin / ".git").exists():
-        run.logged(
-            ["cp", "-a", "--reflink=auto", f"{origin}/.", work], paths.log_file("copy-tree"), what, fix
-        )
+        argv = ["cp", "-a", "--reflink=auto", f"{origin}/.", str(work)]
+        run.logged(argv, paths.log_file("copy-tree"), what, fix)
         return
     listed = run.output(
         ["git", "-C", origin, "ls-files", "-z", "--cached", "--others", "--exclude-standard"], what, fix
     )
     for name in listed.split("\0"):
-        if (
-            name
-            and os.path.lexists(origin / name)
-            and ((origin / name).is_symlink() or not (origin / name).is_dir())
-        ):
+        if name and (os.path.islink(origin / name) or os.path.isfile(origin / name)):
             (work / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(origin / name, work / name, follow_symlinks=False)
-
-
-def describe(source: Source) -> dict[str, str]:
-    """The source as plain data, for versions in results."""
-    return {k: str(v) for k, v in asdict(source).items()}

@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from lab.build import linux as build
+from lab.build.images import jobs
 from lab.core import progress
 from lab.core.errors import LabError
 from lab.machine import fetch
@@ -38,7 +38,7 @@ def check(name: str, each: bool = False, whole: bool = False, first: str = "") -
     if any(p.check == "apply" for p in found):
         return found
     with progress.step(f"checkpatch on the {name} series"):
-        found += checkpatch(series, pristine, series.patches(), build.jobs())
+        found += checkpatch(series, pristine, series.patches(), jobs())
     with progress.step(f"saving the {name} series again"), small(series, pristine) as repo:
         commit_parts(repo, series)
         changed = tree.unsaved(repo, series)

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from lab.core import errors
-from lab.core.options import Json
+from lab.core.options import Json, Name
 from lab.series.commands import series_app
 
 app = typer.Typer()
@@ -53,7 +53,7 @@ def series_export(
 
 @series_app.command("check")
 def series_check(
-    name: Annotated[str, typer.Argument(help="linux or qemu.")],
+    name: Name,
     each: Annotated[
         bool,
         typer.Option(

@@ -10,7 +10,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from lab.build import linux as build
+from lab.build.images import jobs
 from lab.core import lock, paths, progress, run
 from lab.core.errors import LabError, UsageError
 from lab.machine import fetch
@@ -119,7 +119,7 @@ def export(
             _finish(mail, words, source, base_commit)
         problems += forms(mails)
         with progress.step(f"checkpatch on {len(mails)} mails"):
-            problems += checkpatch(series, pristine, mails[1:], build.jobs(), signed=True)
+            problems += checkpatch(series, pristine, mails[1:], jobs(), signed=True)
         problems += rehearsal(mails)
         people = recipients(mails, pristine)
         (work / RECIPIENTS).write_text("".join(f"{line}\n" for line in people), encoding="utf-8")

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from lab.build import linux as build
+from lab.build import linux, qemu
+from lab.build.images import compiler
 from lab.core import lock, paths, progress, run
 from lab.core.errors import LabError, UsageError
 from lab.machine import fetch, tools
@@ -123,36 +124,36 @@ class Build:
 
 def _qemu() -> list[Build]:
     def make(tree: Path, log: Path) -> list[str]:
-        build.make_qemu(tree, paths.sub("obj") / "each-qemu", log, ["qemu-system-x86_64"])
+        qemu.make_qemu(tree, paths.sub("obj") / "each-qemu", log, ["qemu-system-x86_64"])
         return []
 
-    return [Build("x86_64", False, [build.compiler(), build.QEMU_RECIPE], make)]
+    return [Build("x86_64", False, [compiler(), qemu.QEMU_RECIPE], make)]
 
 
 def _linux(series: Series, whole: bool) -> list[Build]:
     found = []
-    for arch in build.ARCHES:
+    for arch in linux.ARCHES:
         wanted = ["vmlinux"] if whole else targets(series, "x86" if arch == "x86_64" else arch)
         # The rest of the kernel is the base's: the code that the series adds is in the targets.
-        elsewhere = set() if whole else symbols_of(build.build_linux("base", arch))
+        elsewhere = set() if whole else symbols_of(linux.build_linux("base", arch))
         for variant in VARIANTS:
             found.append(_kernel(arch, variant, wanted, elsewhere, whole))
     return found
 
 
 def _kernel(arch: str, variant: str, wanted: list[str], elsewhere: set[str], whole: bool) -> Build:
-    files = build.fragments(variant, arch)
+    files = linux.fragments(variant, arch)
     obj = paths.sub("obj") / f"each-{'whole' if whole else 'parts'}-{arch}-{variant}"
 
     def make(tree: Path, log: Path) -> list[str]:
         # Before the patch that adds an option, setting it has no effect.
-        build.make_linux(tree, obj, files, arch, variant, log, wanted, step=True)
+        linux.make_linux(tree, obj, files, arch, variant, log, wanted, step=True)
         missing = {} if whole else missing_symbols(obj, wanted, elsewhere)
         return [f"{where} needs {symbol}, which is not defined" for symbol, where in missing.items()]
 
     texts = [file.read_text(encoding="utf-8") for file in files]
     return Build(
-        f"{arch} {variant}", variant == "off", [build.compiler(), build.LINUX_RECIPE, *wanted, *texts], make
+        f"{arch} {variant}", variant == "off", [compiler(), linux.LINUX_RECIPE, *wanted, *texts], make
     )
 
 

@@ -18,7 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from lab.boot import guest as boot
-from lab.build import linux as build
+from lab.build.images import metadata
+from lab.build.qemu import QEMU_OPTIONS
 from lab.core import paths
 
 GUESTS, KERNELS, QEMU, HOST = "guests", "kernels", "qemu.json", "host.json"
@@ -91,8 +92,8 @@ class Evidence:
             if guest.kernel:
                 self._kernel(guest.kernel, place)
             if guest.qemu:
-                about = {"path": guest.qemu.name, "options": list(build.QEMU_OPTIONS)}
-                text = json.dumps(about | build.metadata(guest.qemu), indent=1)
+                about = {"path": guest.qemu.name, "options": list(QEMU_OPTIONS)}
+                text = json.dumps(about | metadata(guest.qemu), indent=1)
                 (self.root / QEMU).write_text(text + "\n", encoding="utf-8")
 
     def _kernel(self, image: Path, place: Path) -> None:
@@ -102,9 +103,7 @@ class Evidence:
             kept.mkdir(parents=True)
             if (image.parent / ".config").is_file():
                 shutil.copyfile(image.parent / ".config", kept / "config")
-            (kept / "about.json").write_text(
-                json.dumps(build.metadata(image), indent=1) + "\n", encoding="utf-8"
-            )
+            (kept / "about.json").write_text(json.dumps(metadata(image), indent=1) + "\n", encoding="utf-8")
         (place / "kernel").symlink_to(Path("..", "..", KERNELS, image.parent.name))
 
     def publish(self, folder: Path) -> None:

@@ -9,19 +9,18 @@ from typing import Annotated
 
 import typer
 
-from lab.core.options import Json, Parts
+from lab.core.options import Json, Name, Parts
 
 app = typer.Typer()
 series_app = typer.Typer(
     no_args_is_help=True, help="Save, check, rebase and export the parts of linux or qemu."
 )
 app.add_typer(series_app, name="series")
-Project = Annotated[str, typer.Argument(help="linux or qemu.")]
 
 
 @app.command()
 def tree(
-    name: Project,
+    name: Name,
     path: Annotated[Path | None, typer.Option(help="Where (default: in the cache).")] = None,
     chosen: Annotated[str, Parts] = "",
     force: Annotated[bool, typer.Option("--force", help="Replace commits that are not saved.")] = False,
@@ -41,7 +40,7 @@ def tree(
 
 @series_app.command("save")
 def series_save(
-    name: Project,
+    name: Name,
     path: Annotated[Path | None, typer.Option(help="The git tree (default: the one of kz tree).")] = None,
     as_json: Json = False,
 ) -> None:
@@ -57,7 +56,7 @@ def series_save(
 
 @series_app.command("rebase")
 def series_rebase(
-    name: Project,
+    name: Name,
     source: Annotated[str, typer.Argument(help="newest, 7.3.y, 7.4-rc1, a source tree or a tarball.")],
     path: Annotated[Path, typer.Option(help="The new tree.")],
     chosen: Annotated[str, Parts] = "",

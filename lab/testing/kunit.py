@@ -1,102 +1,60 @@
 # SPDX-License-Identifier: GPL-2.0
-"""Run the kernel's own unit tests and read their results (KTAP) from the console."""
+"""Run the kernel's own unit tests; the kernel's own parser reads their results (KTAP) from the console."""
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass, field
+import functools
+import importlib
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from lab.boot import console
-from lab.boot import guest as boot
+from lab.boot import console, guest
+from lab.boot.spec import BootSpec
 from lab.core.errors import TestFailure
+from lab.machine import fetch
 
-_RESULT = re.compile(
-    r"^(?P<indent> *)(?P<state>ok|not ok) \d+(?: -)? (?P<name>[^#]*?)(?: *# *(?P<directive>.*))?$"
-)
-_PLAN = re.compile(r"^(?P<indent> *)1\.\.(?P<count>\d+)$")
-_SUBTEST = re.compile(r"^(?P<indent> *)# Subtest: (?P<name>.+)$")
-_COMMENT = re.compile(r"^ *# (?P<text>.+)$")
+STATES = {"SUCCESS": "passed", "SKIPPED": "skipped", "NO_TESTS": "skipped"}  # all others have failed
 
 
 @dataclass(frozen=True)
 class Case:
-    """One test: ``state`` is passed, failed or skipped; ``text`` what it printed."""
+    """One test: ``state`` is passed, failed or skipped; ``text`` is its output."""
 
     name: str
     state: str
     text: str = ""
 
 
-@dataclass
-class _Level:
-    name: str
-    plan: int | None = None
-    seen: int = 0
-    comments: list[str] = field(default_factory=list)
+@functools.cache
+def _parser() -> tuple[Any, Any]:
+    """tools/testing/kunit of the kernel's source: its parser, and a printer that prints nothing."""
+    folder = fetch.pristine(fetch.obtain("linux")) / "tools" / "testing" / "kunit"
+    sys.path.append(str(folder))
+    try:
+        parser, printer = (importlib.import_module(name) for name in ("kunit_parser", "kunit_printer"))
+    finally:
+        sys.path.remove(str(folder))
+    return parser, printer.Printer(print=False)
 
 
 def parse(text: str) -> list[Case]:
-    """The tests of a console log; a test that was announced and never ended has failed."""
-    cases: list[Case] = []
-    levels: list[_Level] = []
-    started = False
-    for raw in text.splitlines():
-        line = console.unstamped(raw.rstrip())
-        if re.match(r"^ *KTAP version \d+$", line):
-            started = True
-            depth = (len(line) - len(line.lstrip())) // 4
-            del levels[depth:]
-            levels.append(_Level(""))
-        if not started or not levels:
-            continue
-        if plan := _PLAN.match(line):
-            levels[-1].plan = int(plan["count"])
-        elif subtest := _SUBTEST.match(line):
-            levels[-1].name = subtest["name"].strip()
-        elif result := _RESULT.match(line):
-            _take(result, levels, cases)
-        elif (comment := _COMMENT.match(line)) and levels:
-            levels[-1].comments.append(comment["text"])
-    for level in levels:
-        cases += _unfinished(level, levels)
-    return cases
+    """The tests of a console log; a test that never ended has failed."""
+    parser, printer = _parser()
+    lines = [console.unstamped(line) for line in text.splitlines()]
+    return list(_cases(parser.parse_run_tests(lines, printer).subtests, ""))
 
 
-def _path(levels: list[_Level], name: str) -> str:
-    return ".".join([level.name for level in levels if level.name] + [name.strip()])
-
-
-def _take(result: re.Match[str], levels: list[_Level], cases: list[Case]) -> None:
-    depth = len(result["indent"]) // 4
-    inner = levels[depth + 1 :]
-    del levels[depth + 1 :]
-    if not levels:
-        return
-    level = levels[-1]
-    level.seen += 1
-    if inner:  # the sum of a subtest, whose tests are listed already
-        missing = _unfinished(inner[0], [*levels, inner[0]])
-        cases += missing
-        if result["state"] == "not ok" and not missing and inner[0].seen == 0:
-            cases.append(Case(_path(levels, result["name"]), "failed", "\n".join(inner[0].comments)))
-        return
-    directive = result["directive"] or ""
-    state = "failed" if result["state"] == "not ok" else "passed"
-    if directive.upper().startswith("SKIP"):
-        state = "skipped"
-    cases.append(Case(_path(levels, result["name"]), state, "\n".join(level.comments) or directive))
-    level.comments.clear()
-
-
-def _unfinished(level: _Level, levels: list[_Level]) -> list[Case]:
-    if level.plan is None or level.seen >= level.plan:
-        return []
-    return [
-        Case(
-            _path(levels, "(unfinished)"), "failed", f"{level.plan} tests were announced, {level.seen} ended"
-        )
-    ]
+def _cases(tests: Iterable[Any], path: str) -> Iterator[Case]:
+    for test in tests:
+        name = path + (test.name or "(unfinished)")
+        case = Case(name, STATES.get(test.status.name, "failed"), "\n".join(test.log))
+        inner = list(_cases(test.subtests, f"{name}."))
+        yield from inner
+        if not inner or (case.state == "failed" and all(one.state != "failed" for one in inner)):
+            yield case
 
 
 def run(
@@ -104,21 +62,12 @@ def run(
 ) -> list[Case]:
     """Boot a kernel and run its built-in tests whose suite matches ``glob``; ``mte``: with memory tags.
 
-    Raises TestFailure when there were none, and whatever ``boot`` raises.
+    Raises TestFailure when there were none, and the errors of ``boot``.
     """
     append = f"kunit.enable=1 kunit.autorun=1 kunit.filter_glob={glob}"
     memory = "256M" if arch == "um" else "1G"
-    result = boot.boot(
-        boot.BootSpec(
-            kernel=kernel,
-            arch=arch,
-            memory=memory,
-            append=append,
-            timeout=timeout,
-            command=["true"],
-            mte=mte,
-        )
-    )
+    spec = BootSpec(kernel=kernel, arch=arch, memory=memory, append=append, timeout=timeout, mte=mte)
+    result = guest.boot(spec)
     cases = parse(result.console_text)
     if not cases:
         raise TestFailure(

@@ -16,6 +16,8 @@ from pathlib import Path
 from lab.build import ahead
 from lab.build import linux as build
 from lab.build import programs as guest
+from lab.build.images import jobs
+from lab.build.qemu import build_qemu, find_qemu, make_qemu, qemu_object_dir, qemu_tree
 from lab.core import errors, lock, paths, progress, run
 from lab.core.errors import LabError
 from lab.machine import fetch, tools
@@ -26,6 +28,8 @@ KERNELS = (
     ("knownzero", "x86_64"),
     ("debug", "um"),
 )
+# Parts that the day builds alone, for User-Mode Linux; the night builds every set.
+PART_SETS = (("fixes",), ("fixes", "content"), ("fixes", "content", "zeroed"))
 QTESTS = ("virtio-balloon-reporting-test", "virtio-balloon-test")
 QUICK = "not boots and not slow"
 LAST_WORDS = 40.0  # seconds, of which pytest's workers may take ten to end
@@ -34,29 +38,31 @@ LAST_WORDS = 40.0  # seconds, of which pytest's workers may take ten to end
 def prepare() -> None:
     """Build every kernel, QEMU and program the tests use; quick when the cache has them."""
     tools.need(*tools.TESTS)
-    with contextlib.nullcontext() if build.find_qemu() else ahead.of_kernels():
-        build.build_qemu("knownzero")
+    with contextlib.nullcontext() if find_qemu() else ahead.of_kernels():
+        build_qemu("knownzero")
     build_qtests()
     for variant, arch in KERNELS:
         build.build_linux(variant, arch)
+    for chosen in PART_SETS:
+        build.build_linux("debug", "um", chosen=chosen)
     guest.build_programs()
 
 
 def qtest_programs() -> list[str]:
     """The qtests that concern the balloon and are in the patched source."""
     source = fetch.obtain("qemu")
-    with build.qemu_tree("knownzero", source) as tree:
+    with qemu_tree("knownzero", source) as tree:
         return [name for name in QTESTS if (tree / "tests" / "qtest" / f"{name}.c").is_file()]
 
 
 def build_qtests() -> Path:
     """Build QEMU's qtests where QEMU was built; returns that folder."""
     source = fetch.obtain("qemu")
-    obj = build.qemu_object_dir("knownzero", source)
-    with lock.locked("build-qemu-knownzero"), build.qemu_tree("knownzero", source) as tree:
+    obj = qemu_object_dir("knownzero", source)
+    with lock.locked("build-qemu-knownzero"), qemu_tree("knownzero", source) as tree:
         log = paths.log_file("qtests")
         with progress.step("building QEMU's qtests", log):
-            build.make_qemu(
+            make_qemu(
                 tree, obj, log, ["qemu-system-x86_64", *[f"tests/qtest/{name}" for name in qtest_programs()]]
             )
     return obj
@@ -70,12 +76,15 @@ def run_tests(select: str, junit: Path | None, quick: bool, extra: list[str]) ->
     if not quick and _needs_guests(chosen):
         prepare()
     # One more than there are CPUs: guests sleep and wait as well.
-    jobs = min(build.jobs() + 1, 5)
-    argv += [*chosen, "-n", str(jobs), "--dist", "worksteal", "-rsxXR"]
+    workers = min(jobs() + 1, 5)
+    argv += [*chosen, "-n", str(workers), "--dist", "worksteal", "-rsxXR"]
+    if ended := os.environ.get("KNOWNZERO_CASES"):
+        shard = os.environ.get("KNOWNZERO_SHARD", "")
+        argv += ["-p", "lab.testing.cases", f"--cases={ended}", f"--shard={shard}"]
     if junit:
         junit.parent.mkdir(parents=True, exist_ok=True)
         argv.append(f"--junit-xml={junit.absolute()}")
-    process = subprocess.Popen([*argv, *extra, "tests"], cwd=paths.REPO, env=_environment())
+    process = subprocess.Popen([*argv, *_with_tests(extra)], cwd=paths.REPO, env=_environment())
     try:
         status = process.wait()
     except BaseException as why:
@@ -149,7 +158,7 @@ def check_selection(select: str, marks: str, options: Sequence[str], settings: d
 def _collect(options: list[str], settings: dict[str, str] | None = None) -> tuple[int, str]:
     """pytest's exit status, and what it says, when it only lists tests."""
     done = subprocess.run(
-        [*_pytest(), "--collect-only", "-q", "-p", "no:cacheprovider", *options, "tests"],
+        [*_pytest(), "--collect-only", "-q", "-p", "no:cacheprovider", *_with_tests(options)],
         cwd=paths.REPO,
         env={**_environment(), **(settings or {})},
         capture_output=True,
@@ -178,8 +187,21 @@ def run_tail(text: str, lines: int = 15) -> str:
     return "\n".join(text.strip().splitlines()[-lines:])
 
 
+def _with_tests(options: Sequence[str]) -> list[str]:
+    """Options for pytest with the folder of all tests, unless they name tests."""
+    named = any(
+        (paths.REPO / word.partition("::")[0]).exists() for word in options if word.startswith("tests")
+    )
+    return [*options, *([] if named else ["tests"])]
+
+
 def _environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(paths.REPO), "PYTHONDONTWRITEBYTECODE": "1"}
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("KNOWNZERO_CASES", "KNOWNZERO_SHARD"))
+    }
+    return {**kept, "PYTHONPATH": str(paths.REPO), "PYTHONDONTWRITEBYTECODE": "1"}
 
 
 def qtest(name: str, log: Path) -> None:
@@ -188,7 +210,7 @@ def qtest(name: str, log: Path) -> None:
     environment = {
         **os.environ,
         # The one that finds its firmware.
-        "QTEST_QEMU_BINARY": str(build.build_qemu("knownzero")),
+        "QTEST_QEMU_BINARY": str(build_qemu("knownzero")),
         "G_TEST_DBUS_DAEMON": "",
     }
     argv = [str(obj / "tests" / "qtest" / name), "--tap", "-k"]

@@ -178,7 +178,7 @@ def test_an_unknown_bench_is_bad_usage() -> None:
     told = CliRunner().invoke(app, ["bench", "speed"])
     assert isinstance(told.exception, LabError)
     assert told.exception.code == USAGE
-    assert all(name in told.exception.why for name in BENCHES)
+    assert all(name in told.exception.fix for name in BENCHES)
 
 
 def test_help_names_every_bench() -> None:

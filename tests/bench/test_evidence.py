@@ -12,7 +12,8 @@ import pytest
 
 from lab.bench import BenchOptions, session
 from lab.boot import guest as boot
-from lab.boot.guest import BootSpec, Guest
+from lab.boot.guest import Guest
+from lab.boot.spec import BootSpec
 from lab.report import evidence
 
 

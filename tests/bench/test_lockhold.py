@@ -16,6 +16,7 @@ from lab.bench.hotpath import symbols
 from lab.bench.lockhold import Found, Holds, Seen
 from lab.bench.session import DROP
 from lab.build import linux as build
+from lab.build.qemu import build_qemu
 from lab.core.errors import LabError, TestFailure
 
 SYSTEM_MAP = """ffffffff81000000 T _stext
@@ -148,7 +149,7 @@ def test_base_and_ours_are_compared() -> None:
 def test_holds_are_counted_as_they_are(variant: str) -> None:
     """Reading /proc/pagetypeinfo takes the lock a known number of times, and walks each list under it."""
     with lockhold.watched(
-        BenchOptions(), build.build_linux(variant), build.build_qemu("knownzero"), variant, "512M", None
+        BenchOptions(), build.build_linux(variant), build_qemu("knownzero"), variant, "512M", None
     ) as (side, watch):
         zones = len(side.sh("cat /proc/buddyinfo"))
         # So that there are long lists, and that few of them are left to chance.

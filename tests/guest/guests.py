@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from lab.boot.guest import BootResult, BootSpec, boot
+from lab.boot.guest import BootResult, boot
+from lab.boot.spec import BootSpec
 
 # pytest's record_property
 Record = Callable[[str, object], None]

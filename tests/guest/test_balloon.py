@@ -13,7 +13,8 @@ import pytest
 
 from lab.bench.session import LOOP, Side
 from lab.boot import balloon
-from lab.boot.guest import BootSpec, Guest, running
+from lab.boot.guest import Guest, running
+from lab.boot.spec import BootSpec
 from tests.guest.guests import (
     CHECK,
     CHECKED,

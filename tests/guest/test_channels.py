@@ -13,7 +13,9 @@ from pathlib import Path
 import pytest
 
 from lab.bench.session import LOOP, Side
-from lab.boot.guest import BootSpec, Guest
+from lab.boot import argv
+from lab.boot.guest import Guest
+from lab.boot.spec import BootSpec
 
 pytestmark = pytest.mark.boots
 PORT = "virtserialport,chardev=kzin,name=kz.in"
@@ -22,8 +24,8 @@ SPEC = BootSpec(memory="256M", cpus=2, command=["sh", "-c", LOOP], timeout=120.0
 
 def changed(monkeypatch: pytest.MonkeyPatch, change: Callable[[list[str]], list[str]]) -> None:
     """Have QEMU started with other arguments."""
-    usual = Guest._qemu_argv
-    monkeypatch.setattr(Guest, "_qemu_argv", lambda self, ends: change(usual(self, ends)))
+    usual = argv.make
+    monkeypatch.setattr(argv, "make", lambda *about: change(usual(*about)))
 
 
 def wait_for_init(guest: Guest) -> None:
@@ -37,9 +39,9 @@ def wait_for_init(guest: Guest) -> None:
 
 
 def test_a_port_that_comes_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    def without_port(argv: list[str]) -> list[str]:
-        at = argv.index(PORT)
-        return argv[: at - 1] + argv[at + 1 :]
+    def without_port(words: list[str]) -> list[str]:
+        at = words.index(PORT)
+        return words[: at - 1] + words[at + 1 :]
 
     changed(monkeypatch, without_port)
     with contextlib.closing(Guest(SPEC)) as guest:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from lab.boot.guest import BootSpec, running
+from lab.boot.guest import running
+from lab.boot.spec import BootSpec
 from tests.guest.guests import BALLOON, CHECK, CHECKED, DELAY, DIRTY, REPORT, expect_at_least
 
 pytestmark = pytest.mark.boots

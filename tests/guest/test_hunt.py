@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from lab.boot.guest import BootSpec, running
+from lab.boot.guest import running
+from lab.boot.spec import BootSpec
 from tests.guest.guests import (
     DELAY,
     KERNEL,

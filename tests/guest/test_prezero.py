@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from lab.bench.session import DROP
-from lab.boot.guest import BootResult, BootSpec, running
+from lab.boot.guest import BootResult, running
+from lab.boot.spec import BootSpec
 from tests.guest.guests import (
     CHECK,
     CHECKED,

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import json
 import platform
+import re
+import shutil
 import signal
 import subprocess
 import time
@@ -12,11 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from lab.build.programs import FREESTANDING, build_programs, is_static
+from lab.build.programs import build_programs
+from lab.core import run
 from lab.core.paths import REPO
 
 # init is not run by hand.
-NAMES = sorted(source.stem for source in (REPO / "guest").glob("*.c") if source.stem != "init")
+SOURCES = [*(REPO / "guest").glob("*.c"), *(REPO / "tools").glob("*/*.c")]
+NAMES = sorted(source.stem for source in SOURCES if source.stem != "init")
 
 
 @pytest.fixture(scope="module")
@@ -101,6 +105,9 @@ def test_an_unknown_option_is_bad_usage(programs: dict[str, Path], name: str) ->
         ("zeropages", ("--count", "0")),
         ("zeropages", ("--count", "many")),
         ("zeropages", ("--once", "--count", "2")),
+        ("zeropages", ("--check", "--json")),
+        ("zeropages", ("--check", "--interval", "2")),
+        ("zeropages", ("--metrics", "--count", "2")),
         ("zeropages", ("left over",)),
     ],
 )
@@ -111,10 +118,28 @@ def test_bad_input_is_named(programs: dict[str, Path], name: str, arguments: tup
     assert told.stdout == ""
 
 
-def test_what_is_made_without_libc(programs: dict[str, Path]) -> None:
-    with_libc = {name for name, path in programs.items() if b"__libc_start_main" in path.read_bytes()}
-    assert set(programs) - with_libc == set(FREESTANDING)
-    assert all(is_static(path) for path in programs.values())
+def test_zeropages_is_built_and_installed_from_a_clone_with_make(tmp_path: Path) -> None:
+    folder = tmp_path / "zeropages"
+    shutil.copytree(REPO / "tools" / "zeropages", folder)
+    for target in (["check"], ["install", "PREFIX=/usr", f"DESTDIR={tmp_path / 'to'}"]):
+        done = subprocess.run(
+            ["make", "-C", str(folder), *target], capture_output=True, text=True, timeout=60, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "warning" not in done.stderr
+    installed = {str(path.relative_to(tmp_path / "to")) for path in (tmp_path / "to").rglob("*.*")}
+    assert installed == {"usr/share/man/man1/zeropages.1"}
+    told = subprocess.run(
+        [str(tmp_path / "to/usr/bin/zeropages"), "--help"], capture_output=True, text=True, check=True
+    ).stdout
+    page = (folder / "zeropages.1").read_text(encoding="utf-8").replace("\\-", "-")
+    assert all(option in page for option in re.findall(r"^  (--[a-z]+)", told, re.MULTILINE))
+
+
+def test_all_are_static(programs: dict[str, Path]) -> None:
+    for path in programs.values():
+        headers = run.output(["readelf", "-lW", path], f"cannot read {path}", "install binutils")
+        assert "INTERP" not in headers, path
 
 
 def test_the_fuzzer_needs_the_system_call(programs: dict[str, Path]) -> None:

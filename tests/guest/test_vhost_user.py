@@ -17,7 +17,8 @@ from typing import Any
 
 import pytest
 
-from lab.boot.guest import BootResult, BootSpec, Guest, running
+from lab.boot.guest import BootResult, Guest, running
+from lab.boot.spec import BootSpec
 from lab.build import daemon
 from lab.core.errors import LabError
 from lab.core.run import output as run_output

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from lab.bench.session import DROP
-from lab.boot.guest import BootSpec, running
+from lab.boot.guest import running
+from lab.boot.spec import BootSpec
 from lab.build.programs import build_programs
 from tests.guest.guests import (
     BALLOON,
@@ -309,6 +310,91 @@ def test_threads_of_others_are_not_taken_for_kzeropaged(machine: Machine) -> Non
     assert told["enabled"]
     assert {"node": 0, "pid": 40, "state": "S"} in told["threads"]
     assert 41 not in [thread["pid"] for thread in told["threads"]]
+
+
+def test_the_answer_is_the_exit_code(machine: Machine) -> None:
+    def check() -> tuple[int, str]:
+        done = machine.call("--check")
+        return done.returncode, done.stdout.split(":")[0]
+
+    assert check() == (1, "No")
+    machine.balloon(FEATURES | {6})
+    assert check() == (3, "Not yet")
+    machine.vmstat["pgzeroed_set_reported"] = 700
+    assert check() == (0, "Ready")
+    machine.vmstat |= {"pgzeroed_skip_reported": 100, "pgzeroed_cleared": 300}
+    assert check() == (0, "Yes")
+    machine.vmstat["pgzeroed_bad"] = 3
+    assert check() == (1, "No")
+
+
+def test_a_source_that_was_on_is_no_answer(machine: Machine) -> None:
+    """Zeroing was skipped since boot, but no source is on now."""
+    machine.vmstat |= {"pgzeroed_set_prezeroed": 700, "pgzeroed_skip_prezeroed": 100}
+    assert machine.call("--check").returncode == 1
+    machine.put(ZP + "/enabled", "1")
+    assert machine.call("--check").returncode == 0
+
+
+def metrics(machine: Machine) -> dict[str, float]:
+    """Samples by name and labels; each must have its type and help before it."""
+    described: dict[str, set[str]] = {}
+    samples: dict[str, float] = {}
+    for line in machine.call("--metrics").stdout.splitlines():
+        if line.startswith("# "):
+            _, what, name, _ = line.split(" ", 3)
+            described.setdefault(name, set()).add(what)
+            continue
+        sample, value = line.rsplit(" ", 1)
+        assert described[sample.split("{")[0]] == {"HELP", "TYPE"}
+        assert sample not in samples
+        samples[sample] = float(value)
+    assert set(described) == {sample.split("{")[0] for sample in samples}
+    return samples
+
+
+def test_metrics_are_the_counters_in_bytes(machine: Machine) -> None:
+    machine.balloon(FEATURES | {6})
+    machine.vmstat |= {name: 1000 + number for number, name in enumerate(NONE)}
+    machine.put(ZP + "/bytes_zeroed", "8192")
+    machine.put(ZP + "/cpu_millisecs", "1500")
+    found = metrics(machine)
+    for name in SOURCES:
+        for kind, metric in (("set", "set"), ("skip", "skipped")):
+            sample = f'knownzero_{metric}_bytes_total{{source="{name}"}}'
+            assert found[sample] == machine.vmstat[f"pgzeroed_{kind}_{name}"] * 4096
+    for name in ("unwanted", "lost", "cleared"):
+        assert found[f"knownzero_{name}_bytes_total"] == machine.vmstat[f"pgzeroed_{name}"] * 4096
+    assert found["knownzero_bad_pages_total"] == machine.vmstat["pgzeroed_bad"]
+    assert found['knownzero_state{state="bad"}'] == 1
+    assert sum(value for sample, value in found.items() if sample.startswith("knownzero_state")) == 1
+    assert found['knownzero_source_on{source="reported"}'] == 1
+    assert found['knownzero_memory_bytes{node="1",zone="Normal",kind="known_zero"}'] == 600 * 4096
+    assert found["knownzero_prezero_bytes_total"] == 8192
+    assert found["knownzero_prezero_cpu_seconds_total"] == 1.5
+
+
+def test_metrics_that_the_kernel_does_not_have_are_left_out(machine: Machine) -> None:
+    machine.vmstat = {"nr_free_pages": 1040}
+    names = {sample.split("{")[0] for sample in metrics(machine)}
+    assert names == {"knownzero_state", "knownzero_memory_bytes"}
+    kinds = {sample.split('kind="')[1][:-2] for sample in metrics(machine) if "memory" in sample}
+    assert kinds == {"free", "cpu_list"}
+
+
+def test_pools_and_nodes_have_their_own_figures(machine: Machine) -> None:
+    pool = "sys/kernel/mm/hugepages/hugepages-2048kB"
+    for number, name in enumerate(("nr", "free", "resv", "surplus")):
+        machine.put(f"{pool}/{name}_hugepages", str(10 + number))
+    machine.put(f"{ZP}/bytes_zeroed", "12288")
+    machine.put(f"{ZP}/node1/bytes_zeroed", "4096")
+    told = machine.look()
+    assert told["hugetlb"] == [{"page_size": 2 << 20, "total": 10, "free": 11, "reserved": 12, "surplus": 13}]
+    assert told["kzeropaged"]["bytes_zeroed"] == 12288
+    assert told["kzeropaged"]["cpu_ms"] is None
+    (node,) = told["kzeropaged"]["nodes"]
+    assert (node["node"], node["bytes_zeroed"], node["wakeups"]) == (1, 4096, None)
+    assert "10 of 2.0 MiB, 11 free, 12 reserved, 13 surplus" in machine.call("--once").stdout
 
 
 def test_no_proc_is_a_broken_machine(machine: Machine) -> None:

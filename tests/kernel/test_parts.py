@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from lab.boot.guest import BootSpec, boot
+from lab.boot.guest import boot
+from lab.boot.spec import BootSpec
 from lab.build.linux import build_linux
 from lab.machine import fetch
 from lab.series import parts

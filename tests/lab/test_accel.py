@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from lab.boot import accel
-from lab.boot.guest import APPEND_TCG, resolve_kernel, resolve_qemu
+from lab.boot import accel, argv, resolve
+from lab.boot.argv import APPEND_TCG
 from tests.guest.guests import expect_at_most
 
 
 @pytest.mark.boots
 def test_a_kernel_that_runs_is_seen_to_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """Emulation in place of KVM, which few machines have that run these tests."""
-    emulated, run = accel.cpu("tcg"), subprocess.run
+    emulated, run = argv.cpu("tcg"), subprocess.run
     said: list[bytes] = []
 
     def kept(*arguments: Any, **more: Any) -> subprocess.CompletedProcess[bytes]:
@@ -26,12 +26,12 @@ def test_a_kernel_that_runs_is_seen_to_run(monkeypatch: pytest.MonkeyPatch) -> N
         said.append(done.stdout)
         return done
 
-    monkeypatch.setattr(accel, "cpu", lambda name: emulated)
+    monkeypatch.setattr(argv, "cpu", lambda name: emulated)
     monkeypatch.setattr(accel, "APPEND", f"{accel.APPEND} no_timer_check {APPEND_TCG}")
     # On a busy machine it takes longer than it may under KVM.
     monkeypatch.setattr(accel, "PROBE_SECONDS", 120)
-    kernel, _ = resolve_kernel("knownzero")
-    qemu = resolve_qemu(None)
+    kernel, _ = resolve.kernel("knownzero")
+    qemu = resolve.qemu(None)
     monkeypatch.setattr(subprocess, "run", kept)
     assert accel._probe(qemu, kernel) == (True, "")
     # It was once kept waiting, 20 s in all, for channels that nobody had given it.

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from lab.boot import accel, initramfs
 from lab.boot import guest as boot
+from lab.boot.spec import BootSpec
 from lab.core import errors, paths
 from lab.core.errors import LabError, TestFailure
 from tests.lab.test_console import ASSERTED, RACE
@@ -54,7 +55,7 @@ tell("ctl", "ready 0\\n")
 
 
 @pytest.fixture
-def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., boot.BootSpec]:
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., BootSpec]:
     """Makes a BootSpec whose QEMU runs the given Python lines."""
     monkeypatch.setattr(paths, "REPO", tmp_path / "repo")
     monkeypatch.setattr(boot, "started_again", [])
@@ -62,7 +63,7 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., boot.
     monkeypatch.setattr(initramfs, "write", lambda target, *_: target.write_bytes(b""))
     (tmp_path / "kernel").write_bytes(b"")
 
-    def make(script: str, **more: object) -> boot.BootSpec:
+    def make(script: str, **more: object) -> BootSpec:
         program = tmp_path / "qemu"
         program.write_text(FAKE + script)
         program.chmod(0o755)
@@ -74,7 +75,7 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., boot.
             "command": ["true"],
             **more,
         }
-        return boot.BootSpec(**fields)  # type: ignore[arg-type]
+        return BootSpec(**fields)  # type: ignore[arg-type]
 
     return make
 
@@ -87,7 +88,7 @@ def last_words(tmp_path: Path) -> Path:
     return file
 
 
-Fake = Callable[..., boot.BootSpec]
+Fake = Callable[..., BootSpec]
 
 
 def test_output_and_exit_code_pass_through(fake: Fake) -> None:
@@ -287,32 +288,6 @@ def test_what_qemu_refuses_is_bad_usage_and_what_the_machine_refuses_is_not(
     assert caught.value.code == code
 
 
-@pytest.mark.parametrize(
-    ("memory", "arch", "taken"),
-    [
-        ("2G", "x86_64", True),
-        ("512", "x86_64", True),
-        ("1.5G", "x86_64", True),
-        ("1G,slots=2,maxmem=4G", "x86_64", True),
-        ("512M", "um", True),
-        ("0", "x86_64", False),
-        ("0.0G", "x86_64", False),
-        ("", "x86_64", False),
-        ("2 G", "x86_64", False),
-        ("-1G", "x86_64", False),
-        ("512", "um", False),
-        ("1G,slots=2", "um", False),
-    ],
-)
-def test_amounts_of_memory(memory: str, arch: str, taken: bool) -> None:
-    spec = boot.BootSpec(memory=memory, arch=arch)
-    if taken:
-        boot._refuse(spec)
-    else:
-        with pytest.raises(errors.UsageError, match="Bad --memory"):
-            boot._refuse(spec)
-
-
 def test_a_qemu_that_is_no_program(fake: Fake, tmp_path: Path) -> None:
     spec = fake("")
     (tmp_path / "qemu").write_bytes(b"not a program")
@@ -411,22 +386,6 @@ def test_reports_are_read_whatever_their_pieces(lines: list[str], size: int) -> 
     codes = [int(line.split()[1]) for line in lines if line in ("exit 3", "exit -1")]
     assert guest._exit == (codes[-1] if codes else None)
     assert guest._ready.is_set() == ("ready 0" in lines)
-
-
-def test_the_emulated_processor_clears_memory_word_by_word() -> None:
-    assert "erms" not in " ".join(accel.cpu("tcg"))
-    assert accel.cpu("tcg")[-1].startswith("qemu64")
-
-
-def test_memory_tags_want_another_processor_and_arm64(fake: Callable[..., boot.BootSpec]) -> None:
-    assert accel.cpu("tcg", "arm64")[-1] == "cortex-a57"
-    assert accel.cpu("tcg", "arm64", mte=True)[-1].startswith("max")
-    with pytest.raises(LabError) as caught:
-        boot.boot(fake("report()", mte=True))
-    assert caught.value.code == errors.USAGE
-    # The stand-in is any processor: what it was told is in the run's folder.
-    result = boot.boot(fake("report()", arch="arm64", mte=True))
-    assert "virt,mte=on" in (result.console.parent / "command").read_text(encoding="utf-8").splitlines()
 
 
 def test_an_unknown_accelerator_is_bad_usage(tmp_path: Path) -> None:

@@ -16,6 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lab.build import linux as build
+from lab.build.images import clean_environment
+from lab.build.qemu import build_qemu
 from lab.core import errors, lock, paths, run
 from lab.core.errors import LabError
 from lab.machine import tools
@@ -96,7 +98,7 @@ def test_our_options_are_recognised() -> None:
         lambda: build.build_linux("nonsense"),
         lambda: build.build_linux("base", "vax"),
         lambda: build.build_linux("debug", config="nonsense"),
-        lambda: build.build_qemu("off"),
+        lambda: build_qemu("off"),
     ],
 )
 def test_a_wrong_name_is_bad_usage(call: object) -> None:
@@ -222,4 +224,4 @@ def test_a_missing_program_is_named(tmp_path: Path) -> None:
 def test_the_environment_of_a_build_is_clean(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ARCH", "arm64")
     monkeypatch.setenv("MAKEFLAGS", "-j99")
-    assert {"ARCH", "MAKEFLAGS"}.isdisjoint(build.clean_environment())
+    assert {"ARCH", "MAKEFLAGS"}.isdisjoint(clean_environment())

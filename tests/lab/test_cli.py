@@ -68,6 +68,7 @@ def test_a_wrong_verb_is_bad_usage_with_a_suggestion() -> None:
     assert done.returncode == errors.USAGE
     assert "build" in done.stderr
     assert done.stdout == ""
+    assert "use page-fault" in kz("bench", "pagefault", "--help").stderr
 
 
 @pytest.mark.parametrize(
@@ -76,6 +77,9 @@ def test_a_wrong_verb_is_bad_usage_with_a_suggestion() -> None:
         ["build", "linux", "--variant", "nonsense"],
         ["build", "linux", "--arch", "vax"],
         ["build", "nonsense"],
+        ["nonsense", "--help"],
+        ["bench", "nonsense", "--help"],
+        ["package", "nonsense", "--help"],
         ["tree", "windows"],
         ["series", "check", "windows"],
         ["series", "check", "linux", "--against", "nonsense"],

@@ -81,8 +81,9 @@ def test_versions_are_what_apt_would_install(cache: Path, monkeypatch: pytest.Mo
         asked.append(argv)
         return SIMULATED
 
+    source = apt.PrivateApt("bookworm")
     monkeypatch.setattr(run, "output", told)
-    found = apt.PrivateApt("bookworm").closure(["mawk"])
+    found = source.closure(["mawk"])
     assert found == {"libc6": "2.36-9", "mawk": "1.3.4-3.1"}
     # Not what this machine lacks, but what an empty one does; and nothing is installed.
     assert "Dir::State::status=/dev/null" in asked[0]

@@ -13,9 +13,11 @@ from typing import Any
 import pytest
 
 from lab import cli, clidoc
-from lab.boot.guest import BootSpec, boot
+from lab.boot.guest import boot
+from lab.boot.spec import BootSpec
 from lab.core.paths import REPO
 from lab.machine import fetch
+from lab.series import parts
 
 COUNTERS = REPO / "docs" / "reference" / "counters.md"
 ABI = REPO / "docs" / "reference" / "abi.md"
@@ -26,10 +28,7 @@ PAGES = sorted([*REPO.glob("*.md"), *(REPO / "docs").rglob("*.md"), *REPO.glob("
 def sources(series: str) -> dict[str, str]:
     """The lines that a series adds, by file; a later patch may take some of them out again."""
     found: dict[str, list[str]] = {}
-    root = REPO / series
-    for path in sorted(p for p in (root / "new").rglob("*") if p.is_file()):
-        found[str(path.relative_to(root / "new"))] = path.read_text(errors="replace").splitlines()
-    for patch in sorted([*(root / "patches").glob("*.patch"), *(root / "parts").glob("*/*.patch")]):
+    for patch in parts.get(series).patches():
         name = ""
         for line in patch.read_text(errors="replace").splitlines():
             lines = found.setdefault(name, [])
@@ -179,7 +178,12 @@ def corpus() -> str:
     """All that says something to users: both series, the daemon, the lab, the guest programs. Strings are joined."""
     texts = [*sources("linux").values(), *sources("qemu").values()]
     files = [*DAEMON.glob("*.rs"), *PROTOCOL.glob("*.rs"), *(REPO / "lab").rglob("*.py")]
-    files += [*(REPO / "guest").glob("*.c"), REPO / "kz", REPO / "tests" / "conftest.py"]
+    files += [
+        *(REPO / "guest").glob("*.c"),
+        *(REPO / "tools").rglob("*.c"),
+        REPO / "kz",
+        REPO / "tests" / "conftest.py",
+    ]
     texts += [file.read_text(encoding="utf-8") for file in files]
     joined = re.sub(r'"\s*\n\s*f?"', "", "\n".join(texts))
     return re.sub(r"\\\n\s*", "", joined).replace('\\"', '"')

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from lab.boot.guest import BootSpec, boot
+from lab.boot.guest import boot
+from lab.boot.spec import BootSpec
 from lab.build import deb, package
 from lab.core.errors import LabError
 from lab.core.run import output
@@ -66,9 +67,9 @@ def test_a_file_that_is_missing_leaves_no_package(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        (["firmware"], "'firmware' cannot be packaged"),
+        (["firmware"], "no package has this name"),
         (["qemu", "--config", "cloud"], "qemu has none"),
-        (["kernel", "--config", "/nonexistent"], "none of small, server and cloud, nor a file"),
+        (["kernel", "--config", "/nonexistent"], "use small, server, cloud or a .config"),
     ],
 )
 def test_bad_usage(arguments: list[str], why: str) -> None:

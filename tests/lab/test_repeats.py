@@ -8,8 +8,7 @@ import sys
 from pathlib import Path
 
 from lab.core.paths import REPO
-from lab.testing import junit
-from lab.testing.junit import State
+from lab.testing.cases import BROKEN, FAILED, PASSED, SKIPPED, read
 
 TESTS = """
 from pathlib import Path
@@ -36,7 +35,10 @@ def test_emulator_the_second_time():
     if times("emulator") < 2:
         raise EmulatorFault("an emulated CPU ran code that was no longer there")
 
+import threading
 from lab.boot import guest as boot
+from lab.boot.spec import BootSpec
+from lab.boot.verdict import Ending
 from tests.lab.test_console import STALE
 
 class Guest(boot.Guest):
@@ -48,8 +50,8 @@ class Guest(boot.Guest):
     def comes_up(self):
         return True
 
-    def _console_text(self):
-        return self.says
+    def ending(self):
+        return Ending(self.spec, "tcg", self.says, self.console, self.console)
 
     def close(self):
         pass
@@ -58,15 +60,15 @@ def test_emulator_behind_a_failure(monkeypatch):
     first = times("behind") < 2
     monkeypatch.setattr(boot, "Guest", Guest)
     monkeypatch.setattr(Guest, "says", STALE)
-    with boot.running(boot.BootSpec(kernel="debug", cpus=2)):
+    with boot.running(BootSpec(kernel="debug", cpus=2)):
         assert not first
-        monkeypatch.setattr(Guest, "_reader", boot.threading.Thread(), raising=False)
+        monkeypatch.setattr(Guest, "_reader", threading.Thread(), raising=False)
 
 def test_kernel_behind_a_failure(monkeypatch):
     times("kernel")
     monkeypatch.setattr(boot, "Guest", Guest)
     monkeypatch.setattr(Guest, "says", STALE.replace("<1f>", "<cc>"))
-    with boot.running(boot.BootSpec(kernel="debug", cpus=2)):
+    with boot.running(BootSpec(kernel="debug", cpus=2)):
         raise OutOfLuck("10 is less than 20")
 
 def test_skipped():
@@ -119,7 +121,9 @@ def test_only_luck_is_tried_again_and_the_results_tell(tmp_path: Path) -> None:
             "-q",
             "-p",
             "tests.conftest",
-            f"--junit-xml={tmp_path / 'results.xml'}",
+            "-p",
+            "lab.testing.cases",
+            f"--cases={tmp_path / 'cases'}",
             "-c",
             REPO / "pyproject.toml",
             "--rootdir",
@@ -145,24 +149,23 @@ def test_only_luck_is_tried_again_and_the_results_tell(tmp_path: Path) -> None:
         "wrong": 1,
         "worse": 1,
     }
-    # The file of results has an attempt that was followed by another one as a test that passed.
-    cases = {case.name.removeprefix("test_"): case for case in junit.read(tmp_path / "results.xml")}
+    cases = {case.id.partition("::test_")[2]: case for case in read(tmp_path / "cases")}
     assert {name: (case.state, len(case.repeats)) for name, case in cases.items()} == {
-        "luck_the_second_time": (State.PASSED, 1),
-        "no_luck": (State.FAILED, 2),
-        "emulator_the_second_time": (State.PASSED, 1),
-        "emulator_behind_a_failure": (State.PASSED, 1),
-        "kernel_behind_a_failure": (State.FAILED, 0),
-        "skipped": (State.SKIPPED, 0),
-        "machine": (State.BROKEN, 0),
-        "guest": (State.PASSED, 0),
-        "twice_wrong": (State.FAILED, 0),
-        "amount": (State.PASSED, 1),
-        "wrong": (State.FAILED, 0),
-        "worse": (State.FAILED, 0),
+        "luck_the_second_time": (PASSED, 1),
+        "no_luck": (FAILED, 2),
+        "emulator_the_second_time": (PASSED, 1),
+        "emulator_behind_a_failure": (PASSED, 1),
+        "kernel_behind_a_failure": (FAILED, 0),
+        "skipped": (SKIPPED, 0),
+        "machine": (BROKEN, 0),
+        "guest": (PASSED, 0),
+        "twice_wrong": (FAILED, 0),
+        "amount": (PASSED, 1),
+        "wrong": (FAILED, 0),
+        "worse": (FAILED, 0),
     }
-    assert cases["amount"].told["skips_checked"] == 7
-    assert cases["guest"].started_again == ("a guest hung",)
+    assert cases["amount"].amounts["skips_checked"] == 7
+    assert cases["guest"].started_again == ["a guest hung"]
     assert "10 is less than 20" in cases["no_luck"].repeats[0]
     assert "10 is less than 20" in cases["no_luck"].message
     assert "nothing to see" in cases["skipped"].message

@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: GPL-2.0
+"""From names to files: builds or fetches the kernel and QEMU that a BootSpec names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from lab.boot import accel
+from lab.boot.argv import Images
+from lab.boot.spec import BootSpec
+from lab.build import linux as build
+from lab.build.qemu import QEMU_VARIANTS, build_qemu
+from lab.core.errors import UsageError
+from lab.machine import stock
+
+
+def images(spec: BootSpec) -> Images:
+    """Everything that a guest runs on; UsageError for a guest that cannot be."""
+    spec.check()
+    if spec.arch == "um":
+        return Images(kernel(spec.kernel, "um")[0], "um")
+    image, modules = kernel(spec.kernel, spec.arch)
+    program = qemu(spec.qemu, spec.arch)
+    chosen = accel.choose(spec.accel, program, image, spec.arch)
+    counts = spec.arch == "x86_64" and chosen == "tcg"
+    return Images(image, chosen, program, tuple(modules), accel.tsc_khz() if counts else 0)
+
+
+def kernel(named: str | Path, arch: str = "x86_64") -> tuple[Path, list[Path]]:
+    """The image of a kernel (built when needed) and the modules it must load."""
+    if str(named) in build.VARIANTS:
+        return build.build_linux(str(named), arch), []
+    if str(named) == "stock":
+        return stock.kernel()
+    return _file(named, "--kernel", (*build.VARIANTS, "stock")), []
+
+
+def qemu(named: str | Path | None, arch: str = "x86_64") -> Path:
+    """A QEMU: by default the patched one, and the distribution's for arm64."""
+    if named is None:
+        return stock.qemu(arch) if arch == "arm64" else build_qemu("knownzero")
+    if str(named) in QEMU_VARIANTS:
+        return build_qemu(str(named))
+    if str(named) == "stock":
+        return stock.qemu()
+    return _file(named, "--qemu", (*QEMU_VARIANTS, "stock"))
+
+
+def _file(named: str | Path, option: str, variants: tuple[str, ...]) -> Path:
+    if not Path(named).is_file():
+        raise UsageError(
+            f"Bad {option}: {named}",
+            f"it is no file, and no variant: {', '.join(variants)}",
+            "name one of them, or a file",
+        )
+    return Path(named).absolute()

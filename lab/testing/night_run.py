@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: GPL-2.0
+"""Running a night: each step is a process of its own, and a stopped night goes on.
+
+A stage that fails does not stop the others. state.json and the report are written anew after each step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from lab.core import errors, paths, progress, run
+from lab.core.errors import LabError
+from lab.testing import cases, night_report, suite
+from lab.testing.cases import BROKEN, FAILED, PASSED, SKIPPED, Case
+from lab.testing.night import (
+    ENDED,
+    INTERRUPTED,
+    RUNNING,
+    Night,
+    Stage,
+    Step,
+    all_nights,
+    choose,
+    new_folder,
+    stages,
+)
+
+# Settings of the tests, unless the environment has others. Each leak hunt takes half an hour; the kernel's
+# package gets the configuration of Debian's cloud kernels, which takes one or two hours to build.
+SETTINGS = {
+    "KNOWNZERO_STRESS_SECONDS": "1800",
+    "KNOWNZERO_FUZZ_SECONDS": "600",
+    "KNOWNZERO_TEST_KERNEL_PACKAGE": "cloud",
+}
+LAST_WORDS = 60.0  # seconds for an interrupted stage to write its results
+SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER
+
+
+def _save(night: Night) -> None:
+    night.save()
+    night_report.write(night)
+
+
+def run_night(night: Night, budget: float = 0.0) -> int:
+    """Run each step that has not ended; ``budget`` in seconds. Returns the exit code."""
+    deadline = time.monotonic() + budget if budget else None
+    order = least_checked(night) if budget else night.stages
+    for stage in order:
+        for name, step in stage.steps.items():
+            if step.state in ENDED:
+                continue
+            if deadline is not None and time.monotonic() >= deadline:
+                break
+            _step(night, stage, name, deadline)
+    _save(night)
+    return night.exit_code()
+
+
+def _step(night: Night, stage: Stage, name: str, deadline: float | None) -> None:
+    began, before = time.monotonic(), stage.steps[name].seconds
+    stage.steps[name] = Step(RUNNING, seconds=before)
+    _save(night)
+    log = night.folder / f"{stage.name}.log"
+    try:
+        with progress.step(f"{stage.name}: {stage.title if stage.marks else name}", log):
+            code = _execute(night, stage.commands[name], stage, log, deadline)
+        stage.steps[name] = judge(stage, code, night.cases(stage), log)
+    except subprocess.TimeoutExpired:
+        stage.steps[name] = Step(INTERRUPTED, "the budget was used up; the next night goes on here")
+    except (LabError, OSError) as error:
+        stage.steps[name] = Step(BROKEN, str(error))
+    except BaseException:
+        stage.steps[name] = Step(INTERRUPTED)
+        raise
+    finally:
+        stage.steps[name].seconds = before + time.monotonic() - began
+        _save(night)
+    progress.note(f"{stage.name}: {name}: {stage.steps[name].state}")
+
+
+def _execute(night: Night, words: list[str], stage: Stage, log: Path, deadline: float | None) -> int:
+    """Run a step; its exit code. No process of it is left, however it ends."""
+    before = _children()
+    words = [word.format(folder=night.folder) if "{folder}" in word else word for word in words]
+    environment = {
+        **os.environ, **night.settings, "KNOWNZERO_NIGHTLY": "1", "PYTHONPATH": str(paths.REPO), "PYTHONUNBUFFERED": "1",
+        "KNOWNZERO_CASES": str(night.folder / f"{stage.name}.jsonl"), "KNOWNZERO_SHARD": night.shard if stage.marks else "",
+    }  # fmt: skip
+    with log.open("ab") as out:
+        out.write(f"$ ./kz {shlex.join(words)}\n".encode())
+        out.flush()
+        process = subprocess.Popen(
+            [sys.executable, "-m", "lab", *words], cwd=paths.REPO, env=environment,
+            stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True,
+        )  # fmt: skip
+        try:
+            return process.wait(None if deadline is None else max(deadline - time.monotonic(), 0.1))
+        except BaseException:
+            process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(LAST_WORDS)
+            raise
+        finally:
+            run.end_group(process)
+            _end_orphans(before)
+
+
+def judge(stage: Stage, code: int, found: list[Case], log: Path) -> Step:
+    """The verdict on a step by its exit code and its tests; only a report of success counts as success."""
+    why = "" if code == errors.OK else _ended(code, log)
+    if not stage.marks:
+        return Step({errors.OK: PASSED, errors.FAILED: FAILED}.get(code, BROKEN), why)
+    states = cases.count(found)
+    if states[FAILED] or code == errors.FAILED:
+        return Step(FAILED, "" if states[FAILED] else why)
+    if code == errors.USAGE:  # pytest had nothing to run
+        if not found:
+            return Step(SKIPPED, "the selection has none of these tests")
+        code = errors.OK  # everything had ended before the interruption
+    if code not in (errors.OK, errors.MACHINE) or (code and not states[BROKEN]):
+        return Step(BROKEN, why)
+    if not found:
+        return Step(BROKEN, "no test was run")
+    if states[BROKEN]:
+        return Step(BROKEN)
+    return Step(PASSED if states[PASSED] else SKIPPED, "" if states[PASSED] else "every test was skipped")
+
+
+def _ended(code: int, log: Path) -> str:
+    """The reason of an exit code: the last error in three parts, or the end of the log."""
+    how = f"signal {-code}" if code < 0 else f"exit code {code}"
+    text = run.tail(log, 40)
+    at = [match.start() for match in re.finditer(r"^kz: .+\n  why: ", text, re.MULTILINE)]
+    return f"{text[at[-1] :].removeprefix('kz: ') if at else run.tail(log, 8)}\n({how})"
+
+
+def _children() -> set[int]:
+    """The processes whose parent is this one."""
+    found = set()
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            if int(file.read_text(errors="replace").rpartition(")")[2].split()[1]) == os.getpid():
+                found.add(int(file.parent.name))
+    return found
+
+
+def _end_orphans(before: set[int]) -> None:
+    """Kill the processes that a step left behind: children of this one (see ``main``) that are not in ``before``."""
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline and (left := _children() - before):
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError, PermissionError, ChildProcessError):
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+
+
+def least_checked(night: Night) -> list[Stage]:
+    """The stages in the order in which to spend a budget: fewest skips checked in all nights, then least time."""
+    done = {stage.name: (0, 0.0) for stage in night.stages}
+    for other in all_nights():
+        for stage in other.stages:
+            if stage.name in done:
+                skips, seconds = done[stage.name]
+                more = cases.amounts(other.cases(stage))["skips_checked"]
+                done[stage.name] = (skips + more, seconds + stage.seconds)
+    return sorted(night.stages, key=lambda stage: done[stage.name])
+
+
+def facts() -> dict[str, str]:
+    """The repository, the sources and the machine."""
+    from lab.bench.session import commit, host_facts
+    from lab.machine import fetch
+
+    found = {"knownzero": commit()}
+    for name in fetch.NAMES:
+        try:
+            found[name] = fetch.identify(name).version
+        except LabError as error:
+            found[name] = f"unknown: {error.why}"
+    return {**found, **{f"machine: {key}": value for key, value in host_facts().items()}}
+
+
+def main(
+    wanted: Sequence[str], select: str, pytest_options: Sequence[str], budget: float = 0.0, shard: str = ""
+) -> int:
+    """Run the stages that are ``wanted`` (all when none is), or go on with such a night; the lab's exit code."""
+    names = choose(wanted)
+    chosen = [stage for stage in stages(select, pytest_options) if stage.name in names]
+    settings = {name: os.environ.get(name, usual) for name, usual in SETTINGS.items()}
+    if select or pytest_options:
+        marks = " or ".join(f"({stage.marks})" for stage in chosen if stage.marks)
+        suite.check_selection(select, marks, pytest_options, {**settings, "KNOWNZERO_NIGHTLY": "1"})
+    night = next(all_nights(), None)
+    wants = [(stage.name, stage.commands) for stage in chosen]
+    if night and night.unfinished() and night.shard == shard and night.settings == settings:
+        same = [(stage.name, stage.commands) for stage in night.stages] == wants
+    else:
+        same = False
+    if night is None or not same:
+        night = Night(new_folder(), chosen, shlex.join(["./kz", *sys.argv[1:]]), shard, settings, facts())
+    else:
+        progress.note(f"going on with the night in {night.folder}")
+    # Processes whose parents have ended become children of this one, so that they can be ended with their step.
+    ctypes.CDLL(None).prctl(SUBREAPER, 1, 0, 0, 0)
+    try:
+        return run_night(night, budget)
+    finally:
+        print(night_report.text(night))

@@ -1,0 +1,273 @@
+# SPDX-License-Identifier: GPL-2.0
+"""The night: stages that pass, fail, cannot run, are interrupted and resumed, and its report."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from lab.core import errors, paths
+from lab.core.errors import LabError, UsageError
+from lab.core.paths import REPO
+from lab.testing import cases, night, night_report, night_run
+from lab.testing.cases import BROKEN, FAILED, PASSED, SKIPPED
+from lab.testing.night import INTERRUPTED, RUNNING, WAITING, Night, Stage
+from lab.testing.night_run import run_night
+
+GOOD = {"id": "t::good[kasan]", "amounts": {"skips_checked": 1500000}}
+BAD = {"id": "t::bad", "state": FAILED, "message": "2 bytes leaked <here>", "detail": "trace\nback"}
+FULL = {"id": "t::full", "state": BROKEN, "message": "the disk is full"}
+LEFT = {"id": "t::left", "state": SKIPPED, "message": "no cargo"}
+LUCK = {"id": "t::luck", "repeats": ["3 is less than 4"], "started_again": ["its timer hung"]}
+
+
+@pytest.fixture(autouse=True)
+def no_lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In place of the lab, ``python -m lab`` runs a few lines of Python."""
+    (tmp_path / "repo" / "lab").mkdir(parents=True)
+    program = "import os, sys, time\nFILE = os.environ['KNOWNZERO_CASES']\nexec(sys.argv[1])\n"
+    (tmp_path / "repo" / "lab" / "__main__.py").write_text(program)
+    monkeypatch.setattr(paths, "REPO", tmp_path / "repo")
+
+
+def stage(name: str, *scripts: str, marks: str = "") -> Stage:
+    return Stage(name, f"all {name}", {f"{name}{at}": [script] for at, script in enumerate(scripts)}, marks)
+
+
+def suite_of(name: str, code: int, *found: Mapping[str, object]) -> Stage:
+    text = "".join(json.dumps(one) + "\n" for one in found)
+    return stage(name, f"open(FILE, 'a').write({text!r}); raise SystemExit({code})", marks=name)
+
+
+def test_a_stage_that_fails_does_not_stop_the_others(tmp_path: Path) -> None:
+    one = Night(
+        tmp_path / "n",
+        [
+            suite_of("tests", 1, GOOD, BAD, LUCK),
+            suite_of("hunts", 3, FULL),
+            suite_of("fuzz", 0, LEFT),
+            suite_of("matrix", 0, GOOD, LEFT),
+            stage(
+                "bench",
+                "",
+                "sys.exit(print('kz: it broke\\n  why: a bug\\n  fix: look') or 3)",
+                "raise SystemExit(1)",
+            ),
+        ],
+    )
+    assert run_night(one) == errors.FAILED
+    assert [part.state for part in one.stages] == [FAILED, BROKEN, SKIPPED, PASSED, FAILED]
+    assert [step.state for step in one.stages[4].steps.values()] == [PASSED, BROKEN, FAILED]
+    page = (tmp_path / "n" / "index.html").read_text()
+    for text in ("2 bytes leaked &lt;here&gt;", "the disk is full", "no cargo", "its timer hung", "3 is less than 4",
+                 "it broke", "trace\nback", "1,500,000 skips checked"):  # fmt: skip
+        assert text in page
+    assert not re.search(r"https?://|@import|url\(", page)
+    for link in re.findall(r'href="([^"]+)"', page):
+        assert (tmp_path / "n" / link).exists(), link
+    told = [json.loads(line) for line in (tmp_path / "n" / "report.jsonl").read_text().splitlines()]
+    assert told[0]["tests"] == {PASSED: 2, FAILED: 1}
+    assert told[0]["amounts"] == {"skips_checked": 1500000}
+    assert told[0]["findings"][0]["again"] == "./kz test --nightly --stage tests -- t::bad"
+    assert "2 passed, 1 failed" in night_report.text(one).splitlines()[0]
+    assert night.load(one.folder).stages == one.stages
+
+
+@pytest.mark.parametrize(
+    ("stages", "code"),
+    [
+        ([suite_of("tests", 0, GOOD), suite_of("fuzz", 0, LEFT)], errors.OK),
+        ([suite_of("fuzz", 0, LEFT)], errors.MACHINE),
+        ([suite_of("fuzz", 0, GOOD, FULL)], errors.MACHINE),
+    ],
+)
+def test_the_exit_code(tmp_path: Path, stages: list[Stage], code: int) -> None:
+    assert run_night(Night(tmp_path / "n", stages)) == code
+
+
+@pytest.mark.parametrize(
+    ("script", "state", "why"),
+    [
+        ("print('all fine')", BROKEN, "no test was run"),
+        ("open(FILE, 'w').write('half of')", BROKEN, "no test was run"),
+        (f"open(FILE, 'w').write({json.dumps(GOOD)!r}); raise SystemExit(1)", FAILED, "exit code 1"),
+        (f"open(FILE, 'w').write({json.dumps(GOOD)!r}); raise SystemExit(3)", BROKEN, "exit code 3"),
+        (f"open(FILE, 'w').write({json.dumps(GOOD)!r}); raise SystemExit(130)", BROKEN, "exit code 130"),
+        (f"open(FILE, 'w').write({json.dumps(BAD)!r})", FAILED, ""),
+        ("os.kill(os.getpid(), 9)", BROKEN, "signal 9"),
+        ("raise SystemExit(2)", SKIPPED, "none of these tests"),
+    ],
+)
+def test_only_a_report_of_success_counts(tmp_path: Path, script: str, state: str, why: str) -> None:
+    one = Night(tmp_path / "n", [stage("hunts", script, marks="hunt")])
+    run_night(one)
+    (step,) = one.stages[0].steps.values()
+    assert (step.state, why in step.why) == (state, True)
+
+
+def test_a_budget_stops_a_night_and_the_next_goes_on(tmp_path: Path) -> None:
+    slow = "print('runs', flush=True); time.sleep(0 if os.path.exists(FILE) else open(FILE, 'w') and 100)"
+    one = Night(tmp_path / "n", [stage("bench", slow), stage("series", "raise SystemExit(1)")])
+    began = time.monotonic()
+    assert run_night(one, budget=2.0) == errors.OK
+    assert time.monotonic() - began < 20
+    assert [part.state for part in one.stages] == [INTERRUPTED, WAITING]
+    two = night.load(one.folder)
+    assert two.unfinished()
+    assert run_night(two) == errors.FAILED
+    assert [part.state for part in two.stages] == [PASSED, FAILED]
+    assert two.stages[0].seconds > one.stages[0].seconds
+    log = (two.folder / "bench.log").read_text()
+    assert log.count("\nruns\n") == 2
+    assert run_night(two) == errors.FAILED
+    assert (two.folder / "bench.log").read_text() == log
+
+
+def test_stages_with_fewer_checks_come_first(tmp_path: Path) -> None:
+    old = Night(
+        night.root() / "1", [suite_of("tests", 0, GOOD), stage("bench", "time.sleep(0.2)"), stage("fuzz", "")]
+    )
+    run_night(old)
+    new = Night(tmp_path / "n", [suite_of("tests", 0, GOOD), stage("bench", ""), stage("fuzz", "")])
+    assert [part.name for part in night_run.least_checked(new)] == ["fuzz", "bench", "tests"]
+
+
+def test_shards_are_whole_and_merge(tmp_path: Path) -> None:
+    names = [f"t::{at}" for at in range(50)]
+    parts = [[name for name in names if cases.mine(name, f"{k}/3")] for k in (1, 2, 3)]
+    assert sorted(name for part in parts for name in part) == sorted(names) and all(parts)
+    folders = []
+    for number, one in ((1, suite_of("tests", 0, GOOD)), (2, suite_of("tests", 1, BAD))):
+        shard = Night(tmp_path / f"n{number}", [one], shard=f"{number}/2")
+        run_night(shard)
+        folders.append(shard.folder)
+    merged = night.merge(folders)
+    assert merged.stages[0].state == FAILED
+    assert [case.id for case in merged.cases(merged.stages[0])] == [GOOD["id"], BAD["id"]]
+    with pytest.raises(LabError, match="holds no night"):
+        night.merge([tmp_path])
+
+
+INTERRUPT = """
+import sys
+from pathlib import Path
+from lab.core import paths
+from lab.testing import night, night_run
+import ctypes
+paths.REPO = Path(sys.argv[1])
+slow = "import subprocess, signal; print('sleeps', flush=True); " \\
+    "subprocess.Popen(['sh', '-c', \\"trap '' TERM; sleep 312 & sleep 313\\"], start_new_session=True); time.sleep(311)"
+ctypes.CDLL(None).prctl(night_run.SUBREAPER, 1, 0, 0, 0)
+import signal
+from lab import cli
+signal.signal(signal.SIGTERM, cli._terminate)
+night_run.run_night(night.Night(Path(sys.argv[2]), [night.Stage("hunts", "", {"hunts": [slow]})]))
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interruption_leaves_a_report_and_no_process(tmp_path: Path, number: signal.Signals) -> None:
+    folder = tmp_path / "n"
+    argv = [sys.executable, "-c", INTERRUPT, str(tmp_path / "repo"), str(folder)]
+    with subprocess.Popen(
+        argv, env={**os.environ, "PYTHONPATH": str(REPO)}, stderr=subprocess.PIPE
+    ) as process:
+        deadline = time.monotonic() + 60
+        while not ((folder / "hunts.log").exists() and "sleeps\n" in (folder / "hunts.log").read_text()):
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.05)
+        assert night.load(folder).stages[0].state == RUNNING
+        time.sleep(0.5)
+        process.send_signal(number)
+        process.communicate(timeout=60)
+    left = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
+    assert not [words for words in left if words in (b"sleep\x00312\x00", b"sleep\x00313\x00")]
+    assert night.load(folder).stages[0].state == INTERRUPTED
+    assert INTERRUPTED in (folder / "index.html").read_text()
+
+
+def test_every_test_belongs_to_one_stage() -> None:
+    """The first stage has all tests without the others' marks, which are declared and in use."""
+    parts = [part for part in night.stages() if part.marks]
+    others = [part.marks for part in parts[1:]]
+    assert parts[0].marks == f"not ({' or '.join(others)})"
+    declared = (REPO / "pyproject.toml").read_text(encoding="utf-8")
+    for mark in others:
+        assert f'"{mark}: ' in declared
+        assert any(f"pytest.mark.{mark}" in file.read_text() for file in (REPO / "tests").rglob("test_*.py"))
+
+
+def test_what_a_stage_runs() -> None:
+    parts = {part.name: part for part in night.stages("up or down", ["-x"])}
+    assert list(parts) == list(night.NAMES)
+    assert parts["fuzz"].commands["fuzz"] == ["test", "--select", "up or down", "--", "-m", "fuzz", "-x"]
+    assert parts["bench"].commands["thp"] == ["bench", "thp", "--strict", "--output", "{folder}/bench/thp"]
+    assert parts["series-qemu"].commands["qemu"] == ["series", "check", "qemu", "--each"]
+    assert night.choose(["series-qemu", "fuzz", "fuzz"]) == ["fuzz", "series-qemu"]
+    with pytest.raises(UsageError, match="nonsense"):
+        night.choose(["nonsense"])
+
+
+SUITE = """
+import pytest
+def test_good(record_property): record_property("skips_checked", 7)
+@pytest.mark.parametrize("x", range(8))
+def test_many(x): pass
+def test_bad(): assert 1 == 2
+@pytest.mark.skip(reason="no cargo")
+def test_skipped(): pass
+@pytest.mark.xfail(reason="not yet")
+def test_expected(): assert 0
+"""
+
+
+def run_suite(tmp_path: Path, *options: str) -> str:
+    (tmp_path / "test_it.py").write_text(SUITE)
+    argv = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "lab.testing.cases",
+        f"--cases={tmp_path / 'c'}",
+        "-n2",
+        "--rootdir",
+        str(tmp_path),
+    ]
+    done = subprocess.run(
+        [*argv, *options, str(tmp_path)], cwd=REPO, capture_output=True, text=True, check=False
+    )
+    return done.stdout
+
+
+def test_pytest_writes_cases_and_leaves_out_those_that_have_ended(tmp_path: Path) -> None:
+    first = run_suite(tmp_path, "-k", "good or bad or skipped or expected")
+    found = {case.id.partition("::")[2]: case for case in cases.read(tmp_path / "c")}
+    states = {"test_good": PASSED, "test_bad": FAILED, "test_skipped": SKIPPED, "test_expected": SKIPPED}
+    assert {name: case.state for name, case in found.items()} == states, first
+    assert found["test_good"].amounts == {"skips_checked": 7}
+    assert "assert 1 == 2" in found["test_bad"].message
+    assert (found["test_skipped"].message, found["test_expected"].message) == (
+        "no cargo",
+        "is expected to fail: not yet",
+    )
+    assert "8 passed" in run_suite(tmp_path)
+    assert len(cases.read(tmp_path / "c")) == 12
+
+
+def test_the_parts_of_shards_are_all_tests(tmp_path: Path) -> None:
+    for number in (1, 2):
+        run_suite(tmp_path, f"--shard={number}/2", "-k", "many")
+        assert len(cases.read(tmp_path / "c")) == (
+            8 if number == 2 else len({c.id for c in cases.read(tmp_path / "c")})
+        )
