@@ -109,7 +109,7 @@ def measured(series: Series, pristine: Path) -> list[tuple[str, int, int]]:
             plus, minus = (int(word) for word in told.split()[:2]) if told else (0, 0)
             found.append((f"{rule['file']} up to {rule['upto']}", plus + minus, rule["most"]))
         for rule in rules.get("lines", []):
-            size = sum(len(repo.git("show", f"HEAD:{file}").splitlines()) for file in rule["files"])
+            size = sum(len(repo.ask("show", f"HEAD:{file}").stdout.splitlines()) for file in rule["files"])
             found.append((" + ".join(rule["files"]), size, rule["most"]))
     return found
 
