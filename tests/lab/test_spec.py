@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: GPL-2.0
+"""The virtio text in spec/: numbered statements, and a table with the test of each."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from lab.core.paths import REPO
+
+SPEC = REPO / "spec"
+TEXTS = {"6": SPEC / "device-init-reported.tex", "7": SPEC / "device-init-on-inflate.tex"}
+TABLE = SPEC / "implementations.md"
+KEYWORD = re.compile(r"\b(?:MUST|SHOULD|MAY)\b")
+
+
+def uncommented(text: str) -> str:
+    return re.sub(r"(?<!\\)%.*", "", text)
+
+
+def sections(text: str) -> list[tuple[str, str]]:
+    """Whose normative section each part of a text is: DRV, DEV, or nobody's."""
+    marks = {"driver": "DRV", "device": "DEV"}
+    parts = re.split(r"\\(driver|device)normative\{|\\(?:sub)*(?:section|paragraph)\{", uncommented(text))
+    return [("", parts[0])] + [
+        (marks.get(kind or "", ""), part) for kind, part in zip(parts[1::2], parts[2::2], strict=True)
+    ]
+
+
+def statements(text: str) -> list[str]:
+    return re.findall(r"\\req\{([A-Z]+\d+\.\d+)\}", uncommented(text))
+
+
+def rows() -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for line in TABLE.read_text(encoding="utf-8").splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if re.fullmatch(r"(?:DRV|DEV)\d+\.\d+", cells[0]):
+            assert cells[0] not in found
+            found[cells[0]] = cells[1:]
+    return found
+
+
+@pytest.mark.parametrize("bit", TEXTS)
+def test_statements_are_numbered_without_a_gap(bit: str) -> None:
+    numbers = statements(TEXTS[bit].read_text(encoding="utf-8"))
+    for kind in ("DRV", "DEV"):
+        mine = [number for number in numbers if number.startswith(kind)]
+        assert mine == [f"{kind}{bit}.{n}" for n in range(1, len(mine) + 1)]
+        assert mine
+
+
+@pytest.mark.parametrize("bit", TEXTS)
+def test_each_normative_sentence_has_a_number_of_its_section(bit: str) -> None:
+    for kind, part in sections(TEXTS[bit].read_text(encoding="utf-8")):
+        for piece in re.split(r"(?=\\req\{)|\n\n", part):
+            number = re.match(r"\\req\{([A-Z]+)", piece)
+            if number:
+                # The legacy section is about the driver.
+                assert number[1] == (kind or "DRV"), piece
+            elif KEYWORD.search(piece):
+                # The sentence that introduces a list; each item has a number.
+                assert re.search(r"\\begin\{itemize\}\s*\\item\s*$", piece), piece
+
+
+@pytest.mark.parametrize("bit", TEXTS)
+def test_the_conformance_clauses_name_each_section(bit: str) -> None:
+    text = uncommented(TEXTS[bit].read_text(encoding="utf-8"))
+    for kind in ("driver", "device"):
+        labels = re.findall(rf"\\{kind}normative\{{[^}}]*\}}\{{[^}}]*\}}\{{([^}}]*)\}}", text)
+        assert labels
+        assert re.findall(rf"\\item \\ref\{{{kind}normative:([^}}]*)\}}", text) == labels
+
+
+def test_the_table_has_each_statement_once() -> None:
+    wanted = [number for path in TEXTS.values() for number in statements(path.read_text(encoding="utf-8"))]
+    assert sorted(rows()) == sorted(wanted)
+
+
+def defined(name: str, folder: str, pattern: str, files: str) -> bool:
+    """Whether a function is defined in a source, or in a patch that brings it."""
+    expression = re.compile(rf"^\+?\s*{pattern}\s+{name}\(", re.MULTILINE)
+    paths = [path for path in (REPO / folder).rglob(files) if path.is_file() and "target" not in path.parts]
+    return any(expression.search(path.read_text(encoding="utf-8", errors="replace")) for path in paths)
+
+
+def exists(name: str, column: int) -> bool:
+    if "::" in name:
+        file, _, function = name.partition("::")
+        return defined(function, "tests/guest", "def", file)
+    if column == 1:
+        return defined(name, "qemu", r"static void", "*")
+    return defined(name, "vhost-user-balloon", "fn", "*.rs")
+
+
+@pytest.mark.parametrize("number", sorted(rows()))
+def test_each_named_test_exists(number: str) -> None:
+    cells = rows()[number]
+    assert len(cells) == (2 if number.startswith("DRV") else 4)
+    for column in range(1, len(cells), 2):
+        names = list(re.findall(r"`([\w.:]+)`", cells[column]))
+        assert names or re.match(r"no test: \w+", cells[column])
+        for name in names:
+            assert exists(name, column), f"{number}: {name}"
+
+
+def test_a_test_that_is_not_there_is_found() -> None:
+    assert not exists("test_reuse.py::test_that_nobody_wrote", 1)
+    assert not exists("test_that_nobody_wrote", 1)
+    assert not exists("that_nobody_wrote", 3)
+
+
+def test_what_is_sent_has_no_numbers(tmp_path: Path) -> None:
+    shutil.copytree(SPEC, tmp_path / "spec")
+    subprocess.run(["make", "-s", "-C", str(tmp_path / "spec"), "plain"], check=True, timeout=30)
+    for path in TEXTS.values():
+        plain = (tmp_path / "spec" / "plain" / path.name).read_text(encoding="utf-8")
+        assert not statements(plain)
+        assert len(KEYWORD.findall(plain)) == len(KEYWORD.findall(path.read_text(encoding="utf-8")))
