@@ -24,6 +24,12 @@ VARIES = re.compile(
 )
 
 
+# Files that list others: a patch of one folder changes them, too.
+LISTS = re.compile(
+    r"^MAINTAINERS$|/(?:Makefile|Kconfig|Kconfig\.debug|\.gitignore|\.kunitconfig)$|^mm/(?:Makefile|Kconfig.*)$"
+)
+
+
 @dataclass(frozen=True)
 class Problem:
     """One failed check: which, where, and its text."""
@@ -46,18 +52,18 @@ def complaints(argv: list[str], cwd: Path, where: str) -> list[Problem]:
     ]
 
 
-def accepted(series: Series, patch: bytes) -> list[str]:
-    """Exceptions of parts.toml that hold for a patch: a table {type, reason, only} each; ``only`` is a path prefix."""
+def accepted(series: Series, patch: Path) -> list[str]:
+    """Types of parts.toml that a patch may report: of all patches, of its PART/NNNN, or of the folder of its files."""
     found = []
+    files = [name for name in touched(patch.read_bytes()) if not LISTS.search(name)]
     for one in series.rules.get("checkpatch", []):
         if not one.get("reason"):
             raise LabError(
-                f"{series.name}/parts.toml: exception {one.get('type')}",
-                "it has no reason",
-                'add reason = "…"',
+                f"{series.name}/parts.toml: exception {one.get('type')}", "it has no reason", "add its reason"
             )
-        if not one.get("only") or all(
-            name.startswith(one["only"]) or name == "MAINTAINERS" for name in touched(patch)
+        only = one.get("only", "")
+        if f"{patch.parent.name}/{patch.name}".startswith(only) or all(
+            name.startswith(only) for name in files
         ):
             found.append(str(one["type"]))
     return found
@@ -77,7 +83,7 @@ def checkpatch(
 
     def one(mail: Path) -> list[Problem]:
         whole = mail.read_bytes()
-        ignored = accepted(series, whole) + ([] if signed else ["MISSING_SIGN_OFF"])
+        ignored = accepted(series, mail) + ([] if signed else ["MISSING_SIGN_OFF"])
         options = (
             [*always, f"--ignore={','.join(ignored)}"]
             if series.name == "linux"
