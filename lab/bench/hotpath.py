@@ -209,7 +209,7 @@ def _active(options: BenchOptions, kernel: str | Path, qemu: Path, paths: Sequen
 
 def _skipped(side: Side) -> int | None:
     """Pages that were not zeroed because they had been reported; None on a kernel that does not count them."""
-    lines = side.sh("grep pgzeroed_skip_reported /proc/vmstat || true")
+    lines = side.sh("grep pgzeroed_skip /proc/vmstat || true")
     return int(lines[-1].split()[1]) if lines else None
 
 

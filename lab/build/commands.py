@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from lab.core import errors
-from lab.core.options import Json, one_of
+from lab.core.options import Json, Parts, one_of
 
 app = typer.Typer()
 SERVER = "server"  # a configuration of the kernel
@@ -28,12 +28,14 @@ def linux(
         str,
         typer.Option(help="More configuration, merged last: a name in linux/configs/matrix, or a file."),
     ] = "",
+    chosen: Annotated[str, Parts] = "",
     as_json: Json = False,
 ) -> None:
     """Build a kernel (nothing is done when the cache has it)."""
     from lab.build.linux import build_linux
+    from lab.series import parts
 
-    _print_image(build_linux(variant, arch, config), as_json)
+    _print_image(build_linux(variant, arch, config, parts.split(chosen)), as_json)
 
 
 @build_app.command("qemu")

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from lab.core import lock, paths, progress, run
 from lab.machine import fetch, tools
-from lab.series import series
+from lab.series import apply, parts
 
 KEEP_IMAGES = 40
 # Variables that would change what kbuild or make do.
@@ -57,12 +57,12 @@ def digest(parts: list[str]) -> str:
 
 
 @contextlib.contextmanager
-def tree_of(what: str, variant: str, source: fetch.Source) -> Iterator[Path]:
-    """The tree that a variant is built from; hold it while building."""
+def tree_of(what: str, variant: str, source: fetch.Source, chosen: tuple[str, ...] = ()) -> Iterator[Path]:
+    """The tree that a variant (with the ``chosen`` parts of the series) is built from; hold it while building."""
     if variant == "base":
         yield fetch.pristine(source)
     else:
-        with series.working_copy(series.get(what), source) as tree:
+        with apply.working_copy(parts.get(what, chosen), source) as tree:
             yield tree
 
 
@@ -77,6 +77,7 @@ class Recipe:
     key: Callable[[fetch.Source], str]
     make: Callable[[Path, Path, Path], None]  # tree, object folder, log
     publish: Callable[[Path, Path], dict[str, object]]  # object folder, new folder; more metadata
+    chosen: tuple[str, ...] = ()  # parts of the series; all by default
 
     def place(self, source: fetch.Source) -> Path:
         """The folder of the image."""
@@ -104,7 +105,7 @@ class Recipe:
             if (place / self.file).is_file():
                 return place / self.file
             log, began = paths.log_file(f"{self.what}-{self.name}"), time.monotonic()
-            with tree_of(self.what, self.variant, source) as tree:
+            with tree_of(self.what, self.variant, source, self.chosen) as tree:
                 with progress.step(
                     f"building {self.what} {source.version} {self.name.replace('-', ' ')}", log
                 ):
@@ -112,7 +113,7 @@ class Recipe:
                 with lock.new_directory(place) as work:
                     about = {
                         "what": self.what, "variant": self.variant, "version": source.version, "source": source.key,
-                        "series": series.get(self.what).key() if self.variant != "base" else "",
+                        "series": parts.get(self.what, self.chosen).key() if self.variant != "base" else "",
                         "seconds": round(time.monotonic() - began, 1), "key": self.key(source), **self.publish(obj, work),
                     }  # fmt: skip
                     (work / "metadata.json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")

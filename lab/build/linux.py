@@ -14,10 +14,11 @@ from lab.core import lock, paths, progress, run
 from lab.core.errors import LabError, UsageError
 from lab.core.run import Argv
 from lab.machine import fetch, tools
-from lab.series import series
+from lab.series import parts
 
 VARIANTS = ("base", "knownzero", "off", "debug")
 ARCHES = ("x86_64", "um")
+Chosen = tuple[str, ...]  # names of parts
 
 
 @dataclass(frozen=True)
@@ -117,14 +118,14 @@ def lost(wanted: dict[str, str], config: str) -> list[str]:
     ]
 
 
-def linux_key(variant: str, arch: str, source: fetch.Source, config: str = "") -> str:
+def linux_key(variant: str, arch: str, source: fetch.Source, config: str = "", chosen: Chosen = ()) -> str:
     """The name of a kernel image: everything that goes into it."""
     files = _checked_fragments(variant, arch, config)
-    parts = [LINUX_RECIPE, arch, variant, source.key, compiler(MACHINES[arch].prefix)]
-    parts += [file.read_text(encoding="utf-8") for file in files]
+    inputs = [LINUX_RECIPE, arch, variant, source.key, compiler(MACHINES[arch].prefix)]
+    inputs += [file.read_text(encoding="utf-8") for file in files]
     if variant != "base":
-        parts.append(series.get("linux").key())
-    return digest(parts)
+        inputs.append(parts.get("linux", chosen).key())
+    return digest(inputs)
 
 
 def _checked_fragments(variant: str, arch: str, config: str = "") -> list[Path]:
@@ -140,11 +141,12 @@ def linux_image_name(arch: str) -> str:
     return Path(MACHINES[arch].image).name
 
 
-def _recipe(variant: str, arch: str, config: str = "") -> Recipe:
+def _recipe(variant: str, arch: str, config: str = "", chosen: Chosen = ()) -> Recipe:
     file = linux_image_name(arch)
 
     def make(tree: Path, obj: Path, log: Path) -> None:
-        make_linux(tree, obj, fragments(variant, arch, config), arch, variant, log, [file])
+        files = fragments(variant, arch, config)
+        make_linux(tree, obj, files, arch, variant, log, [file], step=bool(chosen))
 
     def publish(obj: Path, work: Path) -> dict[str, object]:
         for name in (MACHINES[arch].image, "vmlinux", ".config", "System.map"):
@@ -157,26 +159,29 @@ def _recipe(variant: str, arch: str, config: str = "") -> Recipe:
             "release": release,
         }
 
-    name = "-".join([arch, variant, *([Path(config).stem] if config else [])])
-    return Recipe(
-        "linux", variant, name, file, lambda source: linux_key(variant, arch, source, config), make, publish
-    )
+    name = "-".join([arch, variant, *([Path(config).stem] if config else []), *sorted(chosen)])
+
+    def key(source: fetch.Source) -> str:
+        return linux_key(variant, arch, source, config, chosen)
+
+    return Recipe("linux", variant, name, file, key, make, publish, chosen)
 
 
-def find_linux(variant: str, arch: str = "x86_64", config: str = "") -> Path | None:
+def find_linux(variant: str, arch: str = "x86_64", config: str = "", chosen: Chosen = ()) -> Path | None:
     """The image if the cache has it; never builds."""
-    return _recipe(variant, arch, config).find()
+    return _recipe(variant, arch, config, chosen).find()
 
 
-def build_linux(variant: str, arch: str = "x86_64", config: str = "") -> Path:
+def build_linux(variant: str, arch: str = "x86_64", config: str = "", chosen: Chosen = ()) -> Path:
     """The kernel image (bzImage, Image; for um the executable), built when the cache lacks it.
 
-    ``config``: a fragment that changes the variant's configuration, see ``fragments``. vmlinux, .config,
-    System.map and metadata.json stand beside the image.
+    ``config``: a fragment that changes the variant's configuration, see ``fragments``. ``chosen``: these parts
+    of the series and the parts they stand on; by default all. vmlinux, .config, System.map and metadata.json
+    stand beside the image.
     """
     _checked_fragments(variant, arch, config)
     tools.need_compiler(arch)
-    return _recipe(variant, arch, config).build()
+    return _recipe(variant, arch, config, chosen).build()
 
 
 def _kbuild(arch: str) -> list[str]:

@@ -16,7 +16,7 @@ from lab.build.qemu import build_qemu
 from lab.core import lock, paths, progress
 from lab.core.errors import LabError, UsageError
 from lab.machine import fetch, stock, tools
-from lab.series import series
+from lab.series import apply, parts
 
 ROOM = "usr/lib/qemu-knownzero"
 SMALL, SERVER, CLOUD = "small", "server", "cloud"
@@ -166,7 +166,7 @@ def _kernel_with_modules(config: str) -> tuple[Path, list[deb.Item], str]:
     log = paths.log_file(f"package-kernel-{name}")
     with (
         lock.locked(f"build-linux-package-{name}"),
-        series.working_copy(series.get("linux"), source) as tree,
+        apply.working_copy(parts.get("linux"), source) as tree,
     ):
         obj = paths.sub("obj") / f"linux-{source.key[:8]}-package-{name}"
         if config == SERVER:

@@ -13,6 +13,8 @@ from lab.build.images import compiler
 from lab.core import lock, paths, run
 from lab.core.errors import LabError, UsageError
 from lab.machine import debs, fetch, tools
+from lab.series import apply
+from lab.series import parts as parts_of
 
 # Architectures of guest programs, with Debian's name where it differs from the machine's.
 BINARIES = {"x86_64": "", "um": "", "i386": "i386", "arm64": "arm64"}
@@ -95,12 +97,13 @@ def build_selftest(name: str, arch: str = "x86_64") -> Path:
     place = Path("tools", "testing", "selftests", "mm")
     kernel = fetch.pristine(fetch.obtain("linux"))
     harness = kernel / place.parent
-    own = paths.REPO / "linux" / "new" / place / f"{name}.c"
+    with apply.working_copy(parts_of.get("linux"), fetch.obtain("linux")) as tree:
+        own = tree / place / f"{name}.c"
     sources = [own]
     headers = [harness / "kselftest_harness.h", harness / "kselftest.h"]
     arguments: list[str | Path] = ["-I", harness]
     libraries: list[str | Path] = []
-    if not own.is_file():
+    if not own.is_file() or (kernel / place / own.name).is_file():
         folder = kernel / place
         parts = ["vm_util.c", "hugepage_settings.c", *SELFTEST_PARTS.get(name, "").split()]
         sources = [folder / f"{name}.c", *(folder / part for part in parts)]

@@ -14,7 +14,7 @@ from lab.core import lock, run
 from lab.core.errors import UsageError
 from lab.core.run import Argv
 from lab.machine import debs, fetch
-from lab.series import series
+from lab.series import parts
 
 PROGRAM = Path("usr/bin/qemu-system-x86_64")
 QEMU_VARIANTS = ("base", "knownzero")
@@ -34,10 +34,10 @@ def qemu_key(variant: str, source: fetch.Source) -> str:
         raise UsageError(
             f"Bad --variant: {variant}", "no QEMU has this name", f"use {', '.join(QEMU_VARIANTS)}"
         )
-    parts = [QEMU_RECIPE, source.key, compiler(), *QEMU_OPTIONS]
+    inputs = [QEMU_RECIPE, source.key, compiler(), *QEMU_OPTIONS]
     if variant != "base":
-        parts.append(series.get("qemu").key())
-    return digest(parts)
+        inputs.append(parts.get("qemu").key())
+    return digest(inputs)
 
 
 def _recipe(variant: str) -> Recipe:

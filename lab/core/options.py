@@ -13,6 +13,12 @@ from lab.core.errors import UsageError
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 
+Parts = typer.Option(
+    "--parts",
+    metavar="NAME,…",
+    help="Only these parts of the series and the parts they stand on (default: all).",
+)
+
 
 def one_of(kind: str, names: Sequence[str], help_text: str = "") -> Any:
     """An argument with one of these names; an unknown one is an error."""

@@ -18,49 +18,35 @@ app = typer.Typer()
 
 @series_app.command("export")
 def series_export(
-    name: Name,
+    part: Annotated[str, typer.Argument(help="A part, e.g. zeroed; qemu/NAME for a part of QEMU.")],
     directory: Annotated[Path, typer.Argument(help="Where the mails go (made when missing).")],
-    figures: Annotated[
-        list[Path] | None,
-        typer.Option(
-            metavar="RUN",
-            help="A run whose figures the cover letter gets: a folder under out/. Repeatable. Default: the newest "
-            "`kz bench all`, or else `kz demo`, of this very series.",
-        ),
-    ] = None,
-    ready: Annotated[
-        bool,
-        typer.Option(
-            "--ready",
-            help="Also run checkpatch on the mails, rehearse sending them (git send-email --dry-run), and print whom "
-            "MAINTAINERS names. Takes a minute or two.",
-        ),
+    strict: Annotated[
+        bool, typer.Option("--check", help="Write nothing if an identity, a figure or a check is missing.")
     ] = False,
+    since: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="An earlier export: the letter gets a range-diff.")
+    ] = None,
+    base_commit: Annotated[
+        str, typer.Option(metavar="HASH", help="The commit of the base in your reader's git.")
+    ] = "",
     as_json: Json = False,
 ) -> None:
-    """Write the series as mails for a list: a cover letter, and new files in the patch that first uses them.
+    """Write a part as mails for git send-email, and the file recipients. Nothing is sent.
 
-    The letter's figures come from runs; what nobody measured is a marked gap. Nothing is sent.
+    Name, address and sign-off come from git's configuration, figures from docs/results.
     """
     from lab.core import progress
     from lab.post import export
 
-    made = export.export(name, directory, figures or [], ready)
+    project, _, name = part.rpartition("/")
+    made = export.export(
+        project or "linux", name, directory, strict=strict, since=since, base_commit=base_commit
+    )
     if as_json:
-        print(
-            json.dumps(
-                {
-                    "files": [str(p) for p in made.mails], "runs": [str(p) for p in made.letter.runs], "gaps": made.letter.gaps,
-                    "stale": made.letter.stale, "problems": [vars(p) for p in made.problems], "recipients": made.recipients,
-                }
-            )
-        )  # fmt: skip
+        problems = [vars(problem) for problem in made.problems]
+        print(json.dumps({"files": [str(mail) for mail in made.mails], "problems": problems}))
         return
-    print("\n".join(str(p) for p in made.mails))
-    if made.recipients:
-        print("\nTo and Cc, as MAINTAINERS has them:\n" + "\n".join(made.recipients))
-    for remark in export.remarks(made, name):
-        progress.note(remark)
+    print("\n".join(str(mail) for mail in made.mails))
     for problem in made.problems:
         progress.note(f"{problem.check}: {problem.where}: {problem.text}")
 
@@ -72,47 +58,49 @@ def series_check(
         bool,
         typer.Option(
             "--each",
-            help="Also build after every patch, with the feature on and off, x86_64 and um: what the series "
-            "touches. Takes hours; what has passed is remembered.",
+            help="Also build after every patch, with the feature on and off, x86_64 and um: the code that the patches "
+            "change. Takes hours; steps that passed are not built again.",
         ),
     ] = False,
-    whole: Annotated[
-        bool, typer.Option("--whole", help="With --each: all of the kernel (takes a night).")
-    ] = False,
+    whole: Annotated[bool, typer.Option("--whole", help="With --each: build all of the kernel.")] = False,
     first: Annotated[
-        int, typer.Option("--from", metavar="NUMBER", min=0, help="With --each: begin with this patch.")
-    ] = 0,
+        str, typer.Option("--from", metavar="PART/NNNN", help="With --each: begin with this patch.")
+    ] = "",
     against: Annotated[
         str,
         typer.Option(
             metavar="SOURCE",
-            help="Instead, report what becomes of each patch on another source: newest (that the machine's Debian mirror "
-            "has), 7.3.y, a version such as 7.4-rc1, or a source tree or tarball. The exit code is 0 whatever it finds.",
+            help="Instead, a table of the parts on another source: newest (of the machine's Debian mirror), all (its newest "
+            "of each series), 7.3.y, a version, a source tree or a tarball. The exit code is 0 whatever it finds.",
         ),
     ] = "",
+    sizes: Annotated[bool, typer.Option("--sizes", help="Instead, print sizes and their limits.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Check that the series applies with no fuzz, is clean to checkpatch, and survives saving."""
+    """Check that each part applies, alone and with the others, passes checkpatch, keeps its limits and saves unchanged."""
     from lab.post import check
 
     if against:
         if each or whole or first:
             raise errors.UsageError(
-                "Bad --against", "it builds nothing, so it does not go with --each", "run one, then the other"
+                "Bad --against", "it builds nothing, --each does", "run one, then the other"
             )
         from lab.series import against as others
 
-        report = others.against(name, against)
-        print(others.to_json(report) if as_json else "\n".join(others.lines(report)))
+        reports = others.against(name, against)
+        print(json.dumps([one.data() for one in reports]) if as_json else "\n".join(others.lines(reports)))
         return
-
+    if sizes:
+        for what, size, most in check.sizes(name):
+            print(f"{size:6} of {most:6}  {what}")
+        return
     if (whole or first) and not each:
-        raise errors.UsageError("Bad --whole or --from", "they say what --each builds", "add --each")
+        raise errors.UsageError("Bad --whole or --from", "they need --each", "add --each")
     problems = check.check(name, each, whole, first)
     if as_json:
         print(json.dumps({"name": name, "problems": [vars(p) for p in problems]}))
     else:
         for problem in problems:
             print(f"{problem.check}: {problem.where}: {problem.text}")
-        print(f"{name}: {len(problems)} problems" if problems else f"{name}: in order")
+        print(f"{name}: {len(problems)} problems" if problems else f"{name}: all checks pass")
     raise typer.Exit(errors.FAILED if problems else errors.OK)

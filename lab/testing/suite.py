@@ -28,6 +28,8 @@ KERNELS = (
     ("knownzero", "x86_64"),
     ("debug", "um"),
 )
+# Parts that the day builds alone, for User-Mode Linux; the night builds every set.
+PART_SETS = (("fixes",), ("fixes", "content"), ("fixes", "content", "zeroed"))
 QTESTS = ("virtio-balloon-reporting-test", "virtio-balloon-test")
 QUICK = "not boots and not slow"
 LAST_WORDS = 40.0  # seconds, of which pytest's workers may take ten to end
@@ -41,6 +43,8 @@ def prepare() -> None:
     build_qtests()
     for variant, arch in KERNELS:
         build.build_linux(variant, arch)
+    for chosen in PART_SETS:
+        build.build_linux("debug", "um", chosen=chosen)
     guest.build_programs()
 
 

@@ -51,7 +51,7 @@ def told(**vmstat: int | None) -> dict[str, Any]:
     counters: dict[str, int | None] = {
         "thp_fault_alloc": 128,
         "pgzeroed_cleared": None,
-        "pgzeroed_skip_reported": None,
+        "pgzeroed_skip": None,
         "pgzeroed_bad": None,
     }
     return {
@@ -73,7 +73,7 @@ def test_base_counts_folios() -> None:
 
 def test_ours_counts_what_the_kernel_says() -> None:
     runs = jobs.Runs()
-    runs.add(side("ours"), told(pgzeroed_cleared=151, pgzeroed_skip_reported=65536, pgzeroed_bad=0), COST)
+    runs.add(side("ours"), told(pgzeroed_cleared=151, pgzeroed_skip=65536, pgzeroed_bad=0), COST)
     assert runs.zeroed == [151 * 4096]
     assert runs.skipped_percent == [100]
 

@@ -17,6 +17,7 @@ from lab.boot.guest import boot
 from lab.boot.spec import BootSpec
 from lab.core.paths import REPO
 from lab.machine import fetch
+from lab.series import parts
 
 COUNTERS = REPO / "docs" / "reference" / "counters.md"
 ABI = REPO / "docs" / "reference" / "abi.md"
@@ -27,10 +28,7 @@ PAGES = sorted([*REPO.glob("*.md"), *(REPO / "docs").rglob("*.md"), *REPO.glob("
 def sources(series: str) -> dict[str, str]:
     """The lines that a series adds, by file; a later patch may take some of them out again."""
     found: dict[str, list[str]] = {}
-    root = REPO / series
-    for path in sorted(p for p in (root / "new").rglob("*") if p.is_file()):
-        found[str(path.relative_to(root / "new"))] = path.read_text(errors="replace").splitlines()
-    for patch in sorted([*(root / "patches").glob("*.patch"), *(root / "parts").glob("*/*.patch")]):
+    for patch in parts.get(series).patches():
         name = ""
         for line in patch.read_text(errors="replace").splitlines():
             lines = found.setdefault(name, [])
