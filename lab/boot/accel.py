@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0
-"""Which accelerator QEMU can use here, found out by really running a kernel under it."""
+"""The accelerator that works here, found by running a kernel under it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import platform
 import subprocess
 import tempfile
 from pathlib import Path
-from typing import Any
 
 from lab.boot import argv, initramfs
 from lab.build import programs as guest
@@ -26,10 +25,7 @@ APPEND = "console=ttyS0 panic=-1"
 
 @functools.cache
 def tsc_khz() -> int:
-    """How fast the machine's time stamp counter counts, in kHz; 0 where there is none (not x86_64).
-
-    LabError when it cannot be measured.
-    """
+    """The speed of the machine's time stamp counter in kHz; 0 where there is none (not x86_64)."""
     if platform.machine() != "x86_64":
         return 0
     program = guest.build_host_program(Path(__file__).with_name("tsc_khz.c"))
@@ -37,32 +33,20 @@ def tsc_khz() -> int:
 
 
 def choose(wanted: str, qemu: Path, kernel: Path, arch: str = "x86_64") -> str:
-    """``kvm`` or ``tcg``: what was asked for, or the best that works for ``auto``.
-
-    Kernels for other processors than the machine's are emulated.
-    """
+    """``kvm`` or ``tcg``; ``auto`` is the best that works. Kernels for other processors are emulated."""
     if wanted not in CHOICES:
         raise UsageError(
-            f"no accelerator is called {wanted!r}",
-            "there are: " + ", ".join(CHOICES),
-            "choose one of them with --accel",
+            f"Bad --accel: {wanted}", "no accelerator has this name", f"use {', '.join(CHOICES)}"
         )
-    if arch != "x86_64":
-        if wanted == "kvm":
-            raise UsageError(
-                "KVM cannot be used here", f"the kernel is one for {arch}", "use --accel auto or tcg"
-            )
-        return "tcg"
-    if wanted == "tcg":
+    if arch != "x86_64" and wanted == "kvm":
+        raise UsageError("Bad --accel: kvm", f"the kernel is for {arch}", "use --accel auto or tcg")
+    if arch != "x86_64" or wanted == "tcg":
         return "tcg"
     works, why = kvm_works(qemu, kernel)
-    if works:
-        return "kvm"
-    if wanted == "kvm":
-        raise LabError(
-            "KVM cannot be used here", why, "use --accel tcg, or run on a machine with working KVM"
-        )
-    return "tcg"
+    if wanted == "kvm" and not works:
+        fix = "use --accel tcg, or run on a machine with working KVM"
+        raise LabError("KVM cannot be used here", why, fix)
+    return "kvm" if works else "tcg"
 
 
 def _memory() -> Path:
@@ -86,30 +70,21 @@ def kvm_works(qemu: Path, kernel: Path) -> tuple[bool, str]:
     if not os.access("/dev/kvm", os.R_OK | os.W_OK):
         return False, "/dev/kvm may not be opened by this user"
     key = _machine_key(qemu)
-    known = _recall(key)
-    if known:
-        return known
     with lock.locked("kvm-probe"):
-        known = _recall(key)
-        if known:
-            return known
-        with progress.step("trying KVM"):
-            answer = _probe(qemu, kernel)
-        lock.write_atomically(_memory(), json.dumps({**_recalled(), key: answer}))
-        return answer
+        known = _recalled()
+        if key not in known:
+            with progress.step("trying KVM"):
+                known[key] = _probe(qemu, kernel)
+            lock.write_atomically(_memory(), json.dumps(known))
+        return known[key]
 
 
-def _recalled() -> dict[str, list[Any]]:
+def _recalled() -> dict[str, tuple[bool, str]]:
     try:
         data = json.loads(_memory().read_text(encoding="utf-8"))
-        return data if isinstance(data, dict) and all(isinstance(v, list) for v in data.values()) else {}
-    except (OSError, ValueError):
+        return {key: (bool(works), str(why)) for key, (works, why) in data.items()}
+    except (OSError, ValueError, TypeError, AttributeError):
         return {}
-
-
-def _recall(key: str) -> tuple[bool, str] | None:
-    known = _recalled().get(key)
-    return (bool(known[0]), str(known[1])) if known else None
 
 
 def _probe(qemu: Path, kernel: Path) -> tuple[bool, str]:

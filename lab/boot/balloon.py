@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0
-"""Inflate and deflate the balloon of a running guest, from the host as an operator does."""
+"""Inflate and deflate the balloon of a running guest from the host."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def device(**properties: object) -> str:
 
 
 def actual(guest: Guest) -> int:
-    """Bytes of memory the guest has now, as its driver says."""
+    """Bytes of memory the guest has now, by its driver."""
     return int(guest.qmp("query-balloon")["actual"])
 
 
 def resize(guest: Guest, size: int, timeout: float = 120.0) -> None:
-    """Have the guest's memory be ``size`` bytes, and wait until it is; TestFailure when it is not."""
+    """Set the guest's memory to ``size`` bytes and wait for it; TestFailure when it takes too long."""
     guest.qmp("balloon", value=size)
     deadline = time.monotonic() + timeout
     while actual(guest) != size:
@@ -38,6 +38,6 @@ def resize(guest: Guest, size: int, timeout: float = 120.0) -> None:
 
 
 def stats(guest: Guest) -> dict[str, Any]:
-    """What the device counts about inflation, in bytes; its balloon was made by ``device``."""
+    """The device's counters of inflation in bytes; for a balloon made by ``device``."""
     found: dict[str, Any] = guest.qmp("qom-get", path="/machine/peripheral/balloon", property=STATS)
     return found

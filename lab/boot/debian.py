@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0
-"""A Debian of the machine's own release on a disk, with packages of ours installed, for guests to boot.
+"""A disk with a Debian of the machine's release and the project's packages, for guests to boot.
 
 mmdebstrap makes it, without root where users have subordinate ids; maintainer scripts run in its chroot.
 """
@@ -7,7 +7,6 @@ mmdebstrap makes it, without root where users have subordinate ids; maintainer s
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
 import json
 import os
@@ -29,18 +28,18 @@ from lab.machine import apt, debs, stock, tools
 
 RECIPE = "1"
 KEEP = 4
-# Beside the essential ones: a system that boots, and what a kernel's package wants done when it comes.
+# Besides the essential ones: a system that boots, and the hooks of a kernel's package.
 PACKAGES = ("apt", "systemd-sysv", "udev", "dbus", "kmod", "linux-base", "initramfs-tools")
 ROOT, JOB = "kz-root", "kz-job"  # file systems, by their labels
 DISK = "3G"  # what the root file system may grow to; the file has holes
 TIMEOUT = 1800.0
-# What takes seconds may take minutes when it is emulated on a machine that does other things too.
+# Emulation on a busy machine turns seconds into minutes.
 PATIENCE = "systemd.default_timeout_start_sec=900 systemd.default_device_timeout_sec=900"
 APPEND = f"root=LABEL={ROOT} rw systemd.show_status=0 systemd.getty_auto=no {PATIENCE}"
 FSTAB = f"LABEL={ROOT} / ext4 defaults 0 1\nLABEL={JOB} /{JOB} ext4 ro 0 0\n"
-# Type=simple: the system is up when this has been started, and not when it has ended.
+# Type=simple: the system is up as soon as this has been started.
 UNIT = f"""[Unit]
-Description=What the lab has this guest do
+Description=Job of the lab
 RequiresMountsFor=/{JOB}
 
 [Service]
@@ -51,7 +50,7 @@ Environment=PATH=/{JOB}/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/s
 [Install]
 WantedBy=multi-user.target
 """
-# What guest/init.c does in guests without a distribution.
+# The job of guest/init.c in guests without a distribution.
 RUNNER = """ports=/dev/virtio-ports
 for name in ctl out err; do
     until [ -e $ports/kz.$name ]; do sleep 0.1; done
@@ -76,19 +75,18 @@ class System:
 
     @property
     def release(self) -> str:
-        """What ``uname -r`` says in it."""
+        """The output of ``uname -r`` in it."""
         return self.kernel.name.removeprefix("vmlinuz-")
 
 
 def field(package: Path, name: str) -> str:
     """A field of a package's control file; empty when it has none."""
-    return run.output(
-        ["dpkg-deb", "-f", package, name], f"{package} is no package", "make it again with kz package"
-    ).strip()
+    argv: run.Argv = ["dpkg-deb", "-f", package, name]
+    return run.output(argv, f"{package} is no package", "make it again with kz package").strip()
 
 
 def needs(packages: Sequence[Path]) -> list[str]:
-    """The names of what packages depend on, first alternatives only, without the packages themselves."""
+    """The dependencies of packages, first alternatives only, without the packages themselves."""
     own = {field(package, "Package") for package in packages}
     found = set()
     for package in packages:
@@ -104,10 +102,9 @@ def _key(suite: str, versions: dict[str, str]) -> str:
 
 
 def base(more: Sequence[str] = ()) -> Path:
-    """A tar archive of a Debian with PACKAGES and ``more``, nothing of ours; made when the cache lacks it.
+    """A tar archive of a Debian with PACKAGES and ``more``; made when the cache lacks it.
 
-    Its key is the release, and all packages with their versions, as the lists say that apt has here.
-    packages.json beside it names them.
+    Its key is the release and the versions of all packages, which packages.json beside it names.
     """
     tools.need("debian")
     source = apt.PrivateApt(apt.codename())
@@ -139,7 +136,7 @@ def base(more: Sequence[str] = ()) -> Path:
 
 
 def _prune(keep: int = KEEP) -> None:
-    """Drop what was not used for longest, and what is left of old work; not what is of today."""
+    """Remove the systems that were unused longest, and left-over work; none of today."""
     for number, old in enumerate(
         sorted(paths.sub("debian").iterdir(), key=lambda p: p.stat().st_mtime, reverse=True)
     ):
@@ -148,11 +145,10 @@ def _prune(keep: int = KEEP) -> None:
 
 
 def install(packages: Sequence[Path], folder: Path, more: Sequence[str] = ()) -> System:
-    """Install packages of ours with apt; the disk and what boots it go to ``folder``.
+    """Install packages with apt; the disk, the kernel and its initramfs go to ``folder``.
 
-    What they depend on comes from the machine's mirror, and ``more`` packages by their names. One of all
-    these is a kernel. Raises LabError, with what apt said, when a package cannot be installed, or when
-    there is no kernel with an initramfs afterwards.
+    Their dependencies, and ``more`` packages by name, come from the machine's mirror. One of them is a kernel.
+    Raises LabError, with apt's output, when a package cannot be installed, or the system has no kernel.
     """
     packages = [package.resolve() for package in packages]
     start = base([*needs(packages), *more])
@@ -168,7 +164,7 @@ def install(packages: Sequence[Path], folder: Path, more: Sequence[str] = ()) ->
             (work / file).write_text(text, encoding="utf-8")
         inside = 'chroot "$1" env DEBIAN_FRONTEND=noninteractive'
         hooks = [
-            # mmdebstrap brings these in, since the user in the chroot may not read what is ours.
+            # mmdebstrap copies these: the user in the chroot may not read the files of this user.
             _special("copy-in", *packages, "/root"),
             f"{inside} sh -c 'apt-get install --yes --no-install-recommends /root/*.deb'",
             f"{inside} sh -c 'dpkg --audit; test -z \"$(dpkg --audit)\"; rm /root/*.deb'",
@@ -177,7 +173,7 @@ def install(packages: Sequence[Path], folder: Path, more: Sequence[str] = ()) ->
             f"{inside} systemctl enable kz-job.service",
         ]
         argv = ["--variant=custom", "--skip=setup,update,cleanup,output/dev"]
-        # Devices are left out of the archives, which not everybody may unpack them from.
+        # Only root may unpack devices.
         argv += ["--setup-hook=" + _special("tar-in", start, "/"), '--setup-hook=mkdir "$1/dev"']
         argv += [f"--customize-hook={hook}" for hook in hooks]
         _mmdebstrap([*argv, "", work / "root.tar"], log)
@@ -188,12 +184,8 @@ def _published(work: Path, folder: Path, log: Path) -> System:
     """The disk of work/root.tar, and its kernel."""
     tree = work / "tree"
     tree.mkdir()
-    run.logged(
-        [*_fakeroot(work, "-s"), "tar", "-x", "-p", "--numeric-owner", "-C", tree, "-f", work / "root.tar"],
-        log,
-        "cannot unpack the installed system",
-        "free some space, then run it again",
-    )
+    argv = [*_fakeroot(work, "-s"), "tar", "-x", "-p", "--numeric-owner", "-C", tree, "-f", work / "root.tar"]
+    run.logged(argv, log, "cannot unpack the installed system", "free some space, then run it again")
     (work / "root.tar").unlink()
     (tree / "dev").mkdir()
     kernels = sorted((tree / "boot").glob("vmlinuz-*"))
@@ -214,8 +206,8 @@ def _published(work: Path, folder: Path, log: Path) -> System:
 def boot_spec(system: System, command: list[str], folder: Path, **more: Any) -> BootSpec:
     """A guest that boots the disk and runs a command as a systemd service; see BootSpec for ``more``.
 
-    The files of ``add`` are in the command's PATH. The disk stays as it is: what the guest writes is
-    forgotten. ``folder`` gets a disk with the job.
+    The files of ``add`` are in the command's PATH. The disk does not keep what the guest writes. ``folder``
+    gets a disk with the job.
     """
     add: list[tuple[Path, str]] = more.pop("add", [])
     job = folder / "job.ext4"
@@ -247,13 +239,13 @@ def boot_spec(system: System, command: list[str], folder: Path, **more: Any) -> 
 
 
 def _special(hook: str, *arguments: str | Path) -> str:
-    """A hook that mmdebstrap itself carries out."""
+    """A hook of mmdebstrap itself."""
     return " ".join([hook, *(shlex.quote(str(argument)) for argument in arguments)])
 
 
 def _mmdebstrap(arguments: Sequence[str | Path], log: Path) -> None:
     program = debs.unpacked("mmdebstrap") / "usr" / "bin" / "mmdebstrap"
-    # For root it has a namespace of mounts and of processes in this mode; it finds out what others may do.
+    # As root, this mode has namespaces of mounts and processes; for other users mmdebstrap finds a mode.
     mode = "unshare" if os.geteuid() == 0 else "auto"
     run.logged(
         ["perl", program, f"--mode={mode}", *arguments],
@@ -265,7 +257,7 @@ def _mmdebstrap(arguments: Sequence[str | Path], log: Path) -> None:
 
 
 def _fakeroot(work: Path, option: str) -> list[str | Path]:
-    """The start of a command that has files belong to whom the archive says; ``option``: -s, then -i."""
+    """The start of a command that keeps the archive's owners of files; ``option``: -s, then -i."""
     if os.geteuid() == 0:
         return []
     return ["fakeroot", option, work / "owners", "--"]
@@ -276,14 +268,6 @@ def _file_system(
 ) -> None:
     """An ext4 image of a folder; ``size`` with a unit of mke2fs."""
     with lock.new_file(image) as part:
-        run.logged(
-            [*start, _mke2fs(), "-q", "-F", "-t", "ext4", "-m", "0", "-L", label, "-d", tree, part, size],
-            log,
-            f"cannot make the file system {label}",
-            "free some space, then run it again",
-        )
-
-
-@functools.cache
-def _mke2fs() -> str:
-    return shutil.which("mke2fs", path=stock.SBIN) or "mke2fs"
+        mke2fs = shutil.which("mke2fs", path=stock.SBIN) or "mke2fs"
+        argv = [*start, mke2fs, "-q", "-F", "-t", "ext4", "-m", "0", "-L", label, "-d", tree, part, size]
+        run.logged(argv, log, f"cannot make the file system {label}", "free some space, then run it again")

@@ -259,8 +259,8 @@ class Guest:
             yield line
 
     def send(self, line: str) -> None:
-        """Write a line to the command's stdin; raises TestFailure when the guest is gone."""
-        # User-Mode Linux never hears of what was there before it opened its end.
+        """Write a line to the command's stdin; raises TestFailure when the guest has ended."""
+        # User-Mode Linux loses bytes that are sent before it opens its end.
         while self.accel == "um" and not self._ready.wait(0.1):
             if not self._reader.is_alive():
                 break
@@ -286,8 +286,8 @@ class Guest:
     def wait(self) -> BootResult:
         """Wait for the end of the guest and judge it.
 
-        Raises TestFailure when it was late, died before it reported, or (unless warnings are
-        allowed) when its kernel found fault with itself; LabError when QEMU did not start.
+        Raises TestFailure when it was late, died before it reported, or (unless warnings are allowed) its
+        kernel reported a fault; LabError when QEMU did not start.
         """
         while self._reader.is_alive():
             self._reader.join(0.2)  # in slices: Ctrl-C is seen
@@ -332,7 +332,7 @@ class Guest:
 def running(spec: BootSpec) -> Iterator[Guest]:
     """A running guest to talk to; the end of the block ends it.
 
-    Its console is judged even if nobody waited for the guest. A guest that never came up is started again,
+    Its console is judged even if no caller waited for the guest. A guest that never came up is started again,
     as ``boot`` does.
     """
     guest = Guest(spec)

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from lab.build import programs as guest
 from lab.core import lock, paths
-from lab.core.errors import LabError
+from lab.core.errors import UsageError
 
-FOLDERS = (
+FOLDERS = [
     "bin",
     "sbin",
     "usr",
@@ -27,7 +27,7 @@ FOLDERS = (
     "mnt",
     "root",
     "kz",
-)
+]
 RECIPE = "1"
 
 
@@ -108,7 +108,7 @@ def base_archive(arch: str = "x86_64") -> Path:
 
 
 def guest_path(file: Path, place: str) -> str:
-    """Where ``--add FILE[:PLACE]`` puts a file: ``PLACE``, or the root folder."""
+    """The guest's path for ``--add FILE[:PLACE]``: ``PLACE``, or the root folder."""
     if not place:
         return f"/{file.name}"
     return f"{place}{file.name}" if place.endswith("/") else place
@@ -122,7 +122,7 @@ def write(
     modules: list[Path],
     arch: str = "x86_64",
 ) -> None:
-    """Write the archive of one boot: the base, then what belongs to this boot alone."""
+    """Write the archive of one boot: the base, then the files of this boot."""
     archive = Archive()
     archive.file("kz/argv", b"".join(word.encode(errors="surrogateescape") + b"\0" for word in command))
     archive.file("kz/mode", mode.encode() + b"\n")
@@ -142,12 +142,8 @@ def write(
         try:
             archive.file(guest_path(file, place), file.read_bytes(), file.stat().st_mode & 0o777)
         except OSError as error:
-            raise LabError(
-                f"cannot add {file} to the guest",
-                error.strerror or str(error),
-                "give a file that can be read",
-                2,
-            ) from None
+            why = error.strerror or str(error)
+            raise UsageError(f"Bad --add: {file}", why, "name a file that can be read") from None
     with target.open("wb") as out:
         out.write(base_archive(arch).read_bytes())
         out.write(archive.finish())

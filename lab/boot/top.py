@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0
-"""``kz top``: what a guest knows of zero pages, or what a vhost-user balloon has done, as it changes."""
+"""``kz top``: the counters of a guest's zero pages, or of a vhost-user balloon, as they change."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from lab.core import errors
 from lab.core.errors import LabError
 from lab.core.units import human
 
-# The command goes on behind the view, or comes to its end before the only look.
+# The command runs behind the view, or ends before the only look.
 BESIDE = '[ $# = 0 ] || "$@" >/dev/null 2>&1 </dev/null & exec zeropages --interval {interval}{more}'
 BEFORE = '[ $# = 0 ] || "$@" >&2 </dev/null || exit; exec zeropages --once{more}'
-# What the daemon counts in bytes.
+# The daemon's counters in bytes.
 COUNTED = ("inflated", "reported", "discarded", "proven_zero")
 
 
 @dataclass(frozen=True)
 class Look:
-    """What a daemon said, and when."""
+    """A daemon's status and its time."""
 
     seconds: float
     status: dict[str, Any]
 
 
 def guest_command(command: list[str], *, interval: int, once: bool, as_json: bool) -> list[str]:
-    """What a guest runs: zeropages, with the user's command beside or before it."""
+    """The guest's command: zeropages, with the user's command beside or before it."""
     script = (BEFORE if once else BESIDE).format(interval=interval, more=" --json" if as_json else "")
     return ["sh", "-c", script, "sh", *command]
 

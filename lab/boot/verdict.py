@@ -40,7 +40,7 @@ class Ending:
     returncode: int | None = None  # of QEMU
 
     def log(self) -> str:
-        """What QEMU itself printed."""
+        """The output of QEMU itself."""
         return self.vmm_log.read_text(errors="replace").strip()
 
     def faults(self) -> list[str]:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0
-"""What a later step downloads and unpacks, done beside an earlier one that leaves a CPU idle.
+"""Download and unpack for a later step while an earlier one leaves a CPU idle.
 
-QEMU's configure runs on one CPU for as long as it takes to unpack the kernel's source.
+QEMU's configure runs on one CPU for the time that unpacking the kernel's source takes.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from lab.core import paths, run
 from lab.machine import debs, fetch
 
 PACKAGES = ("seabios", "busybox-static")
-GRACE = 10.0  # seconds, for it to take away what it has half done
+GRACE = 10.0  # seconds to remove its unfinished work
 
 
 @contextlib.contextmanager
 def of_kernels() -> Iterator[None]:
-    """Download and unpack the kernel's source and what guests need of Debian's while the block runs.
+    """Download and unpack the kernel's source and Debian's packages for guests while the block runs.
 
-    The block's end waits for it; when the block fails it is interrupted. It is a process of its own and
-    says nothing: what fails here fails again, and is reported, where it is needed.
+    The end of the block waits for it; a failure of the block interrupts it. It is a silent process of its own: a
+    failure is reported when the files are needed.
     """
     log = paths.log_file("ahead")
     with log.open("ab") as out:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0
-"""The vhost-user balloon: built with cargo outside the sources, run beside a guest, asked by its control socket."""
+"""The vhost-user balloon: build it with cargo, run it beside a guest, query its control socket."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ START = 10.0  # seconds the daemon gets to listen
 
 
 def target_dir() -> Path:
-    """Where cargo builds: a folder for each checkout, since cargo takes what another has built for its own.
+    """Cargo's folder for this checkout: cargo would take another checkout's objects for its own.
 
-    Those of checkouts that are gone are removed.
+    Folders of removed checkouts are removed, too.
     """
     name = hashlib.sha256(str(WORKSPACE).encode()).hexdigest()[:8]
     folder = paths.sub("obj", f"rust-{name}")
@@ -46,26 +46,15 @@ def target_dir() -> Path:
 def cargo(arguments: list[str], log: Path, what: str, timeout: float | None = None) -> None:
     """Run cargo in the workspace, with the locked versions; raises LabError when it fails."""
     tools.need("daemon")
-    environment = {
-        **os.environ,
-        "CARGO_TARGET_DIR": str(target_dir()),
-        "CARGO_TERM_COLOR": "never",
-        "CARGO_TERM_PROGRESS_WHEN": "never",
-    }
+    quiet = {"CARGO_TERM_COLOR": "never", "CARGO_TERM_PROGRESS_WHEN": "never"}
+    environment = {**os.environ, "CARGO_TARGET_DIR": str(target_dir()), **quiet}
+    fix = "correct the first error above (the log has the rest)"
     with lock.locked("cargo"):
-        run.logged(
-            ["cargo", *arguments],
-            log,
-            what,
-            "mend the first error above (the log has the rest)",
-            cwd=WORKSPACE,
-            env=environment,
-            timeout=timeout,
-        )
+        run.logged(["cargo", *arguments], log, what, fix, cwd=WORKSPACE, env=environment, timeout=timeout)
 
 
 def build(profile: str = "dev") -> Path:
-    """The daemon, built when something changed. Dev builds are quick, release builds are measured."""
+    """The daemon's binary. Dev builds are quick; benches measure release builds."""
     log = paths.log_file(f"daemon-{profile}")
     with progress.step(f"building the vhost-user daemon ({profile})", log):
         cargo(["build", "--locked", "--profile", profile, "-p", NAME], log, "the daemon does not build")
@@ -81,19 +70,15 @@ def punch(rounds: int, size_mb: int) -> dict[str, list[float]]:
     program = ["bench", "--locked", "-p", NAME, "--bench", "punch"]
     # Not measured while the compiler still runs.
     cargo([*program, "--no-run"], log, "the bench of the daemon does not build")
-    cargo(
-        [*program, "--", "--rounds", str(rounds), "--mib", str(size_mb)], log, "the daemon cannot be measured"
-    )
+    amounts = ["--rounds", str(rounds), "--mib", str(size_mb)]
+    cargo([*program, "--", *amounts], log, "the daemon cannot be measured")
     lines = [line for line in log.read_text(errors="replace").splitlines() if line.startswith("{")]
     try:
-        told = json.loads(lines[-1])
-        return {side: [float(rate) for rate in told[side]] for side in ("bare", "daemon")}
+        rates = json.loads(lines[-1])
+        return {side: [float(rate) for rate in rates[side]] for side in ("bare", "daemon")}
     except (IndexError, KeyError, ValueError):
-        raise LabError(
-            "the bench of the daemon says nothing that can be read",
-            f"see {log}",
-            "run it by hand: cargo bench --bench punch, in vhost-user-balloon",
-        ) from None
+        fix = "run it by hand: cargo bench --bench punch, in vhost-user-balloon"
+        raise LabError("the bench of the daemon printed no result", f"see {log}", fix) from None
 
 
 class Daemon:
@@ -112,23 +97,15 @@ class Daemon:
 
     def _start(self, arguments: Sequence[str] = ()) -> subprocess.Popen[bytes]:
         with self.log.open("ab") as log:
-            process = subprocess.Popen(
-                [*self._argv, *arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
+            argv, null = [*self._argv, *arguments], subprocess.DEVNULL
+            process = subprocess.Popen(argv, stdin=null, stdout=log, stderr=log, start_new_session=True)
         deadline = time.monotonic() + START
-        # A socket of one that was killed is there as well: only an answer counts.
+        # A killed daemon leaves its socket behind: only an answer counts.
         while not self._answers():
             if process.poll() is not None or time.monotonic() > deadline:
                 process.kill()
-                raise LabError(
-                    "the vhost-user daemon does not start",
-                    self.log.read_text(errors="replace").strip() or "it says nothing",
-                    f"see what it says with: {' '.join(self._argv)}",
-                )
+                said = self.log.read_text(errors="replace").strip() or "it printed nothing"
+                raise LabError("the vhost-user daemon does not start", said, f"run: {' '.join(self._argv)}")
             time.sleep(0.005)
         return process
 
@@ -149,7 +126,7 @@ class Daemon:
         return answer
 
     def status(self) -> dict[str, Any]:
-        """Everything it knows."""
+        """The daemon's status."""
         return self.ask(command="status")
 
     def wait_for(self, what: str, holds: Any, seconds: float = 20.0) -> dict[str, Any]:
@@ -160,20 +137,17 @@ class Daemon:
             if holds(status):
                 return status
             if time.monotonic() > deadline:
-                raise TestFailure(
-                    f"the device does not get there: {what}",
-                    json.dumps(status, indent=1),
-                    f"read its log: {self.log}",
-                )
+                why = json.dumps(status, indent=1)
+                raise TestFailure(f"the device does not get there: {what}", why, f"read its log: {self.log}")
             time.sleep(0.05)
 
     def kill(self) -> None:
-        """End it the hard way, as a crash would."""
+        """End it as a crash would."""
         self.process.kill()
         self.process.wait()
 
     def restart(self, *arguments: str) -> None:
-        """Start it again at the same place, this time with more arguments."""
+        """Start it again on the same sockets, with more arguments."""
         self.process = self._start(arguments)
 
     def close(self) -> int:
@@ -192,7 +166,7 @@ class Daemon:
 
 @contextlib.contextmanager
 def running(arguments: list[str] | None = None, profile: str = "dev") -> Iterator[Daemon]:
-    """A daemon that nobody has connected to yet; ended with the block."""
+    """A daemon without a front end; ended with the block."""
     daemon = Daemon(build(profile), arguments or [])
     try:
         yield daemon

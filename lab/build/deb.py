@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0
-"""Writing Debian packages: files, a control file, sums; without root."""
+"""Write Debian packages without root: files, a control file, checksums."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MAINTAINER = "The Knownzero maintainers <maintainers@localhost>"
 
 @dataclass(frozen=True)
 class Item:
-    """A file of a package: where it is, where it goes (no leading slash), its mode, whether to drop symbols."""
+    """A file of a package: its source, its place (no leading slash), its mode, whether to strip it."""
 
     source: Path
     place: str
@@ -30,7 +30,7 @@ class Item:
 
 @dataclass(frozen=True)
 class Deb:
-    """What becomes a package. ``description`` is a line, and ``about`` the text under it."""
+    """The content of a package. ``description`` is a line, and ``about`` the text under it."""
 
     name: str
     version: str
@@ -50,9 +50,7 @@ class Deb:
 
     def control(self, size_kib: int) -> str:
         """The control file."""
-        about = textwrap.fill(
-            self.about, 76, initial_indent=" ", subsequent_indent=" ", break_on_hyphens=False
-        )
+        about = textwrap.indent(textwrap.fill(self.about, 75, break_on_hyphens=False), " ")
         lines = [
             f"Package: {self.name}",
             f"Version: {self.version}",
@@ -71,25 +69,21 @@ class Deb:
 
 def architecture() -> str:
     """This machine's name among Debian's architectures."""
-    return run.output(
-        ["dpkg", "--print-architecture"], "cannot tell the architecture", "run on Debian"
-    ).strip()
+    argv = ["dpkg", "--print-architecture"]
+    return run.output(argv, "cannot tell the architecture", "run on Debian").strip()
 
 
 def shared_libraries(binaries: list[Path]) -> tuple[str, ...]:
-    """The packages, with their versions, that programs need; by the machine's own libraries."""
+    """The packages with the libraries of programs, by the machine's own libraries."""
     tools.need("package")
     with tempfile.TemporaryDirectory(prefix=".shlibs-", dir=paths.sub("work")) as folder:
         control = Path(folder) / "debian" / "control"
         control.parent.mkdir()
         control.write_text("Source: x\n\nPackage: x\nArchitecture: any\n", encoding="utf-8")
-        told = run.output(
-            ["dpkg-shlibdeps", "-O", *(f"-e{binary}" for binary in binaries)],
-            "cannot tell which libraries the programs need",
-            "install dpkg-dev, or the missing library it names",
-            cwd=Path(folder),
-        )
-    found = told.partition("shlibs:Depends=")[2].splitlines()
+        argv = ["dpkg-shlibdeps", "-O", *(f"-e{binary}" for binary in binaries)]
+        fix = "install dpkg-dev, or the missing library it names"
+        text = run.output(argv, "cannot find the libraries of the programs", fix, cwd=Path(folder))
+    found = text.partition("shlibs:Depends=")[2].splitlines()
     return tuple(part.strip() for part in found[0].split(",")) if found else ()
 
 
@@ -127,9 +121,7 @@ def write(deb: Deb, folder: Path) -> Path:
         for directory in [root, *(p for p in root.rglob("*") if p.is_dir() and not p.is_symlink())]:
             directory.chmod(0o755)
         with lock.new_file(folder / deb.file) as part:
-            run.logged(
-                ["dpkg-deb", "--root-owner-group", "-Zzstd", "--build", root, part], log, what, "read the log"
-            )
-            # apt reads it as a user of its own.
-            part.chmod(0o644)
+            argv: run.Argv = ["dpkg-deb", "--root-owner-group", "-Zzstd", "--build", root, part]
+            run.logged(argv, log, what, "read the log")
+            part.chmod(0o644)  # for apt's own user
     return folder / deb.file

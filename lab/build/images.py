@@ -3,16 +3,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
 import os
 import shutil
 import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
-from lab.core import paths, run
-from lab.machine import tools
+from lab.core import lock, paths, progress, run
+from lab.machine import fetch, tools
+from lab.series import apply, parts
 
 KEEP_IMAGES = 40
 # Variables that would change what kbuild or make do.
@@ -21,19 +25,17 @@ STEERING = ("ARCH", "SUBARCH", "CROSS_COMPILE", "KBUILD_OUTPUT", "O", "MAKEFLAGS
 
 
 def jobs() -> int:
-    """How many compilers may run at once: one per CPU this process may use."""
+    """The number of compilers to run at once: one per CPU of this process."""
     return max(1, len(os.sched_getaffinity(0)))
 
 
 @functools.cache
 def compiler(prefix: str = "") -> str:
-    """The compiler and linker, as a line that changes when they do; ``prefix``: those of a cross compiler."""
+    """The versions of compiler and linker; ``prefix``: of a cross compiler."""
     lines = []
     for tool in (f"{prefix}gcc" if prefix else "cc", f"{prefix}ld"):
-        text = run.output(
-            [tool, "--version"], "cannot compile", "run `kz doctor`: it names the packages to install"
-        )
-        lines.append(text.splitlines()[0])
+        fix = "run `kz doctor`: it names the packages to install"
+        lines.append(run.output([tool, "--version"], "cannot compile", fix).splitlines()[0])
     return "; ".join(lines)
 
 
@@ -43,7 +45,7 @@ def clean_environment() -> dict[str, str]:
 
 
 def cached_environment() -> dict[str, str]:
-    """The same with compilers that remember, by ccache, what they compiled in whatever folder."""
+    """The same with ccache, which serves all folders."""
     environment = clean_environment()
     environment["PATH"] = f"{tools.CCACHE}:{environment.get('PATH', os.defpath)}"
     return environment | {"CCACHE_DIR": str(paths.sub("ccache")), "CCACHE_MAXSIZE": "5G"}
@@ -54,13 +56,73 @@ def digest(parts: list[str]) -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
-def image_path(prefix: str, key: str, name: str) -> Path:
-    """The place of a file of an image in the cache."""
-    return paths.sub("images") / f"{prefix}-{key[:16]}" / name
+@contextlib.contextmanager
+def tree_of(what: str, variant: str, source: fetch.Source, chosen: tuple[str, ...] = ()) -> Iterator[Path]:
+    """The tree that a variant (with the ``chosen`` parts of the series) is built from; hold it while building."""
+    if variant == "base":
+        yield fetch.pristine(source)
+    else:
+        with apply.working_copy(parts.get(what, chosen), source) as tree:
+            yield tree
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """The recipe of an image. ``make`` fills an object folder, ``publish`` copies files from it."""
+
+    what: str
+    variant: str
+    name: str  # of folders, logs and locks
+    file: str  # of the image, relative to its folder
+    key: Callable[[fetch.Source], str]
+    make: Callable[[Path, Path, Path], None]  # tree, object folder, log
+    publish: Callable[[Path, Path], dict[str, object]]  # object folder, new folder; more metadata
+    chosen: tuple[str, ...] = ()  # parts of the series; all by default
+
+    def place(self, source: fetch.Source) -> Path:
+        """The folder of the image."""
+        return paths.sub("images") / f"{self.what}-{self.name}-{self.key(source)[:16]}"
+
+    def find(self) -> Path | None:
+        """The image if the cache has it; never builds."""
+        image = self.place(fetch.identify(self.what)) / self.file
+        return image if image.is_file() else None
+
+    def object_dir(self, source: fetch.Source) -> Path:
+        """The folder that it is compiled in."""
+        return paths.sub("obj") / f"{self.what}-{source.key[:8]}-{self.name}"
+
+    def build(self) -> Path:
+        """The image, built when the cache lacks it; metadata.json stands beside it."""
+        if found := self.find():
+            with contextlib.suppress(OSError):
+                os.utime(self.place(fetch.identify(self.what)))
+            return found
+        tools.need(self.what)
+        source = fetch.obtain(self.what)
+        with lock.locked(f"build-{self.what}-{self.name}"):
+            place, obj = self.place(source), self.object_dir(source)
+            if (place / self.file).is_file():
+                return place / self.file
+            log, began = paths.log_file(f"{self.what}-{self.name}"), time.monotonic()
+            with tree_of(self.what, self.variant, source, self.chosen) as tree:
+                with progress.step(
+                    f"building {self.what} {source.version} {self.name.replace('-', ' ')}", log
+                ):
+                    self.make(tree, obj, log)
+                with lock.new_directory(place) as work:
+                    about = {
+                        "what": self.what, "variant": self.variant, "version": source.version, "source": source.key,
+                        "series": parts.get(self.what, self.chosen).key() if self.variant != "base" else "",
+                        "seconds": round(time.monotonic() - began, 1), "key": self.key(source), **self.publish(obj, work),
+                    }  # fmt: skip
+                    (work / "metadata.json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+            prune_images()
+        return place / self.file
 
 
 def metadata(image: Path) -> dict[str, object]:
-    """What is known of an image in the cache; empty for others."""
+    """The metadata of an image in the cache; empty for others."""
     for folder in image.parents[:4]:
         file = folder / "metadata.json"
         if file.is_file():
@@ -70,19 +132,13 @@ def metadata(image: Path) -> dict[str, object]:
 
 
 def prune_images(keep: int = KEEP_IMAGES) -> None:
-    """Drop the images that were not used for longest, and what is left of old work."""
+    """Remove the images that were unused longest, left-over work, and old logs."""
     folder = paths.sub("images")
-    kept = sorted(
-        (p for p in folder.iterdir() if not p.name.startswith(".")),
-        key=lambda p: p.stat().st_mtime,
-        reverse=True,
-    )
-    for old in kept[keep:]:
-        if time.time() - old.stat().st_mtime > 86400:
-            shutil.rmtree(old, ignore_errors=True)
-    for part in folder.glob(".*.part"):
-        if time.time() - part.stat().st_mtime > 86400:
-            shutil.rmtree(part, ignore_errors=True)
+    images = [path for path in folder.iterdir() if not path.name.startswith(".")]
+    old = sorted(images, key=lambda path: path.stat().st_mtime, reverse=True)[keep:]
+    for unused in (*old, *folder.glob(".*.part")):
+        if time.time() - unused.stat().st_mtime > 86400:
+            shutil.rmtree(unused, ignore_errors=True)
     for log in paths.sub("logs").iterdir():
         if time.time() - log.stat().st_mtime > 14 * 86400:
             log.unlink(missing_ok=True)

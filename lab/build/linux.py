@@ -3,31 +3,18 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
 import re
 import shutil
 import tempfile
-import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from lab.build.images import (
-    cached_environment,
-    clean_environment,
-    compiler,
-    digest,
-    image_path,
-    jobs,
-    prune_images,
-)
+from lab.build.images import Recipe, cached_environment, clean_environment, compiler, digest, jobs, tree_of
 from lab.core import lock, paths, progress, run
 from lab.core.errors import LabError, UsageError
 from lab.core.run import Argv
 from lab.machine import fetch, tools
-from lab.series import apply, parts
+from lab.series import parts
 
 VARIANTS = ("base", "knownzero", "off", "debug")
 ARCHES = ("x86_64", "um")
@@ -154,16 +141,35 @@ def linux_image_name(arch: str) -> str:
     return Path(MACHINES[arch].image).name
 
 
-def _linux_name(variant: str, arch: str, config: str, chosen: Chosen = ()) -> str:
-    """The kernel's name in folders, logs and locks."""
-    return "-".join([arch, variant, *([Path(config).stem] if config else []), *sorted(chosen)])
+def _recipe(variant: str, arch: str, config: str = "", chosen: Chosen = ()) -> Recipe:
+    file = linux_image_name(arch)
+
+    def make(tree: Path, obj: Path, log: Path) -> None:
+        files = fragments(variant, arch, config)
+        make_linux(tree, obj, files, arch, variant, log, [file], step=bool(chosen))
+
+    def publish(obj: Path, work: Path) -> dict[str, object]:
+        for name in (MACHINES[arch].image, "vmlinux", ".config", "System.map"):
+            shutil.copy2(obj / name, work / Path(name).name)
+        release = (obj / "include" / "config" / "kernel.release").read_text(encoding="utf-8").strip()
+        return {
+            "arch": arch,
+            "config": config,
+            "compiler": compiler(MACHINES[arch].prefix),
+            "release": release,
+        }
+
+    name = "-".join([arch, variant, *([Path(config).stem] if config else []), *sorted(chosen)])
+
+    def key(source: fetch.Source) -> str:
+        return linux_key(variant, arch, source, config, chosen)
+
+    return Recipe("linux", variant, name, file, key, make, publish, chosen)
 
 
 def find_linux(variant: str, arch: str = "x86_64", config: str = "", chosen: Chosen = ()) -> Path | None:
     """The image if the cache has it; never builds."""
-    key = linux_key(variant, arch, fetch.identify("linux"), config, chosen)
-    image = image_path(f"linux-{_linux_name(variant, arch, config, chosen)}", key, linux_image_name(arch))
-    return image if image.is_file() else None
+    return _recipe(variant, arch, config, chosen).find()
 
 
 def build_linux(variant: str, arch: str = "x86_64", config: str = "", chosen: Chosen = ()) -> Path:
@@ -175,44 +181,7 @@ def build_linux(variant: str, arch: str = "x86_64", config: str = "", chosen: Ch
     """
     _checked_fragments(variant, arch, config)
     tools.need_compiler(arch)
-    found = find_linux(variant, arch, config, chosen)
-    if found:
-        with contextlib.suppress(OSError):
-            os.utime(found.parent)
-        return found
-    tools.need("linux")
-    source = fetch.obtain("linux")
-    name = _linux_name(variant, arch, config, chosen)
-    with lock.locked(f"build-linux-{name}"):
-        key = linux_key(variant, arch, source, config, chosen)
-        image = image_path(f"linux-{name}", key, linux_image_name(arch))
-        if image.is_file():
-            return image
-        with linux_tree(variant, source, chosen) as tree:
-            obj = paths.sub("obj") / f"linux-{source.key[:8]}-{name}"
-            log = paths.log_file(f"linux-{name}")
-            began = time.monotonic()
-            with progress.step(f"building linux {source.version} {name.replace('-', ' ')}", log):
-                files = fragments(variant, arch, config)
-                targets = [linux_image_name(arch)]
-                make_linux(tree, obj, files, arch, variant, log, targets, step=bool(chosen))
-            _publish_linux(obj, image, arch, {
-                "what": "linux", "variant": variant, "arch": arch, "config": config, "version": source.version, "source": source.key,
-                "series": parts.get("linux", chosen).key() if variant != "base" else "", "compiler": compiler(MACHINES[arch].prefix),
-                "seconds": round(time.monotonic() - began, 1), "key": key,
-            })  # fmt: skip
-        prune_images()
-    return image
-
-
-@contextlib.contextmanager
-def linux_tree(variant: str, source: fetch.Source, chosen: Chosen = ()) -> Iterator[Path]:
-    """The tree that a variant is built from; hold it while building."""
-    if variant == "base":
-        yield fetch.pristine(source)
-    else:
-        with apply.working_copy(parts.get("linux", chosen), source) as tree:
-            yield tree
+    return _recipe(variant, arch, config, chosen).build()
 
 
 def _kbuild(arch: str) -> list[str]:
@@ -233,7 +202,7 @@ def configure_linux(
     wanted = requested(files)
     with tempfile.TemporaryDirectory(prefix=".config-", dir=paths.sub("work")) as folder:
         merge = tree / "scripts" / "kconfig" / "merge_config.sh"
-        fix = "read the log; then mend the fragment in linux/configs"
+        fix = "read the log; then correct the fragment in linux/configs"
         run.logged(
             ["bash", merge, "-m", "-O", folder, *files], log, what, fix, cwd=tree, env=clean_environment()
         )
@@ -244,7 +213,7 @@ def configure_linux(
     if lenient:
         missing = [item for item in missing if not OURS.match(item.split(" ")[0])]
     if missing:
-        fix = "find what the symbol depends on, and whether the series that brings it is there; then mend the fragment in linux/configs"
+        fix = "find what the symbol depends on, and whether the series that brings it is there; then correct the fragment in linux/configs"
         raise LabError(what, "the kernel's Kconfig did not accept: " + ", ".join(missing), fix)
 
 
@@ -260,7 +229,7 @@ def make_linux(
         ours = OURS.findall((obj / ".config").read_text(encoding="utf-8"))
         if ours:
             what = f"the kernel variant {variant} has options of the series on"
-            raise LabError(what, ", ".join(ours), "mend linux/configs/off.config")
+            raise LabError(what, ", ".join(ours), "correct linux/configs/off.config")
     environment = cached_environment() if step else clean_environment()
     make_targets(tree, obj, targets, log, arch, f"the kernel does not build ({arch}, {variant})", environment)
 
@@ -271,14 +240,14 @@ def make_targets(
 ) -> None:  # fmt: skip
     """Run make in a configured ``obj``; LabError, beginning with ``what``, when it fails."""
     argv: Argv = ["make", "-C", tree, f"O={obj}", f"-j{jobs()}", *_kbuild(arch), *targets]
-    fix = "mend the first error above (the log has the rest), then run it again"
+    fix = "correct the first error above (the log has the rest), then run it again"
     run.logged(argv, log, what, fix, env=environment or clean_environment())
 
 
 def adopt_config(
     tree: Path, obj: Path, given: Path, without: tuple[str, ...], localversion: str, log: Path
 ) -> None:
-    """Make obj/.config from a whole .config of another kernel, with ours on.
+    """Make obj/.config from a whole .config of another kernel, with the series' options on.
 
     ``without``: symbols that are not taken over, those that begin with them included.
     """
@@ -300,23 +269,10 @@ def build_part(variant: str, arch: str, targets: list[str], config: str = "") ->
     files = _checked_fragments(variant, arch, config)
     tools.need("linux")
     tools.need_compiler(arch)
-    source = fetch.obtain("linux")
-    name = _linux_name(variant, arch, config)
-    with lock.locked(f"build-linux-{name}"), linux_tree(variant, source) as tree:
-        obj = paths.sub("obj") / f"linux-{source.key[:8]}-{name}"
-        log = paths.log_file(f"linux-{name}-part")
-        what = f"compiling {' '.join(targets)} of linux {source.version} {name.replace('-', ' ')}"
+    source, recipe = fetch.obtain("linux"), _recipe(variant, arch, config)
+    with lock.locked(f"build-linux-{recipe.name}"), tree_of("linux", variant, source) as tree:
+        obj, log = recipe.object_dir(source), paths.log_file(f"linux-{recipe.name}-part")
+        what = f"compiling {' '.join(targets)} of linux {source.version} {recipe.name.replace('-', ' ')}"
         with progress.step(what, log):
             make_linux(tree, obj, files, arch, variant, log, targets)
     return obj
-
-
-def _publish_linux(obj: Path, image: Path, arch: str, metadata: dict[str, object]) -> None:
-    with lock.new_directory(image.parent) as work:
-        shutil.copy2(obj / MACHINES[arch].image, work / image.name)
-        for name in ("vmlinux", ".config", "System.map"):
-            shutil.copy2(obj / name, work / name)
-        metadata["release"] = (
-            (obj / "include" / "config" / "kernel.release").read_text(encoding="utf-8").strip()
-        )
-        (work / "metadata.json").write_text(json.dumps(metadata, indent=1) + "\n", encoding="utf-8")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0
-"""The verb ``kz package``: what the project builds, as Debian packages."""
+"""Debian packages of the kernel, QEMU and the daemon."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from lab.series import apply, parts
 ROOM = "usr/lib/qemu-knownzero"
 SMALL, SERVER, CLOUD = "small", "server", "cloud"
 LOCALVERSION = "-knownzero"
-# A distribution's: its keys, its name, and what takes much room to build and nobody needs to boot.
+# Options of a distribution that are left out: its keys, its name, and debug information.
 NOT_TAKEN_OVER = ("CONFIG_LOCALVERSION", "CONFIG_BUILD_SALT", "CONFIG_SYSTEM_TRUSTED_KEYS",
                   "CONFIG_SYSTEM_REVOCATION_KEYS", "CONFIG_MODULE_SIG", "CONFIG_SECURITY_LOCKDOWN_LSM",
                   "CONFIG_DEBUG_INFO")  # fmt: skip
 HOOKS = """#!/bin/sh
-# What the machine wants done when a kernel comes or goes: an initramfs, a boot entry.
+# Run the machine's hooks for kernels: they make an initramfs and a boot entry.
 set -e
 hooks=/etc/kernel/{when}.d
 if [ -d "$hooks" ]; then
@@ -53,7 +53,9 @@ def package_daemon(folder: Path, profile: str = "release") -> Path:
     for source, target, mode in about["assets"]:
         found = [binary] if source.startswith("target/") else sorted(place.glob(source))
         if not found:
-            raise LabError("cannot package the daemon", f"no file is called {source}", "mend its Cargo.toml")
+            raise LabError(
+                "cannot package the daemon", f"no file is called {source}", "correct its Cargo.toml"
+            )
         items += [
             deb.Item(file.resolve(), f"{target}{file.name}", int(mode, 8), strip=file == binary)
             for file in found
@@ -78,7 +80,7 @@ def package_daemon(folder: Path, profile: str = "release") -> Path:
 
 
 def package_qemu(folder: Path) -> Path:
-    """Our QEMU in a folder of its own, so that the distribution's stays as it is."""
+    """The patched QEMU in a folder of its own, beside the distribution's."""
     binary = build_qemu("knownzero")
     root = binary.parents[1]
     items = [

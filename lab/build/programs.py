@@ -16,7 +16,7 @@ from lab.machine import debs, fetch, tools
 from lab.series import apply
 from lab.series import parts as parts_of
 
-# What programs are compiled for, and Debian's name of it where that is not the machine's.
+# Architectures of guest programs, with Debian's name where it differs from the machine's.
 BINARIES = {"x86_64": "", "um": "", "i386": "i386", "arm64": "arm64"}
 FLAGS = ("-std=gnu11", "-O2", "-g0", "-Wall", "-Wextra", "-static", "-pthread")
 # Programs whose model of memory is that of x86_64.
@@ -66,7 +66,7 @@ def _program(source: Path, prefix: str = "") -> Path:
             [f"{prefix}gcc" if prefix else "cc", *FLAGS, "-o", work, source],
             paths.log_file(f"guest-{source.stem}"),
             f"{source.parent.name}/{source.name} does not compile",
-            "mend the error above",
+            "correct the error above",
         )
         work.chmod(0o755)
     return target
@@ -133,7 +133,7 @@ def build_selftest(name: str, arch: str = "x86_64") -> Path:
     if target.is_file():
         return target
     with tempfile.TemporaryDirectory(prefix=".selftest-", dir=target.parent) as made:
-        # The kernel's makefile would say here that it found liburing; ours does without.
+        # The kernel's makefile puts the result of looking for liburing here; this build has none.
         (Path(made) / "local_config.h_gen").touch()
         with lock.new_file(target) as work:
             compiler_of = f"{prefix}gcc" if prefix else "cc"
@@ -152,7 +152,7 @@ def build_selftest(name: str, arch: str = "x86_64") -> Path:
                 ],
                 paths.log_file(f"selftest-{name}"),
                 f"the selftest {name} does not compile",
-                "mend the error above",
+                "correct the error above",
             )
             work.chmod(0o755)
     return target

@@ -4,21 +4,19 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import os
+import functools
 import shutil
 import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
-from lab.build.images import clean_environment, compiler, digest, image_path, jobs, prune_images
-from lab.core import lock, paths, progress, run
+from lab.build.images import Recipe, clean_environment, compiler, digest, jobs, tree_of
+from lab.core import lock, run
 from lab.core.errors import UsageError
 from lab.core.run import Argv
-from lab.machine import debs, fetch, tools
-from lab.series import apply, parts
+from lab.machine import debs, fetch
+from lab.series import parts
 
+PROGRAM = Path("usr/bin/qemu-system-x86_64")
 QEMU_VARIANTS = ("base", "knownzero")
 QEMU_RECIPE = "1"  # change it when the way QEMU is built changes
 QEMU_OPTIONS = (
@@ -42,61 +40,38 @@ def qemu_key(variant: str, source: fetch.Source) -> str:
     return digest(inputs)
 
 
+def _recipe(variant: str) -> Recipe:
+    def make(tree: Path, obj: Path, log: Path) -> None:
+        make_qemu(tree, obj, log, [PROGRAM.name])
+
+    key = functools.partial(qemu_key, variant)
+    return Recipe("qemu", variant, variant, str(PROGRAM), key, make, _publish)
+
+
 def find_qemu(variant: str = "knownzero") -> Path | None:
     """The binary if the cache has it; never builds."""
-    key = qemu_key(variant, fetch.identify("qemu"))
-    image = image_path(f"qemu-{variant}", key, "usr/bin/qemu-system-x86_64")
-    return image if image.is_file() else None
+    return _recipe(variant).find()
 
 
 def qemu_object_dir(variant: str, source: fetch.Source) -> Path:
-    """Where QEMU is compiled; its qtests are built and run there too."""
-    return paths.sub("obj") / f"qemu-{source.key[:8]}-{variant}"
+    """The folder that QEMU is compiled in; its qtests are built and run there too."""
+    return _recipe(variant).object_dir(source)
 
 
 def build_qemu(variant: str = "knownzero") -> Path:
-    """qemu-system-x86_64, built when the cache lacks it; its firmware is found beside it."""
-    found = find_qemu(variant)
-    if found:
-        with contextlib.suppress(OSError):
-            os.utime(found.parents[2])
-        return found
-    tools.need("qemu")
-    source = fetch.obtain("qemu")
-    with lock.locked(f"build-qemu-{variant}"):
-        key = qemu_key(variant, source)
-        image = image_path(f"qemu-{variant}", key, "usr/bin/qemu-system-x86_64")
-        if image.is_file():
-            return image
-        with qemu_tree(variant, source) as tree:
-            obj = qemu_object_dir(variant, source)
-            log = paths.log_file(f"qemu-{variant}")
-            began = time.monotonic()
-            with progress.step(f"building qemu {source.version} {variant}", log):
-                make_qemu(tree, obj, log, ["qemu-system-x86_64"])
-            _publish_qemu(obj, image, {
-                "what": "qemu", "variant": variant, "version": source.version, "source": source.key,
-                "series": parts.get("qemu").key() if variant != "base" else "", "compiler": compiler(),
-                "seconds": round(time.monotonic() - began, 1), "key": key,
-            })  # fmt: skip
-        prune_images()
-    return image
+    """qemu-system-x86_64, built when the cache lacks it; its firmware stands beside it."""
+    return _recipe(variant).build()
 
 
-@contextlib.contextmanager
-def qemu_tree(variant: str, source: fetch.Source) -> Iterator[Path]:
-    """The tree a QEMU variant is built from; hold it while building."""
-    if variant == "base":
-        yield fetch.pristine(source)
-    else:
-        with apply.working_copy(parts.get("qemu"), source) as tree:
-            yield tree
+def qemu_tree(variant: str, source: fetch.Source) -> contextlib.AbstractContextManager[Path]:
+    """The tree that a QEMU variant is built from; hold it while building."""
+    return tree_of("qemu", variant, source)
 
 
 def make_qemu(tree: Path, obj: Path, log: Path, targets: list[str]) -> None:
     """Configure when the recipe changed, then build the targets in ``obj``."""
     what = "QEMU does not build"
-    fix = "mend the first error above (the log has the rest), then run it again"
+    fix = "correct the first error above (the log has the rest), then run it again"
     stamp = obj / ".configured"
     recipe = digest([QEMU_RECIPE, compiler(), str(tree), sys.executable, *QEMU_OPTIONS])
     if not stamp.is_file() or stamp.read_text(encoding="utf-8") != recipe:
@@ -127,16 +102,15 @@ def make_option_roms(tree: Path, folder: Path, log: Path) -> None:
 FIRMWARE = ("bios-256k.bin", "bios.bin", "bios-microvm.bin")
 
 
-def _publish_qemu(obj: Path, image: Path, metadata: dict[str, object]) -> None:
+def _publish(obj: Path, work: Path) -> dict[str, object]:
+    data = work / "usr" / "share" / "qemu"
+    for folder in ((work / PROGRAM).parent, data):
+        folder.mkdir(parents=True)
+    shutil.copy2(obj / PROGRAM.name, work / PROGRAM)
+    for rom in sorted((obj / "optionrom").glob("*.bin")):
+        shutil.copy2(rom, data / rom.name)
     seabios = debs.unpacked("seabios") / "usr" / "share" / "seabios"
-    with lock.new_directory(image.parents[2]) as work:
-        (work / "usr" / "bin").mkdir(parents=True)
-        data = work / "usr" / "share" / "qemu"
-        data.mkdir(parents=True)
-        shutil.copy2(obj / "qemu-system-x86_64", work / "usr" / "bin" / image.name)
-        for rom in sorted((obj / "optionrom").glob("*.bin")):
-            shutil.copy2(rom, data / rom.name)
-        for name in FIRMWARE:
-            if not (data / name).exists():
-                shutil.copy2(seabios / name, data / name)
-        (work / "metadata.json").write_text(json.dumps(metadata, indent=1) + "\n", encoding="utf-8")
+    for name in FIRMWARE:
+        if not (data / name).exists():
+            shutil.copy2(seabios / name, data / name)
+    return {"compiler": compiler()}

@@ -28,16 +28,16 @@ class LabError(Exception):
 
 
 class TestFailure(LabError):
-    """Something under test did not behave; exit code 1."""
+    """The product under test misbehaved; exit code 1."""
 
-    __test__ = False  # not a test class, whatever pytest thinks of the name
+    __test__ = False  # pytest takes the name for a test class
 
     def __init__(self, what: str, why: str, fix: str) -> None:
         super().__init__(what, why, fix, FAILED)
 
 
 class UsageError(LabError):
-    """The user asked for something that does not exist; exit code 2."""
+    """The command line names something that does not exist; exit code 2."""
 
     def __init__(self, what: str, why: str, fix: str) -> None:
         super().__init__(what, why, fix, USAGE)
@@ -52,7 +52,7 @@ def from_oserror(error: OSError, doing: str) -> LabError:
         return LabError(
             doing,
             f"{error.strerror}{where}",
-            "mend the permissions, or set KNOWNZERO_CACHE to a folder you may write",
+            "correct the permissions, or set KNOWNZERO_CACHE to a folder you may write",
         )
     return LabError(
         doing,

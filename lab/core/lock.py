@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0
-"""Locks between processes, and the one way things enter the cache: whole or not at all."""
+"""Locks between processes, and files and folders that appear whole or not at all."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lab.core import paths
 
 @contextmanager
 def locked(name: str, shared: bool = False) -> Iterator[None]:
-    """Hold the cache lock ``name`` (alone, or with other readers); says so when it must wait."""
+    """Hold the cache lock ``name`` (alone, or with other readers); prints a line when it must wait."""
     mode = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
     safe = re.sub(r"[^A-Za-z0-9._-]+", "-", name)
     with open(paths.sub("locks") / safe, "w", encoding="utf-8") as handle:

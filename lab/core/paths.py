@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0
-"""Where things are: the repository, the cache outside it, and the results inside it."""
+"""The places: the repository, the cache outside it, and the results inside it."""
 
 from __future__ import annotations
 

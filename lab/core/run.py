@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0
-"""Run other programs: argv lists, output in a log, everything ended when we end."""
+"""Run other programs: their output goes to a log, and they end with the lab."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pathlib import Path
 from lab.core.errors import LabError, full_disk
 
 Argv = Sequence[str | Path]
+NO_PROGRAM = "run `kz doctor`: it names the package"
 
 
 def tail(log: Path, lines: int = 12) -> str:
@@ -30,12 +31,9 @@ def first_errors(log: Path, lines: int = 8) -> str:
         text = log.read_text(errors="replace").splitlines()
     except OSError:
         return "(no log)"
-    wanted = [
-        line
-        for line in text
-        if "error:" in line or "Error " in line or "ERROR" in line or "No space left" in line
-    ]
-    return "\n".join(wanted[:lines]) if wanted else "\n".join(text[-lines:])
+    marks = ("error:", "Error ", "ERROR", "No space left")
+    wanted = [line for line in text if any(mark in line for mark in marks)]
+    return "\n".join(wanted[:lines] or text[-lines:])
 
 
 def end_group(process: subprocess.Popen[bytes], grace: float = 2.0) -> None:
@@ -49,15 +47,9 @@ def end_group(process: subprocess.Popen[bytes], grace: float = 2.0) -> None:
 
 
 def logged(
-    argv: Argv,
-    log: Path,
-    what: str,
-    fix: str,
-    *,
-    cwd: Path | None = None,
-    env: Mapping[str, str] | None = None,
-    timeout: float | None = None,
-) -> None:
+    argv: Argv, log: Path, what: str, fix: str, *,
+    cwd: Path | None = None, env: Mapping[str, str] | None = None, timeout: float | None = None,
+) -> None:  # fmt: skip
     """Run with all output appended to ``log``; a failure becomes a LabError quoting the log.
 
     ``env`` replaces the environment; ``timeout`` is in seconds. Interrupted or late, the whole process group is ended.
@@ -68,25 +60,17 @@ def logged(
         out.flush()
         try:
             process = subprocess.Popen(
-                [str(a) for a in argv],
-                cwd=cwd,
-                env=env,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=out,
+                [str(a) for a in argv], cwd=cwd, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=out,
                 start_new_session=True,
-            )
+            )  # fmt: skip
         except FileNotFoundError:
-            raise LabError(
-                what, f"{argv[0]} is not installed", "run `kz doctor`: it names the package"
-            ) from None
+            raise LabError(what, f"{argv[0]} is not installed", NO_PROGRAM) from None
         try:
             status = process.wait(timeout)
         except subprocess.TimeoutExpired:
             end_group(process)
-            raise LabError(
-                what, f"still running after {timeout:.0f} s\n{tail(log)}\n(log: {log})", fix
-            ) from None
+            why = f"still running after {timeout:.0f} s\n{tail(log)}\n(log: {log})"
+            raise LabError(what, why, fix) from None
         except BaseException:
             end_group(process)
             raise
@@ -99,27 +83,16 @@ def logged(
 
 
 def output(
-    argv: Argv,
-    what: str,
-    fix: str,
-    *,
-    cwd: Path | None = None,
-    env: Mapping[str, str] | None = None,
-    stdin: bytes | None = None,
-) -> str:
+    argv: Argv, what: str, fix: str, *,
+    cwd: Path | None = None, env: Mapping[str, str] | None = None, stdin: bytes | None = None,
+) -> str:  # fmt: skip
     """Run and return stdout; a failure becomes a LabError quoting stderr."""
     try:
         done = subprocess.run(
-            [str(a) for a in argv],
-            cwd=cwd,
-            env=env,
-            input=stdin,
-            stdin=subprocess.DEVNULL if stdin is None else None,
-            capture_output=True,
-            check=False,
+            [str(a) for a in argv], cwd=cwd, env=env, input=stdin or b"", capture_output=True, check=False
         )
     except FileNotFoundError:
-        raise LabError(what, f"{argv[0]} is not installed", "run `kz doctor`: it names the package") from None
+        raise LabError(what, f"{argv[0]} is not installed", NO_PROGRAM) from None
     if done.returncode:
         text = (done.stderr or done.stdout).decode(errors="replace").strip()
         why = "\n".join(text.splitlines()[-12:]) or f"exit code {done.returncode}"

@@ -8,6 +8,7 @@ machine's apt uses for Debian.
 from __future__ import annotations
 
 import contextlib
+import email
 import os
 import re
 import shutil
@@ -74,47 +75,34 @@ class PrivateApt:
         for part in ("lists/partial", "cache/archives/partial", "state"):
             (self.root / part).mkdir(parents=True, exist_ok=True)
         stanza = [
-            f"Types: {self.kind}",
-            "URIs: " + " ".join(self.mirrors),
-            f"Suites: {self.suite}",
             "Components: main",
+            f"Types: {self.kind}",
+            f"URIs: {' '.join(self.mirrors)}",
+            f"Suites: {self.suite}",
         ]
         # Without one, apt takes the keys that the machine trusts.
         stanza += [f"Signed-By: {ring}" for ring in KEYRINGS if ring.is_file()][:1]
         lock.write_if_changed(self.root / "mirror.sources", ("\n".join(stanza) + "\n").encode())
-        # Read after the machine's own configuration, whose proxies and certificates we keep.
-        status = Path("/var/lib/dpkg/status")
+        # apt reads this after the machine's configuration, and keeps its proxies and certificates.
+        dpkg = Path("/var/lib/dpkg/status")
         options = {
             "Dir::Etc::SourceList": self.root / "mirror.sources",
-            "Dir::Etc::SourceParts": "/dev/null",
-            "Dir::Etc::Preferences": "/dev/null",
-            "Dir::Etc::PreferencesParts": "/dev/null",
+            **dict.fromkeys(("Dir::Etc::SourceParts", "Dir::Etc::Preferences", "Dir::Etc::PreferencesParts"), "/dev/null"),
             "Dir::State": self.root / "state",
             "Dir::State::Lists": self.root / "lists",
-            "Dir::State::status": status if status.is_file() else "/dev/null",
+            # No package of another architecture is installed.
+            "Dir::State::status": dpkg if dpkg.is_file() and not self.arch else "/dev/null",
             "Dir::Cache": self.root / "cache",
             "Dir::Cache::Archives": self.root / "cache" / "archives",
-            "APT::Sandbox::User": "",
-            "APT::Get::List-Cleanup": "true",
-            "Acquire::Languages": "none",
-            "Acquire::Retries": "3",
-        }
-        if self.arch:
-            options["APT::Architecture"] = self.arch
-            # Nothing of that architecture is installed.
-            options["Dir::State::status"] = "/dev/null"
+            "APT::Sandbox::User": "", "APT::Get::List-Cleanup": "true", "Acquire::Languages": "none", "Acquire::Retries": "3",
+            **({"APT::Architecture": self.arch} if self.arch else {}),
+        }  # fmt: skip
         lines = [f'{name} "{value}";' for name, value in options.items()]
         if self.arch:
             lines += ["#clear APT::Architectures;", f'APT::Architectures {{ "{self.arch}"; }};']
-        lines += [
-            f"#clear {name};"
-            for name in (
-                "APT::Update::Post-Invoke",
-                "APT::Update::Post-Invoke-Success",
-                "Acquire::IndexTargets::deb::DEP-11",
-                "Acquire::IndexTargets::deb::Contents-deb",
-            )
-        ]
+        targets = [f"Acquire::IndexTargets::deb::{name}" for name in ("DEP-11", "Contents-deb")]
+        hooks = ["APT::Update::Post-Invoke", "APT::Update::Post-Invoke-Success"]
+        lines += [f"#clear {name};" for name in (*hooks, *targets)]
         lock.write_if_changed(self.root / "apt.conf", ("\n".join(lines) + "\n").encode())
 
     def _argv(self, tool: str, *arguments: str) -> list[str]:
@@ -124,12 +112,10 @@ class PrivateApt:
         """Fetch the suite's lists; apt checks their signature."""
         if self._updated:
             return
-        run.logged(
-            self._argv("apt-get", "update", "-q", "-o", "APT::Update::Error-Mode=any"),
-            paths.log_file(f"apt-update-{self.suite}"),
-            f"cannot fetch the package lists of Debian {self.suite}",
-            "check the network and the mirror in the machine's apt sources, then run it again; or set KNOWNZERO_LINUX_SOURCE / KNOWNZERO_QEMU_SOURCE to a local tree or tarball",
-        )
+        argv = self._argv("apt-get", "update", "-q", "-o", "APT::Update::Error-Mode=any")
+        what = f"cannot fetch the package lists of Debian {self.suite}"
+        fix = "check the network and the mirror in the machine's apt sources, then run it again; or set KNOWNZERO_LINUX_SOURCE / KNOWNZERO_QEMU_SOURCE to a local tree or tarball"
+        run.logged(argv, paths.log_file(f"apt-update-{self.suite}"), what, fix)
         self._updated = True
 
     def has_lists(self) -> bool:
@@ -137,40 +123,22 @@ class PrivateApt:
         return any(file.is_file() for file in (self.root / "lists").glob("*_Packages*"))
 
     def closure(self, packages: list[str]) -> dict[str, str]:
-        """What a system of nothing but the essential packages and these consists of: package -> version."""
-        text = run.output(
-            self._argv(
-                "apt-get", "install", "--simulate", "-q", "-o", "Dir::State::status=/dev/null",
-                "--no-install-recommends", "?essential", *packages,
-            ),
-            f"Debian {self.suite} cannot install {', '.join(packages)}",
-            "check these names; they come from the packages that are to be installed",
-        )  # fmt: skip
+        """The packages of a system with the essential ones and these: package -> version."""
+        alone = ["--simulate", "-o", "Dir::State::status=/dev/null", "--no-install-recommends"]
+        argv = self._argv("apt-get", "install", "-q", *alone, "?essential", *packages)
+        what = f"Debian {self.suite} cannot install {', '.join(packages)}"
+        text = run.output(argv, what, "check these names; they come from the packages to be installed")
         return dict(re.findall(r"^Inst (\S+) (?:\[\S+\] )?\((\S+) ", text, re.MULTILINE))
 
     def show(self, package: str) -> list[dict[str, str]]:
         """The records of a package (newest first), field names in lower case."""
-        tool = "showsrc" if self.kind == "deb-src" else "show"
-        argv = self._argv("apt-cache", tool, package)
-        text = run.output(
-            argv,
-            f"Debian {self.suite} has no package {package}",
-            "check the suite in base.toml against the mirror",
-        )
-        records = []
-        for stanza in text.strip().split("\n\n"):
-            fields: dict[str, str] = {}
-            name = ""
-            for line in stanza.splitlines():
-                if line[:1] == " " and name:
-                    fields[name] += "\n" + line.strip()
-                elif ":" in line:
-                    name, value = line.split(":", 1)
-                    name = name.lower()
-                    fields[name] = value.strip()
-            if fields:
-                records.append(fields)
-        return records
+        argv = self._argv("apt-cache", "showsrc" if self.kind == "deb-src" else "show", package)
+        fix = "check the suite in base.toml against the mirror"
+        text = run.output(argv, f"Debian {self.suite} has no package {package}", fix)
+        records = map(email.message_from_string, text.strip().split("\n\n"))
+        return [
+            {name.lower(): re.sub(r"\n\s+", "\n", value) for name, value in one.items()} for one in records
+        ]
 
     def download(self, package: str, version: str, folder: Path) -> list[Path]:
         """Download a binary package, or the tarball of a source package, into ``folder``."""
@@ -180,27 +148,23 @@ class PrivateApt:
         else:
             argv = self._argv("apt-get", "download", "-q", wanted)
         before = set(folder.iterdir())
-        run.logged(
-            argv,
-            paths.log_file(f"apt-download-{package}"),
-            f"cannot download {package} {version} from Debian {self.suite}",
-            "check the network, then run it again; a partial download is not kept",
-            cwd=folder,
-        )
+        what = f"cannot download {package} {version} from Debian {self.suite}"
+        fix = "check the network, then run it again; a partial download is not kept"
+        run.logged(argv, paths.log_file(f"apt-download-{package}"), what, fix, cwd=folder)
         return sorted(set(folder.iterdir()) - before)
 
     def download_with_dependencies(self, package: str, folder: Path, whole: bool = False) -> list[Path]:
         """Download a package and the dependencies that the machine lacks; ``whole``: all of them."""
+        options = ["Debug::NoLocking=1", f"Dir::Cache::Archives={folder}"]
+        options += ["Dir::State::status=/dev/null"] if whole else []
+        words = ["install", "-q", "-y", "--download-only", "--no-install-recommends", "--reinstall"]
         argv = self._argv(
-            "apt-get", "install", "-q", "-y", "--download-only", "--no-install-recommends", "--reinstall",
-            "-o", "Debug::NoLocking=1", "-o", f"Dir::Cache::Archives={folder}", *(["-o", "Dir::State::status=/dev/null"] if whole else []), package,
-        )  # fmt: skip
+            "apt-get", *words, *(word for option in options for word in ("-o", option)), package
+        )
         (folder / "partial").mkdir(exist_ok=True)
+        what = f"cannot download {package} and its dependencies"
         run.logged(
-            argv,
-            paths.log_file(f"apt-download-{package}"),
-            f"cannot download {package} and its dependencies",
-            "check the network, then run it again",
+            argv, paths.log_file(f"apt-download-{package}"), what, "check the network, then run it again"
         )
         return sorted(folder.glob("*.deb"))
 
@@ -211,16 +175,17 @@ def may_install() -> list[str] | None:
         return None
     if os.geteuid() == 0:
         return []
+    sudo = ["sudo", "-n"]
     if (
         shutil.which("sudo")
-        and subprocess.run(["sudo", "-n", "true"], capture_output=True, check=False).returncode == 0
+        and not subprocess.run([*sudo, "true"], capture_output=True, check=False).returncode
     ):
-        return ["sudo", "-n"]
+        return sudo
     return None
 
 
 def update() -> None:
-    """Fetch the lists of the machine's apt when this user may; nothing happens otherwise, or when it fails."""
+    """Fetch the lists of the machine's apt when this user may; a failure is no error."""
     prefix = may_install()
     if prefix is None:
         return
@@ -230,10 +195,7 @@ def update() -> None:
 
 
 def install(packages: list[str], what: str) -> None:
-    """Install Debian packages when this user may; otherwise name the one command to run.
-
-    Nothing is removed for them: that is left to whoever runs the command.
-    """
+    """Install Debian packages when this user may; otherwise name the command. Removes no package."""
     command = ["apt-get", "install", "-y", "--no-install-recommends", *packages]
     prefix = may_install()
     if prefix is None:

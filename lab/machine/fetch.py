@@ -50,7 +50,7 @@ class Source:
 
     @property
     def tree(self) -> Path:
-        """Where the unpacked, unchanged tree is or will be."""
+        """The folder of the unpacked, unchanged tree; it may not exist yet."""
         return paths.cache() / "src" / f"{self.name}-{self.version}-{self.key[:12]}"
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0
-"""The distribution's own kernel and QEMU, to test ours against what people have."""
+"""The distribution's own kernel and QEMU: the unpatched partners of tests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lab.core.errors import LabError
 from lab.machine import debs, tools
 
 KERNEL_PACKAGE = "linux-image-cloud-amd64"
-# Where administration programs are, which not everybody's PATH has.
+# Folders of administration programs, which a user's PATH may lack.
 SBIN = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
 MODULES = ("virtio_pci", "virtio_console", "virtio_balloon", "virtio_blk")
 
@@ -36,25 +36,16 @@ def config() -> Path:
 
 
 def _kernel_files() -> tuple[Path, Path]:
-    known = _known()
-    image_packages = (
-        [known] if known else [p for p in debs.depends(KERNEL_PACKAGE) if p.startswith("linux-image-")]
-    )
-    if not image_packages:
-        raise LabError(
-            f"{KERNEL_PACKAGE} depends on no kernel image",
-            "its record names none",
-            "check the machine's release",
-        )
-    folder = debs.unpacked(image_packages[0])
-    lock.write_atomically(folder.parent / f"{KERNEL_PACKAGE}.name", image_packages[0])
+    found = [_known()] if _known() else debs.depends(KERNEL_PACKAGE)
+    package = next((name for name in found if name.startswith("linux-image-")), "")
+    if not package:
+        fix = "check the machine's release"
+        raise LabError(f"{KERNEL_PACKAGE} depends on no kernel image", "its record names none", fix)
+    folder = debs.unpacked(package)
+    lock.write_atomically(folder.parent / f"{KERNEL_PACKAGE}.name", package)
     images = sorted((folder / "boot").glob("vmlinuz-*"))
     if not images:
-        raise LabError(
-            f"{image_packages[0]} has no kernel image",
-            f"unpacked in {folder}",
-            "remove that folder and run it again",
-        )
+        raise LabError(f"{package} has no kernel image", f"unpacked in {folder}", "remove that folder")
     return images[0], folder
 
 
@@ -92,7 +83,7 @@ def modules(root: Path) -> list[Path]:
 
 
 def _plain(module: Path) -> Path:
-    """A module without compression (the guest has nothing to unpack it with)."""
+    """A module without compression: the guest cannot unpack it."""
     if module.suffix == ".ko":
         return module
     target = module.with_suffix("")
@@ -100,9 +91,8 @@ def _plain(module: Path) -> Path:
         if module.suffix == ".xz":
             data = lzma.decompress(module.read_bytes())
         else:
-            data = run.output(
-                ["zstd", "-dcq", module], "cannot unpack a kernel module", "install zstd"
-            ).encode(errors="surrogateescape")
+            text = run.output(["zstd", "-dcq", module], f"cannot unpack {module}", "install zstd")
+            data = text.encode(errors="surrogateescape")
         lock.write_atomically(target, data)
     return target
 
@@ -122,7 +112,7 @@ def qemu(arch: str = "x86_64") -> Path:
         return installed
     folder = debs.with_dependencies(package, f"usr/bin/{program}")
     wrapper = folder / program
-    # Under our folder, or on the machine when it had a package already.
+    # apt downloads no package that the machine has.
     libraries = [folder / part for part in ("usr/lib/x86_64-linux-gnu", "lib/x86_64-linux-gnu")]
     roots = (folder, Path("/"))
     firmware = [root / part for part in ("usr/share/qemu", "usr/share/seabios") for root in roots]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0
-"""What builds and tests need from the machine, and the Debian packages that have it.
+"""The tools that builds and tests need, and their Debian packages.
 
-``kz`` asks here before the lab's Python environment exists: nothing is imported at first but the standard
-library and the lab's errors.
+``kz`` imports this module before the lab's Python environment exists, so it imports the standard library and the lab's
+errors only.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from lab.core.errors import LabError
 
 # Compilers by ccache, under the names of the real ones.
 CCACHE = "/usr/lib/ccache"
-# The oldest Rust that compiles the daemon (vhost-user-balloon/Cargo.toml says so, too).
+# The oldest Rust that compiles the daemon; vhost-user-balloon/Cargo.toml has it, too.
 RUST = (1, 88)
 # Debian keeps one Rust for a release, and a newer one, for browsers, under other names.
 NEWER_RUST = {"cargo": "cargo-web", "rustfmt": "rustfmt-web", "rust-clippy": "rust-web-clippy"}
 
-# What something needs: (a check, the Debian package).
+# Tools by their user: (a check, the Debian package).
 TOOLS: dict[str, tuple[tuple[str, str], ...]] = {
     "linux": (
         ("cc", "gcc"), ("ld", "binutils"), ("make", "make"), ("flex", "flex"), ("bison", "bison"), ("bc", "bc"),
@@ -40,7 +40,7 @@ TOOLS: dict[str, tuple[tuple[str, str], ...]] = {
     "steps": ((f"{CCACHE}/gcc", "ccache"),),
     "package": (("dpkg-deb", "dpkg"), ("dpkg-shlibdeps", "dpkg-dev")),
     "stock kernel": (("/sbin/depmod", "kmod"),),
-    # A distribution to boot; for users who are not root, the last two.
+    # A distribution to boot; the last two without root only.
     "debian": (
         ("perl", "perl"), ("tar", "tar"), ("/sbin/mke2fs", "e2fsprogs"),
         *((("fakeroot", "fakeroot"), ("newuidmap", "uidmap")) if os.geteuid() else ()),
@@ -61,7 +61,7 @@ TESTS = (*DEMO, "daemon", "daemon's tests", "package", "stock kernel")
 
 
 def has(check: str) -> bool:
-    """Whether something is there.
+    """Whether a tool is installed.
 
     ``check``: a program, ``program>=major.minor``, a file (by its path), a header ``<x.h>`` or a pkg-config
     file ``x.pc``.
@@ -92,7 +92,7 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 
 def version(program: str) -> tuple[int, ...]:
-    """(major, minor) by ``program --version``; empty when it does not run or does not say."""
+    """(major, minor) by ``program --version``; empty when it does not run or prints none."""
     try:
         done = subprocess.run([program, "--version"], capture_output=True, text=True, check=False)
     except OSError:
@@ -101,7 +101,7 @@ def version(program: str) -> tuple[int, ...]:
 
 
 def candidates(packages: list[str]) -> dict[str, str]:
-    """The versions that the machine's apt would install; none of a package that it does not know."""
+    """The versions that the machine's apt would install, of the packages that it knows."""
     try:
         done = subprocess.run(
             ["apt-cache", "policy", *packages],
@@ -117,7 +117,7 @@ def candidates(packages: list[str]) -> dict[str, str]:
 
 
 def _newest_rust(packages: list[str], offered: dict[str, str]) -> list[str]:
-    """The packages by the names under which there is a Rust that is new enough."""
+    """The packages, by the names of a Rust that is new enough."""
     if _numbers(offered.get("cargo", "")) < RUST and "cargo-web" in offered:
         return [NEWER_RUST.get(name, name) for name in packages]
     return packages
@@ -126,7 +126,7 @@ def _newest_rust(packages: list[str], offered: dict[str, str]) -> list[str]:
 def missing(*what: str, update: Callable[[], None] | None = None) -> list[str]:
     """Debian packages that the machine lacks for ``what`` (names in TOOLS), each once.
 
-    ``update`` fetches apt's lists. It is called when what to install depends on them and there are none.
+    ``update`` fetches apt's lists, which the choice of a Rust needs.
     """
     absent = [package for name in what for check, package in TOOLS[name] if not has(check)]
     if not NEWER_RUST.keys().isdisjoint(absent):
@@ -139,7 +139,7 @@ def missing(*what: str, update: Callable[[], None] | None = None) -> list[str]:
 
 
 def need(*what: str) -> None:
-    """Install what ``what`` (names in TOOLS) needs, all at once, or say which command does it."""
+    """Install the tools of ``what`` (names in TOOLS) at once, or name the command that does."""
     from lab.machine import apt
 
     failure = "tools are missing for " + ", ".join(what)
@@ -153,6 +153,6 @@ def need(*what: str) -> None:
 
 
 def need_compiler(arch: str) -> None:
-    """Install the cross compiler of an architecture that needs one, or say which command does it."""
+    """Install the cross compiler of an architecture that needs one, or name the command that does."""
     if arch in TOOLS:
         need(arch)

@@ -121,6 +121,14 @@ class Night:
         """The tests of a stage that have ended."""
         return cases.read(self.folder / f"{stage.name}.jsonl")
 
+    def same_as(
+        self, facts: dict[str, str], shard: str, settings: dict[str, str], wants: Sequence[object]
+    ) -> bool:
+        """Whether it runs the same commands, of the same commit."""
+        commands = [(stage.name, stage.commands) for stage in self.stages]
+        same = (self.facts.get("knownzero"), self.shard, self.settings)
+        return commands == wants and same == (facts.get("knownzero"), shard, settings)
+
     def unfinished(self) -> bool:
         """Whether a step is left to run."""
         return any(step.state not in ENDED for stage in self.stages for step in stage.steps.values())

@@ -48,15 +48,15 @@ def line(night: Night, stage: Stage) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def brief(told: dict[str, Any]) -> str:
+def brief(report: dict[str, Any]) -> str:
     """The result of a stage in a line."""
-    parts = [f"{number} {state}" for state, number in told["tests"].items()]
-    parts += [f"{number:,} {name.replace('_', ' ')}" for name, number in told["amounts"].items()]
+    parts = [f"{number} {state}" for state, number in report["tests"].items()]
+    parts += [f"{number:,} {name.replace('_', ' ')}" for name, number in report["amounts"].items()]
     parts += [
-        f"{told[name]} {name.replace('_', ' ')}" for name in ("repeated", "started_again") if told[name]
+        f"{report[name]} {name.replace('_', ' ')}" for name in ("repeated", "started_again") if report[name]
     ]
-    if not told["tests"] and told["findings"]:
-        parts.append(told["findings"][0]["why"].partition("\n")[0])
+    if not report["tests"] and report["findings"]:
+        parts.append(report["findings"][0]["why"].partition("\n")[0])
     return ", ".join(parts)
 
 
@@ -68,11 +68,11 @@ def _template() -> jinja2.Template:
 
 def write(night: Night) -> None:
     """Write index.html and report.jsonl into the night's folder."""
-    told = [line(night, stage) for stage in night.stages]
-    text = "".join(json.dumps(one) + "\n" for one in told)
+    report = [line(night, stage) for stage in night.stages]
+    text = "".join(json.dumps(one) + "\n" for one in report)
     lock.write_atomically(night.folder / "report.jsonl", text)
     page = _template().render(
-        night=night, told=told, stages=list(zip(night.stages, told, strict=True)), brief=brief, duration=duration,
+        night=night, told=report, stages=list(zip(night.stages, report, strict=True)), brief=brief, duration=duration,
         cut=lambda text: "\n".join(text.splitlines()[-LINES:]),
         began=time.strftime("%Y-%m-%d %H:%M", time.localtime(night.began)),
         headline=headline(night),

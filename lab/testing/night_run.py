@@ -200,16 +200,12 @@ def main(
     if select or pytest_options:
         marks = " or ".join(f"({stage.marks})" for stage in chosen if stage.marks)
         suite.check_selection(select, marks, pytest_options, {**settings, "KNOWNZERO_NIGHTLY": "1"})
+    about, wants = facts(), [(stage.name, stage.commands) for stage in chosen]
     night = next(all_nights(), None)
-    wants = [(stage.name, stage.commands) for stage in chosen]
-    if night and night.unfinished() and night.shard == shard and night.settings == settings:
-        same = [(stage.name, stage.commands) for stage in night.stages] == wants
-    else:
-        same = False
-    if night is None or not same:
-        night = Night(new_folder(), chosen, shlex.join(["./kz", *sys.argv[1:]]), shard, settings, facts())
-    else:
+    if night and night.unfinished() and night.same_as(about, shard, settings, wants):
         progress.note(f"going on with the night in {night.folder}")
+    else:
+        night = Night(new_folder(), chosen, shlex.join(["./kz", *sys.argv[1:]]), shard, settings, about)
     # Processes whose parents have ended become children of this one, so that they can be ended with their step.
     ctypes.CDLL(None).prctl(SUBREAPER, 1, 0, 0, 0)
     try:

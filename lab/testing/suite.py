@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0
-"""``kz test``: build what the tests need, run them all, and say plainly how it went."""
+"""``kz test``: build everything that the tests need, and run pytest."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from lab.core import errors, lock, paths, progress, run
 from lab.core.errors import LabError
 from lab.machine import fetch, tools
 
-# What guests in tests are made of; the slowest first, so that nothing waits at the end.
+# The kernels of guests in tests; the slowest build first.
 KERNELS = (
     ("debug", "x86_64"),
     ("knownzero", "x86_64"),
@@ -71,13 +71,12 @@ def build_qtests() -> Path:
 def run_tests(select: str, junit: Path | None, quick: bool, extra: list[str]) -> int:
     """Run pytest over tests/; returns the lab's exit code (0 fine, 1 failures, 2 usage, 3 machine)."""
     marks = QUICK if quick else ""
-    argv = _pytest()
     chosen = (["-k", select] if select else []) + (["-m", marks] if marks else [])
-    if not quick and _needs_guests(chosen):
+    if not quick and _needs_guests([*chosen, *extra]):
         prepare()
     # One more than there are CPUs: guests sleep and wait as well.
     workers = min(jobs() + 1, 5)
-    argv += [*chosen, "-n", str(workers), "--dist", "worksteal", "-rsxXR"]
+    argv = [*PYTEST, *chosen, "-n", str(workers), "--dist", "worksteal", "-rsxXR"]
     if ended := os.environ.get("KNOWNZERO_CASES"):
         shard = os.environ.get("KNOWNZERO_SHARD", "")
         argv += ["-p", "lab.testing.cases", f"--cases={ended}", f"--shard={shard}"]
@@ -113,52 +112,40 @@ def exit_code(status: int) -> int:
     if status == 4:
         return errors.USAGE
     if status == 5:
-        raise errors.UsageError(
-            "no test was run",
-            "nothing matches the selection",
-            "see the names with: kz test --select '' -- --collect-only",
-        )
+        fix = "see the names with: kz test --select '' -- --collect-only"
+        raise errors.UsageError("no test was run", "the selection matches no test", fix)
     return {0: errors.OK, 1: errors.FAILED}.get(status, errors.MACHINE)
 
 
-def _pytest() -> list[str]:
-    return [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-c",
-        str(paths.REPO / "pyproject.toml"),
-        "--rootdir",
-        str(paths.REPO),
-    ]
+PYTEST = [
+    sys.executable,
+    "-m",
+    "pytest",
+    "-c",
+    str(paths.REPO / "pyproject.toml"),
+    "--rootdir",
+    str(paths.REPO),
+]
 
 
 def check_selection(select: str, marks: str, options: Sequence[str], settings: dict[str, str]) -> None:
-    """UsageError unless pytest's -k and -m choose a test (none at all when ``marks`` is empty).
-
-    ``options`` are more that pytest is given, ``settings`` more of its environment.
-    """
+    """UsageError unless pytest's -k, -m and ``options`` choose a test (none if ``marks`` is empty)."""
     chosen = ["-k", select] if select else []
     status, said = (5, "") if not marks else _collect([*chosen, "-m", marks, *options], settings)
     if status == 5:
-        raise errors.UsageError(
-            "no test would be run",
-            f"nothing in the stages that are chosen matches {shlex.join([*chosen, *options])}",
-            "choose other stages, or see the names with: kz test --select '' -- --collect-only",
-        )
+        why = f"no test of the chosen stages matches {shlex.join([*chosen, *options])}"
+        fix = "choose other stages, or see the names with: kz test --select '' -- --collect-only"
+        raise errors.UsageError("no test would be run", why, fix)
     if status:
         wrong = [line for line in said.splitlines() if re.search(r"^ERROR: (?!usage)|: error: ", line)]
-        raise errors.UsageError(
-            "the tests cannot be selected",
-            "\n".join(wrong) or run_tail(said),
-            "mend --select or the options for pytest",
-        )
+        fix = "correct --select or the options for pytest"
+        raise errors.UsageError("the tests cannot be selected", "\n".join(wrong) or _tail(said), fix)
 
 
 def _collect(options: list[str], settings: dict[str, str] | None = None) -> tuple[int, str]:
     """pytest's exit status, and what it says, when it only lists tests."""
     done = subprocess.run(
-        [*_pytest(), "--collect-only", "-q", "-p", "no:cacheprovider", *_with_tests(options)],
+        [*PYTEST, "--collect-only", "-q", "-p", "no:cacheprovider", *_with_tests(options)],
         cwd=paths.REPO,
         env={**_environment(), **(settings or {})},
         capture_output=True,
@@ -174,16 +161,10 @@ def _needs_guests(chosen: list[str]) -> bool:
     status, said = _collect(["-m", "boots or slow", *words])
     if status in (0, 5):
         return status == 0
-    raise LabError(
-        "the tests cannot be collected",
-        run_tail(said),
-        "mend the error above",
-        errors.FAILED,
-    )
+    raise LabError("the tests cannot be collected", _tail(said), "correct the error above", errors.FAILED)
 
 
-def run_tail(text: str, lines: int = 15) -> str:
-    """The end of a text."""
+def _tail(text: str, lines: int = 15) -> str:
     return "\n".join(text.strip().splitlines()[-lines:])
 
 
@@ -207,11 +188,7 @@ def _environment() -> dict[str, str]:
 def qtest(name: str, log: Path) -> None:
     """Run one of QEMU's qtests on our QEMU; raises LabError (code 1) when it fails."""
     obj = build_qtests()
-    environment = {
-        **os.environ,
-        # The one that finds its firmware.
-        "QTEST_QEMU_BINARY": str(build_qemu("knownzero")),
-        "G_TEST_DBUS_DAEMON": "",
-    }
+    # This QEMU finds its firmware, and the one in the object folder does not.
+    environment = {**os.environ, "QTEST_QEMU_BINARY": str(build_qemu("knownzero")), "G_TEST_DBUS_DAEMON": ""}
     argv = [str(obj / "tests" / "qtest" / name), "--tap", "-k"]
     run.logged(argv, log, f"QEMU's {name} fails", "read the log", env=environment, cwd=obj, timeout=300)

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import subprocess
 import sys
@@ -394,47 +393,12 @@ def test_an_unknown_accelerator_is_bad_usage(tmp_path: Path) -> None:
     assert caught.value.code == errors.USAGE
 
 
-class TestArchive:
-    """The newc archives, read back."""
+@pytest.mark.parametrize(("place", "expected"), [("", "/a.sh"), ("/x/y", "/x/y"), ("/bin/", "/bin/a.sh")])
+def test_where_an_added_file_goes(place: str, expected: str) -> None:
+    assert initramfs.guest_path(Path("/tmp/a.sh"), place) == expected
 
-    def entries(self, data: bytes) -> dict[str, tuple[int, bytes]]:
-        found: dict[str, tuple[int, bytes]] = {}
-        at = 0
-        while data[at : at + 6] == b"070701":
-            fields = [int(data[at + 6 + 8 * i : at + 14 + 8 * i], 16) for i in range(13)]
-            mode, size, length = fields[1], fields[6], fields[11]
-            name = data[at + 110 : at + 110 + length - 1].decode()
-            body = at + (110 + length + 3) // 4 * 4
-            if name == "TRAILER!!!":
-                break
-            found[name] = (mode, data[body : body + size])
-            at = (body + size + 3) // 4 * 4
-        return found
 
-    @given(
-        st.dictionaries(
-            st.from_regex(r"([a-z]{1,5}/){0,2}[A-Z]{1,5}", fullmatch=True), st.binary(max_size=50), max_size=6
-        )
-    )
-    def test_what_goes_in_comes_out(self, files: dict[str, bytes]) -> None:
-        archive = initramfs.Archive()
-        for name, data in files.items():
-            archive.file(name, data, 0o755)
-        made = archive.finish()
-        assert len(made) % 512 == 0
-        found = self.entries(made)
-        for name, data in files.items():
-            assert found[name] == (0o100755, data)
-            for parent in list(Path(name).parents)[:-1]:
-                assert str(parent) in found
-
-    @pytest.mark.parametrize(("place", "expected"), [("", "/a.sh"), ("/x/y", "/x/y"), ("/bin/", "/bin/a.sh")])
-    def test_where_a_file_goes(self, place: str, expected: str) -> None:
-        assert initramfs.guest_path(Path("/tmp/a.sh"), place) == expected
-
-    def test_a_file_that_is_not_there(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(initramfs, "base_archive", lambda arch: tmp_path / "base")
-        (tmp_path / "base").write_bytes(b"")
-        with pytest.raises(LabError) as caught, contextlib.suppress(FileNotFoundError):
-            initramfs.write(tmp_path / "out", ["true"], "ports", [(tmp_path / "none", "")], [])
-        assert caught.value.code == errors.USAGE
+def test_an_added_file_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(LabError, match="Bad --add") as caught:
+        initramfs.write(tmp_path / "out", ["true"], "ports", [(tmp_path / "none", "")], [])
+    assert caught.value.code == errors.USAGE

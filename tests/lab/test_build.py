@@ -117,15 +117,6 @@ def test_an_interrupted_build_is_not_taken_for_good(cache: Path) -> None:
     assert list(target.parent.iterdir()) == []
 
 
-def test_a_finished_build_replaces_the_old_one(cache: Path) -> None:
-    target = paths.sub("images") / "x"
-    for text in ("old", "new"):
-        with lock.new_directory(target) as work:
-            (work / "file").write_text(text)
-    assert (target / "file").read_text() == "new"
-    assert [p.name for p in target.parent.iterdir()] == ["x"]
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_killed_build_leaves_no_image(cache: Path, number: int) -> None:
     script = (
@@ -170,17 +161,6 @@ def test_a_full_disk_in_a_build_is_told(cache: Path, tmp_path: Path) -> None:
     assert caught.value.code == errors.MACHINE
 
 
-def test_a_limit_on_file_size_is_told_as_a_full_disk(tmp_path: Path) -> None:
-    with pytest.raises(LabError) as caught:
-        run.logged(
-            ["sh", "-c", f"ulimit -f 1; trap '' XFSZ; head -c 100000 /dev/zero > {tmp_path}/big || exit 1"],
-            tmp_path / "log",
-            "it fails",
-            "mend it",
-        )
-    assert "free some space" in caught.value.fix
-
-
 @pytest.mark.parametrize(
     ("number", "word"), [(errno.ENOSPC, "space"), (errno.EACCES, "permissions"), (errno.EIO, "doctor")]
 )
@@ -213,12 +193,6 @@ def _lives(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
-
-
-def test_a_missing_program_is_named(tmp_path: Path) -> None:
-    with pytest.raises(LabError) as caught:
-        run.logged(["no-such-program"], tmp_path / "log", "what", "fix")
-    assert "no-such-program is not installed" in caught.value.why
 
 
 def test_the_environment_of_a_build_is_clean(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -123,6 +123,10 @@ def test_a_budget_stops_a_night_and_the_next_goes_on(tmp_path: Path) -> None:
     assert [part.state for part in one.stages] == [INTERRUPTED, WAITING]
     two = night.load(one.folder)
     assert two.unfinished()
+    commands = [(part.name, part.commands) for part in one.stages]
+    assert two.same_as(one.facts, "", {}, commands)
+    assert not two.same_as({"knownzero": "another commit"}, "", {}, commands)
+    assert not two.same_as(one.facts, "1/2", {}, commands)
     assert run_night(two) == errors.FAILED
     assert [part.state for part in two.stages] == [PASSED, FAILED]
     assert two.stages[0].seconds > one.stages[0].seconds
