@@ -31,7 +31,7 @@ MODULES = {
     "lab.series.commands": ("tree", "series"),
     "lab.post.commands": ("series",),
     "lab.boot.commands": ("doctor", "boot", "shell", "top"),
-    "lab.bench.commands": ("demo", "bench"),
+    "lab.bench.commands": ("demo", "bench", "publish"),
     "lab.report.commands": ("report", "compare"),
     "lab.testing.commands": ("test", "night"),
 }

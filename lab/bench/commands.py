@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0
-"""The verbs ``kz demo`` and ``kz bench``."""
+"""The verbs ``kz demo``, ``kz bench`` and ``kz publish``."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from lab.core.options import one_of
 from lab.core.progress import note
 from lab.core.units import human, percent
 from lab.report import evidence
-from lab.report.evidence import Evidence
 from lab.report.results import FILE_NAME, Result, save_error
 
 app = typer.Typer()
+ALL = "all"
 Pairs = Annotated[int, typer.Option(min=1, max=1000, help="Pairs of repetitions, base and ours by turns.")]
 Size = Annotated[int, typer.Option(min=2, max=65536, help="MB the job allocates.")]
 Memory = Annotated[str, typer.Option(help="Memory of each guest, such as 2G.")]
@@ -39,51 +39,34 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print result.json on stdou
 Output = Annotated[
     Path | None, typer.Option("--output", help="The folder to write to (default: out/NAME/TIME).")
 ]
-Strict = Annotated[
-    bool,
-    typer.Option(
-        "--strict", help="Exit with 1 when a target is missed; without, the exit code does not tell."
-    ),
-]
+Strict = Annotated[bool, typer.Option("--strict", help="Exit with 1 when a target is missed.")]
 
 
 def checked(pairs: int, size: int, memory: str, accel: str, base: str, ours: str) -> BenchOptions:
     """Options from the command line; UsageError when they cannot work."""
-    known: dict[str, Accel] = {"auto": "auto", "kvm": "kvm", "tcg": "tcg"}
-    if accel not in known:
-        raise UsageError("Bad --accel", f"'{accel}' is not an accelerator", "use auto, kvm or tcg")
-    match = re.fullmatch(r"(\d+)([MG])", memory)
-    if not match:
-        raise UsageError("Bad --memory", f"'{memory}' is not a size", "write it as QEMU does: 2G or 2048M")
-    megabytes = int(match[1]) * (1024 if match[2] == "G" else 1)
-    if megabytes < size + 512:
-        raise UsageError(
-            "The job does not fit",
-            f"{size} MB in a guest of {megabytes} MB leaves less than 512 MB for the rest",
-            "give the guest more with --memory, or take a smaller --size",
-        )
-    return BenchOptions(pairs=pairs, size_mb=size, memory=memory, accel=known[accel], base=base, ours=ours)
+    accels: dict[str, Accel] = {"auto": "auto", "kvm": "kvm", "tcg": "tcg"}
+    if accel not in accels:
+        raise UsageError(f"Bad --accel: {accel}", "it is not an accelerator", "use auto, kvm or tcg")
+    if not re.fullmatch(r"\d+[MG]", memory):
+        raise UsageError(f"Bad --memory: {memory}", "it is not a size", "write it as QEMU does: 2G or 2048M")
+    options = BenchOptions(pairs, size, memory, accels[accel], base, ours)
+    if options.memory_mb < size + 512:
+        why = f"{size} MB in a guest of {options.memory_mb} MB leaves less than 512 MB for the rest"
+        fix = "give the guest more with --memory, or take a smaller --size"
+        raise UsageError("The job does not fit", why, fix)
+    return options
 
 
 def output_folder(given: Path | None, name: str) -> Path:
-    """Where a run goes: ``given``, or a new folder for it. UsageError, and before it is measured, for what cannot be one."""
+    """The folder of a run: ``given``, or a new one named by the time. UsageError for one that cannot be written."""
     if given is None:
-        return folder_for(name)
+        parent, stamp = paths.out() / name, time.strftime("%Y%m%d-%H%M%S")
+        return parent / (f"{stamp}-{os.getpid()}" if (parent / stamp).exists() else stamp)
     nearest = next(path for path in (given.absolute(), *given.absolute().parents) if path.exists())
     if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
-        why = "cannot be written to" if nearest.is_dir() else "is no folder"
-        raise UsageError(
-            "Bad --output", f"{nearest} {why}", "name a folder of yours, or one that can be made"
-        )
+        why = f"{nearest} {'cannot be written to' if nearest.is_dir() else 'is no folder'}"
+        raise UsageError(f"Bad --output: {given}", why, "name a folder that you may write, or a new one")
     return given
-
-
-def folder_for(name: str) -> Path:
-    """A new folder for a run, named by the time."""
-    parent = paths.out() / name
-    stamp = time.strftime("%Y%m%d-%H%M%S")
-    folder = parent / stamp
-    return folder if not folder.exists() else parent / f"{stamp}-{os.getpid()}"
 
 
 def table(result: Result) -> Table:
@@ -94,10 +77,9 @@ def table(result: Result) -> Table:
         caption_justify="left",
     )
     shown.add_column("metric", overflow="fold")
-    for name in result.sides:
+    for name in (*result.sides, "change"):
         shown.add_column(name, justify="right")
-    shown.add_column("change", justify="right")
-    shown.add_column("meant to show")
+    shown.add_column("target")
     for metric in result.metrics:
         cells = [
             f"{human(side.median, metric.unit)}\n"
@@ -108,13 +90,13 @@ def table(result: Result) -> Table:
         if metric.target:
             mark, style = ("yes", "green") if metric.target.met else ("NO", "bold red")
             target = f"[{style}]{mark}[/{style}]: {escape(metric.target.text)}"
-        told = f"\n[dim]{metric.significance.told()}[/dim]" if metric.significance else ""
-        shown.add_row(metric.name, *cells, percent(metric.change_percent) + told, target)
+        test = f"\n[dim]{metric.significance.text()}[/dim]" if metric.significance else ""
+        shown.add_row(metric.name, *cells, percent(metric.change_percent) + test, target)
     return shown
 
 
 def show(result: Result, folder: Path, as_json: bool) -> None:
-    """Print a result and where it is kept; the last line of stdout is the folder."""
+    """Print a result and its folder, which is the last line of stdout."""
     if as_json:
         sys.stdout.write(result.to_json())
         return
@@ -126,20 +108,26 @@ def show(result: Result, folder: Path, as_json: bool) -> None:
     print(folder)
 
 
-def keep(result: Result, folder: Path, found: Evidence) -> None:
-    """Write result.json, the reports, and what the guests left."""
+def run_one(name: str, options: BenchOptions, folder: Path, called: str = "") -> Result:
+    """Measure a bench and write result.json, the reports, and the files of the guests."""
     from lab.report.page import write_reports
 
-    found.publish(folder)
-    result.save(folder)
-    write_reports([result], folder)
+    with evidence.collecting() as found:
+        result = BENCHES[name].run(options)
+        if called:
+            result.name = called
+            result.reproduce = result.reproduce.replace(f"./kz bench {name}", f"./kz {called}", 1)
+        found.publish(folder)
+        result.save(folder)
+        write_reports([result], folder)
     note(f"wrote {folder / FILE_NAME} and {folder / 'report.html'}")
+    return result
 
 
 def check_targets(results: Sequence[Result], folder: Path) -> None:
-    """TestFailure that names each target which these results miss; ``folder`` has their report."""
+    """TestFailure that names each missed target of these results; ``folder`` has their report."""
     missed = [
-        f"{result.name}: {metric.name} is meant to show: {metric.target.text}; "
+        f"{result.name}: {metric.name} misses its target: {metric.target.text}; "
         f"{result.sides[0]} {human(metric.base.median, metric.unit)}, "
         f"{result.sides[1]} {human(metric.ours.median, metric.unit)}"
         for result in results
@@ -147,39 +135,31 @@ def check_targets(results: Sequence[Result], folder: Path) -> None:
         if metric.target and not metric.target.met
     ]
     if missed:
-        raise TestFailure(
-            f"{len(missed)} target{'s are' if len(missed) > 1 else ' is'} missed",
-            "\n".join(missed),
-            f"see {folder / 'report.html'}; on a busy machine, measure again with more --pairs",
-        )
+        why = "\n".join(missed)
+        fix = f"see {folder / 'report.html'}; on a busy machine, measure again with more --pairs"
+        raise TestFailure(f"{len(missed)} target{'s are' if len(missed) > 1 else ' is'} missed", why, fix)
 
 
-def run_all(options: BenchOptions, parent: Path, as_json: bool, strict: bool = False) -> None:
+def run_all(options: BenchOptions, parent: Path, as_json: bool) -> list[Result]:
     """Every bench once, each in a folder of its own under ``parent``, and one report of all of them.
 
-    A bench that fails leaves ``results.ERROR_NAME`` in its folder and does not stop the others; the first such
-    error is raised in the end. If there is none, and ``strict``, TestFailure when a target is missed.
+    A bench that fails leaves ``results.ERROR_NAME`` in its folder, and the others go on. The first such error is
+    raised at the end.
     """
-    # thp contains some of the others: they are measured again, by themselves.
     results: list[Result] = []
     failed: list[LabError] = []
-    for one in BENCHES.values():
-        with evidence.collecting() as found:
-            try:
-                result = one.run(options)
-                keep(result, parent / one.name, found)
-            except (LabError, OSError) as caught:
-                error = (
-                    caught if isinstance(caught, LabError) else from_oserror(caught, "cannot keep the result")
-                )
-                note(f"{one.name}: {error.what}: {error.why}")
-                with contextlib.suppress(OSError):  # the disk may be why
-                    save_error(error, parent / one.name)
-                failed.append(error)
-                continue
+    for name in BENCHES:
+        try:
+            results.append(run_one(name, options, parent / name))
+        except (LabError, OSError) as caught:
+            error = caught if isinstance(caught, LabError) else from_oserror(caught, "cannot keep the result")
+            note(f"{name}: {error.what}: {error.why}")
+            with contextlib.suppress(OSError):  # the disk may be full
+                save_error(error, parent / name)
+            failed.append(error)
+            continue
         if not as_json:
-            show(result, parent / one.name, as_json)
-        results.append(result)
+            show(results[-1], parent / name, as_json)
     if results:
         from lab.report.page import write_reports
 
@@ -191,8 +171,21 @@ def run_all(options: BenchOptions, parent: Path, as_json: bool, strict: bool = F
         print(json.dumps([json.loads(result.to_json()) for result in results], indent=2))
     if failed:
         raise failed[0]
+    return results
+
+
+def _run(
+    name: str, options: BenchOptions, output: Path | None, strict: bool, as_json: bool, called: str = ""
+) -> None:
+    """A bench, or all; ``called`` is the verb, if it is not the bench's name."""
+    folder = output_folder(output, called or name)
+    if name == ALL:
+        results = run_all(options, folder, as_json)
+    else:
+        results = [run_one(name, options, folder, called)]
+        show(results[0], folder, as_json)
     if strict:
-        check_targets(results, parent)
+        check_targets(results, folder)
 
 
 @app.command("demo")
@@ -209,25 +202,15 @@ def demo(
 ) -> None:
     """Do the main job end to end: fetch, build, boot base and ours side by side, measure, report.
 
-    A target that is missed is marked NO and does not change the exit code, unless --strict is given.
+    A missed target is marked NO. Only with --strict does it change the exit code.
     """
-    options = checked(pairs, size, memory, accel, base, ours)
-    folder = output_folder(output, "demo")
-    with evidence.collecting() as found:
-        result = BENCHES["thp"].run(options)
-        result.name = "demo"
-        result.reproduce = result.reproduce.replace("./kz bench thp", "./kz demo", 1)
-        keep(result, folder, found)
-    show(result, folder, as_json)
-    if strict:
-        check_targets([result], folder)
+    _run("thp", checked(pairs, size, memory, accel, base, ours), output, strict, as_json, "demo")
 
 
 @app.command("bench")
 def bench(
     name: Annotated[
-        str,
-        one_of("bench", (*BENCHES, "all"), "; ".join(f"{b.name}: {b.sentence}" for b in BENCHES.values())),
+        str, one_of("bench", (*BENCHES, ALL), "; ".join(f"{b.name}: {b.sentence}" for b in BENCHES.values()))
     ],
     pairs: Pairs = 10,
     size: Size = 256,
@@ -241,16 +224,23 @@ def bench(
 ) -> None:
     """Measure base and ours side by side; writes out/NAME/TIME/result.json and report.html.
 
-    A target that is missed is marked NO and does not change the exit code, unless --strict is given.
+    A missed target is marked NO. Only with --strict does it change the exit code.
     """
-    options = checked(pairs, size, memory, accel, base, ours)
-    folder = output_folder(output, name)
-    if name == "all":
-        run_all(options, folder, as_json, strict)
-        return
-    with evidence.collecting() as found:
-        result = BENCHES[name].run(options)
-        keep(result, folder, found)
-    show(result, folder, as_json)
-    if strict:
-        check_targets([result], folder)
+    _run(name, checked(pairs, size, memory, accel, base, ours), output, strict, as_json)
+
+
+@app.command("publish")
+def publish(
+    run: Annotated[Path, typer.Argument(help="A run: a folder under out/, also that of `kz bench all`.")],
+    anyway: Annotated[
+        bool, typer.Option("--anyway", help="Publish the readable results of a run with defects.")
+    ] = False,
+) -> None:
+    """Copy a run's results, reduced, and its main charts to docs/results/, and rewrite the table there.
+
+    A run that is incomplete, has another format, or misses a target is refused.
+    """
+    from lab.report import publish as publishing
+
+    for folder in publishing.publish(run, list(BENCHES), anyway):
+        print(folder)

@@ -3,38 +3,34 @@
 
 from __future__ import annotations
 
-import bisect
 import json
 import tempfile
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from lab.bench import BenchOptions
-from lab.bench.jobs import elapsed
-from lab.bench.plugin import build_plugin
-from lab.bench.session import FLUSH, LATE, Built, Side, built, host_facts, reproduce, spec_for
+from lab.bench import BenchOptions, goals
+from lab.bench.plugin import Symbols, build_plugin, symbols
+from lab.bench.runner import Built, Run
+from lab.bench.session import LATE, Side, spec_for
 from lab.boot.guest import boot, running
 from lab.build.linux import build_linux
 from lab.core.errors import TestFailure
 from lab.core.progress import step
 from lab.report.evidence import SNAPSHOT
-from lab.report.results import Metric, Result, Target
 
 BOOTS = 2
-REPS = 1001
-FEW = 101
+REPS, FEW = 1001, 101
 LIMIT = 0.5
 WARM_UPS = 16  # of guest/hotpath.c
 SKIPPED_AT_LEAST = 0.9
-# User space where it always is: how much page table a process has depends on it.
+# The depth of the page table depends on the place of user space.
 APPEND = "nokaslr norandmaps"
 ICOUNT = ("-icount", "shift=0")
-# By the guest's own clock. A kernel without flush reports in rounds: a few dozen of them, 10 ms apart, after the
-# first at the usual delay. The host's view tells nothing here: it never had this memory.
+# By the guest's own clock. A kernel without flush reports in a few dozen rounds, 10 ms apart, after the first delay.
+# The resident size of the VMM does not show it: this memory was never on the host.
 REPORTED = "sleep 5"
 
 
@@ -42,9 +38,8 @@ REPORTED = "sleep 5"
 class HotPath:
     """A path that guest/hotpath.c knows as ``name``; its metric is hotpath.``metric``.instructions.
 
-    For a breakdown ``loop`` of guest/hotpath.c is repeated, which does it ``operations`` times in each
-    repetition; ``worth`` is how many instructions a function must differ by for each operation to be named.
-    ``bound``: whether the limit holds for it.
+    A breakdown repeats ``loop`` of guest/hotpath.c, with ``operations`` of them in each repetition, and names
+    functions that differ by at least ``worth`` instructions for each operation. ``bound``: the limit holds for it.
     """
 
     name: str
@@ -55,96 +50,64 @@ class HotPath:
     reps: int = REPS
     worth: float = 0.5
     bound: bool = True
+    length: str = "short"  # of its chart
 
 
-# Emulated, a huge page or a process takes as long as hundreds of others: these are repeated less often.
+# Emulated, a huge page or a process takes as long as hundreds of the others: fewer repetitions.
 PATHS = (
-    HotPath("fault", "fault", "an anonymous 4 KiB page fault with its share of the unmapping", "fault", 32),
-    HotPath(
-        "alloc_free",
-        "alloc_free",
-        "one order-0 page allocated and freed through the per-CPU list",
-        "pipe_deep",
-        13,
-    ),
-    HotPath(
-        "buddy",
-        "buddy_alloc_free",
-        "the same when the per-CPU list overflows into the buddy lists",
-        "buddy",
-        221,
-        FEW,
-        bound=False,
-    ),
-    HotPath("thp_fault", "thp_fault", "a 2 MiB page fault with its unmapping", "thp_fault", 1, FEW),
-)
+    HotPath("fault", "fault", "anonymous 4 KiB page fault; with its share of the unmapping", "fault", 32),
+    HotPath("alloc_free", "alloc_free", "order-0 page through the per-CPU list; allocated and freed", "pipe_deep", 13),
+    HotPath("buddy", "buddy_alloc_free", "order-0 page through the buddy lists; allocated and freed, when the per-CPU "
+            "list overflows", "buddy", 221, FEW, bound=False),
+    HotPath("thp_fault", "thp_fault", "2 MiB page fault; with its unmapping", "thp_fault", 1, FEW, length="long"),
+)  # fmt: skip
 MORE = (
-    HotPath("order3", "alloc_free_order3", "one order-3 page (32 KiB) allocated and freed", "list3"),
-    HotPath("order9", "alloc_free_order9", "one order-9 page (2 MiB) allocated and freed", "list9"),
+    HotPath("order3", "alloc_free_order3", "order-3 page (32 KiB); allocated and freed", "list3"),
     HotPath(
-        "fork", "fork_exit", "a process that is forked, ends at once and is waited for", "fork", 1, FEW, 200.0
+        "order9", "alloc_free_order9", "order-9 page (2 MiB); allocated and freed", "list9", length="long"
     ),
-    HotPath(
-        "exec", "fork_exec", "a process that is forked, executes a program and ends", "exec", 1, FEW, 200.0
-    ),
+    HotPath("fork", "fork_exit", "fork and exit; with the wait", "fork", 1, FEW, 200.0, length="long"),
+    HotPath("exec", "fork_exec", "fork, exec and exit", "exec", 1, FEW, 200.0, length="long"),
 )
-# Each repetition uses memory that nobody had since it was reported.
+# Each repetition uses memory that was not used since it was reported.
 NEW = (
+    HotPath("new_fault", "new_fault", "4 KiB page fault in unused memory", "new_fault", 32),
     HotPath(
-        "new_fault", "new_fault", "a 4 KiB page fault in memory that was not used before", "new_fault", 32
+        "new_thp", "new_thp_fault", "2 MiB page fault in unused memory", "new_thp", 1, FEW, length="long"
     ),
-    HotPath("new_thp", "new_thp_fault", "a 2 MiB page fault in such memory", "new_thp", 1, FEW),
 )
 PAGES = {"new_fault": 32, "new_thp": 512}  # of a repetition
 
-IDLE = ""
-OFF = "off."
-ACTIVE = "active."
-WORDS = {
-    IDLE: "no source of zeros",
-    OFF: "the series applied and compiled out",
-    ACTIVE: "a balloon that has reported all free memory, on both sides, with bit 6 on ours",
+IDLE, OFF, ACTIVE = "", "off.", "active."
+STATES = {
+    IDLE: "with no source of zeros",
+    OFF: "with the series applied and compiled out",
+    ACTIVE: "after a balloon has reported all free memory",
 }
 NOTE = (
-    "Instructions are counted by the guest's own clock under -icount shift=0, where each emulated "
-    "instruction takes one nanosecond; each boot gives the median of 1001 repetitions (of 101 where an "
-    "operation is long), and the figures here are over the boots. "
-    "No balloon device is there, so nothing is ever known to be zero. "
-    "alloc_free is the difference of two pipe loops, one that needs a page for each packet and one "
-    "that does not."
+    "Instructions are counted by the guest's own clock under -icount shift=0, where each emulated instruction takes one "
+    "nanosecond; each boot gives the median of 1001 repetitions (of 101 where an operation is long). Without a balloon "
+    "device, nothing is ever known to be zero. alloc_free is the difference of two pipe loops, one that needs a page for "
+    "each packet and one that does not."
 )
 MORE_NOTE = (
     "alloc_free_order3 and alloc_free_order9 are listmount(2) with room for 4096 and for 262144 mounts, less the "
-    "same with room for none: the kernel allocates that room in one block with kvmalloc() and frees it, and "
-    "no mount is found, so that nothing is written to it. fork_exec is fork, execve, exit and wait, with the "
-    "start of a static program in user space. User space is not randomized (norandmaps)."
+    "same with room for none: the kernel allocates that room in one block with kvmalloc() and frees it unused. fork_exec "
+    "includes the start of a static program in user space, which is not randomized (norandmaps)."
 )
 ACTIVE_NOTE = (
     "hotpath.off.* has the series with every option of it compiled out in the second column. For hotpath.active.* "
-    "both guests have a balloon that has reported all free memory; from then on nothing is reported. "
-    "new_fault and new_thp_fault use memory that is still free since then, and on ours known to be zero. The other "
-    "paths free what they use and get it again: it is not zero, and there is nothing to skip."
+    "both guests have a balloon that has reported all free memory; from then on nothing is reported. new_fault and "
+    "new_thp_fault use memory that is still free since then, on ours known to be zero; the other paths reuse their own."
 )
 
 Counts = dict[str, float]
 
 
-def _failed(kernel: object, code: int, console: object) -> TestFailure:
-    return TestFailure(
-        "The instruction count failed in the guest",
-        f"hotpath ended with exit code {code} on kernel {kernel}; console: {console}",
-        "read the console log",
-    )
-
-
 def medians(lines: Sequence[str]) -> Counts:
-    """The median of each path, from what hotpath printed."""
-    found = {}
-    for line in lines:
-        if line.startswith("{"):
-            told = json.loads(line)
-            found[str(told["path"])] = float(told["median"])
-    return found
+    """The median of each path, from the output of hotpath."""
+    answers = [json.loads(line) for line in lines if line.startswith("{")]
+    return {str(answer["path"]): float(answer["median"]) for answer in answers}
 
 
 def _boot(
@@ -154,7 +117,7 @@ def _boot(
     runs: Sequence[tuple[int, str]],
     extra: Sequence[str] = (),
 ) -> Counts:
-    """One boot of one kernel without a balloon; the median of each path. ``runs``: how often which path."""
+    """One boot of one kernel without a balloon; the median of each path. ``runs``: repetitions and path."""
     steps = [f"hotpath --reps {reps} {name}" for reps, name in runs]
     spec = spec_for(
         options.with_accel("tcg"),
@@ -164,12 +127,13 @@ def _boot(
         extra_qemu=[*ICOUNT, *extra],
         append=APPEND,
         timeout=900.0,
-        # A process for each, so that none has what another leaves behind.
+        # A process for each, so that no path starts with the memory of another.
         command=["sh", "-ec", "; ".join((SNAPSHOT, *steps, SNAPSHOT))],
     )
     done = boot(spec)
     if done.exit_code:
-        raise _failed(kernel, done.exit_code, done.console)
+        why = f"hotpath ended with exit code {done.exit_code} on kernel {kernel}; console: {done.console}"
+        raise TestFailure("The instruction count failed in the guest", why, "read the console log")
     return medians(done.stdout.splitlines())
 
 
@@ -178,14 +142,12 @@ def _plain(options: BenchOptions, kernel: str | Path, qemu: Path, paths: Sequenc
 
 
 def check_skipped(path: HotPath, pages: int, name: str) -> None:
-    """TestFailure unless the memory that a path of NEW got was known to be zero; ``pages`` were skipped."""
+    """TestFailure unless a path of NEW got memory known to be zero; ``pages`` were skipped."""
     wanted = (path.reps + WARM_UPS) * PAGES[path.name]
     if pages < SKIPPED_AT_LEAST * wanted:
-        raise TestFailure(
-            f"The source of zeros is not active in the {name} guest",
-            f"{pages} of {wanted} pages of {path.name} were known to be zero",
-            "look at pgzeroed_* in its /proc/vmstat, or give it more memory (--memory)",
-        )
+        why = f"{pages} of {wanted} pages of {path.name} were known to be zero"
+        fix = "look at pgzeroed_* in its /proc/vmstat, or give it more memory (--memory)"
+        raise TestFailure(f"The source of zeros is not active in the {name} guest", why, fix)
 
 
 def _active(options: BenchOptions, kernel: str | Path, qemu: Path, paths: Sequence[HotPath]) -> Counts:
@@ -194,7 +156,7 @@ def _active(options: BenchOptions, kernel: str | Path, qemu: Path, paths: Sequen
     found: Counts = {}
     with running(spec) as guest:
         side = Side(str(kernel), guest)
-        side.has_flush = side.sh(f"test -e {FLUSH} && echo yes || echo no")[-1] == "yes"
+        side.find_flush()
         side.free_and_report()
         side.sh(f"{REPORTED}; {LATE}")
         side.sh(SNAPSHOT)
@@ -208,90 +170,63 @@ def _active(options: BenchOptions, kernel: str | Path, qemu: Path, paths: Sequen
 
 
 def _skipped(side: Side) -> int | None:
-    """Pages that were not zeroed because they had been reported; None on a kernel that does not count them."""
+    """Pages that were not zeroed because they had been reported; None for a kernel without the counter."""
     lines = side.sh("grep pgzeroed_skip /proc/vmstat || true")
     return int(lines[-1].split()[1]) if lines else None
 
 
-def symbols(system_map: Path) -> tuple[list[int], list[str]]:
-    """The addresses of a kernel's functions, sorted, and their names."""
-    found = []
-    for line in system_map.read_text(encoding="utf-8").splitlines():
-        address, kind, name = line.split()[:3]
-        if kind in "tTwW":
-            found.append((int(address, 16), name))
-    found.sort()
-    return [address for address, _ in found], [name for _, name in found]
-
-
-def by_function(counted: str, addresses: list[int], names: list[str]) -> Counter[str]:
-    """What the plugin wrote, ``ADDRESS INSTRUCTIONS`` a line, added up by function."""
+def by_function(counted: str, table: Symbols) -> Counter[str]:
+    """The plugin's output, ``ADDRESS INSTRUCTIONS`` a line, added up by function."""
     total: Counter[str] = Counter()
-    for line in counted.splitlines():
-        address, count = line.split()
-        at = bisect.bisect_right(addresses, int(address, 16)) - 1
-        if at >= 0:
-            total[names[at]] += int(count)
+    for address, count in (line.split() for line in counted.splitlines()):
+        total[table.function_at(int(address, 16))] += int(count)
+    del total["?"]
     return total
 
 
 def _functions(options: BenchOptions, kernel: Path, qemu: Path, path: HotPath) -> Counts:
     """Instructions in each function of the kernel for one operation of a path."""
-    plugin = build_plugin("functions")
-    table = symbols(kernel.parent / "System.map")
-    counts = []
-    repetitions = (path.reps // 10, path.reps)
+    plugin, table = build_plugin("functions"), symbols(kernel.parent / "System.map")
+    counts, repetitions = [], (path.reps // 10, path.reps)
     with tempfile.TemporaryDirectory(prefix="functions-") as folder:
         for reps in repetitions:
             file = Path(folder) / str(reps)
             _boot(options, kernel, qemu, [(reps, path.loop)], ["-plugin", f"{plugin},out={file}"])
-            counts.append(by_function(file.read_text(encoding="utf-8"), *table))
+            counts.append(by_function(file.read_text(encoding="utf-8"), table))
     few, many = counts
     done = (repetitions[1] - repetitions[0]) * path.operations
     return {function: (many[function] - few[function]) / done for function in many | few}
 
 
-def breakdown(options: BenchOptions, images: Built, path: HotPath, prefix: str = IDLE) -> list[Metric]:
-    """Which functions make the difference: those whose share of a path is another one in ours."""
+def breakdown(run: Run, images: Built, path: HotPath, prefix: str = IDLE) -> None:
+    """Add the functions that make the difference: those with another share of a path in ours."""
     kernels = [Path(images.base), Path(images.ours)]
     if not all((kernel.parent / "System.map").is_file() for kernel in kernels):
-        return []
+        return
     with step(f"instructions of {path.name} by function"), ThreadPoolExecutor(max_workers=2) as pool:
-        jobs = [pool.submit(_functions, options, kernel, images.qemu, path) for kernel in kernels]
+        jobs = [pool.submit(_functions, run.options, kernel, images.qemu, path) for kernel in kernels]
         base, ours = (job.result() for job in jobs)
-    # No boot is quite like the next one: a count below nothing is of what is waited for there, not of the path.
+    # Boots differ: a count below zero is of the waiting in one of them, not of the path.
     names = [name for name in base | ours if min(base.get(name, 0.0), ours.get(name, 0.0)) >= 0]
     differs = {name: ours.get(name, 0.0) - base.get(name, 0.0) for name in names}
-    return [
-        Metric.of(
-            f"hotpath.{prefix}{path.metric}.in.{name}",
-            "instructions",
-            [base.get(name, 0.0)],
-            [ours.get(name, 0.0)],
-            sentence=f"Of these, those in {name}(), whatever it was called for meanwhile.",
-        )
-        for name in sorted(differs, key=lambda name: -abs(differs[name]))
-        if abs(differs[name]) >= path.worth
-    ]
+    for name in sorted(differs, key=lambda name: -abs(differs[name])):
+        if abs(differs[name]) >= path.worth:
+            values = [base.get(name, 0.0)], [ours.get(name, 0.0)]
+            words = f"Functions of {path.metric} that differ, {STATES[prefix]}: {name}; whatever calls it meanwhile."
+            run.add(f"hotpath.{prefix}{path.metric}.in.{name}", "instructions", values, words)
 
 
 Count = Callable[[BenchOptions, "str | Path", Path, Sequence[HotPath]], Counts]
 
 
 def _count(
-    options: BenchOptions,
-    kernels: Mapping[str, str | Path],
-    qemu: Path,
-    paths: Sequence[HotPath],
-    boots: int,
-    how: Count,
-    what: str,
+    run: Run, kernels: Mapping[str, str | Path], paths: Sequence[HotPath], boots: int, how: Count, what: str
 ) -> dict[str, list[Counts]]:
     """Boot each kernel so many times; the counts of each boot, by the name of the kernel."""
-    # Two at once: a count does not care what else the machine does.
+    # Two at once: other load does not change a count.
     with step(f"{what}: {boots} boots of each kernel"), ThreadPoolExecutor(max_workers=2) as pool:
         jobs = [
-            (name, pool.submit(how, options, kernel, qemu, paths))
+            (name, pool.submit(how, run.options, kernel, run.images.qemu, paths))
             for _ in range(boots)
             for name, kernel in kernels.items()
         ]
@@ -302,68 +237,43 @@ def _count(
 
 
 def compare(
-    options: BenchOptions,
+    run: Run,
     images: Built,
     base: Sequence[Counts],
     ours: Sequence[Counts],
     paths: Sequence[HotPath],
     prefix: str,
-) -> list[Metric]:
-    """The metrics of one comparison; those without an active source have a limit, and a breakdown beyond it."""
-    metrics = []
+) -> None:
+    """Add one comparison; without an active source it has a limit, and a breakdown beyond the limit."""
+    at_most = goals.more_at_most(LIMIT, f"at most {LIMIT} % more than base")
     for path in paths:
         name = f"hotpath.{prefix}{path.metric}.instructions"
-        made = Metric.of(
-            name,
-            "instructions",
-            [row[path.name] for row in base],
-            [row[path.name] for row in ours],
-            sentence=f"Instructions of {path.words}: {WORDS[prefix]}.",
-        )
-        if path.bound and prefix != ACTIVE:
-            change = made.change_percent
-            met = change is not None and change <= LIMIT
-            made = replace(made, target=Target(f"at most {LIMIT} % more than base", met))
-        metrics.append(made)
+        goal = at_most if path.bound and prefix != ACTIVE else None
+        values = [row[path.name] for row in base], [row[path.name] for row in ours]
+        words = f"Instructions of the {path.length} paths {STATES[prefix]}: {path.words}."
+        made = run.add(name, "instructions", values, words, goal)
         if made.target and not made.target.met:
-            metrics += breakdown(options, images, path, prefix)
-    return metrics
+            breakdown(run, images, path, prefix)
 
 
-def measure(options: BenchOptions, images: Built, boots: int = BOOTS) -> tuple[list[Metric], list[str]]:
-    """Boot both kernels and compare. The counts of one boot are as good as those of many: they are the same."""
+def idle(run: Run, boots: int = BOOTS) -> None:
+    """Both kernels without a source of zeros. One boot is enough: the counts of boots are equal."""
+    kernels = {"base": run.images.base, "ours": run.images.ours}
+    rows = _count(run, kernels, PATHS, boots, _plain, "instruction counts")
+    compare(run, run.images, rows["base"], rows["ours"], PATHS, IDLE)
+    run.note(NOTE)
+
+
+def measure(run: Run) -> None:
+    """Count instructions of all paths in all states."""
+    images, off = run.images, build_linux("off")
+    paths, every = [*PATHS, *MORE], [*NEW, *PATHS, *MORE]
     kernels = {"base": images.base, "ours": images.ours}
-    rows = _count(options, kernels, images.qemu, PATHS, boots, _plain, "instruction counts")
-    return compare(options, images, rows["base"], rows["ours"], PATHS, IDLE), [NOTE]
-
-
-def run(options: BenchOptions) -> Result:
-    """Count instructions alone, everything; always under TCG; raises LabError when it cannot."""
-    began = time.monotonic()
-    images = built(options)
-    off = build_linux("off")
-    paths = [*PATHS, *MORE]
-    kernels = {"base": images.base, "ours": images.ours}
-    reported = _count(
-        options, kernels, images.qemu, [*NEW, *paths], BOOTS, _active, "instruction counts, memory reported"
-    )
-    kernels["off"] = off
-    rows = _count(options, kernels, images.qemu, paths, BOOTS, _plain, "instruction counts")
-    metrics = compare(options, images, rows["base"], rows["ours"], paths, IDLE)
-    metrics += compare(options, replace(images, ours=off), rows["base"], rows["off"], paths, OFF)
-    metrics += compare(options, images, reported["base"], reported["ours"], [*NEW, *paths], ACTIVE)
-    return Result(
-        name="hotpath",
-        accelerator="tcg",
-        versions=images.versions() | {"image_off": off.parent.name},
-        reproduce=reproduce("hotpath", options, "tcg"),
-        metrics=metrics,
-        job={"memory": options.memory, "cpus": 1, "boots": BOOTS, "icount": "shift=0"},
-        host=host_facts(),
-        notes=[
-            NOTE.replace("No balloon device is there", "But for hotpath.active.* no balloon device is there"),
-            MORE_NOTE,
-            ACTIVE_NOTE,
-        ],
-        seconds=elapsed(began),
-    )
+    reported = _count(run, kernels, every, BOOTS, _active, "instruction counts, memory reported")
+    rows = _count(run, kernels | {"off": off}, paths, BOOTS, _plain, "instruction counts")
+    compare(run, images, rows["base"], rows["ours"], paths, IDLE)
+    compare(run, replace(images, ours=off), rows["base"], rows["off"], paths, OFF)
+    compare(run, images, reported["base"], reported["ours"], every, ACTIVE)
+    run.versions = {"image_off": off.parent.name}
+    run.job = {"memory": run.options.memory, "cpus": 1, "boots": BOOTS, "icount": "shift=0"}
+    run.note(NOTE, MORE_NOTE, ACTIVE_NOTE)

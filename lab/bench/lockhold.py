@@ -1,91 +1,85 @@
 # SPDX-License-Identifier: GPL-2.0
-"""How long a zone's lock is held, in instructions, seen from outside by a TCG plugin: base against ours."""
+"""How long a zone's lock is held, in instructions, counted by a TCG plugin: base against ours."""
 
 from __future__ import annotations
 
 import bisect
 import functools
+import itertools
 import struct
 import tempfile
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from lab.bench import BenchOptions
-from lab.bench.hostmemory import fill, release, until_back
-from lab.bench.hotpath import symbols
-from lab.bench.jobs import elapsed
-from lab.bench.kzeropaged import PACE, Cost, zero_all
-from lab.bench.plugin import build_plugin
+from lab.bench.host import available_gb, fill, fill_mb, release, sizes, until_back
+from lab.bench.kzeropaged import PACE, zero_all
+from lab.bench.plugin import Symbols, build_plugin, symbols
+from lab.bench.runner import Built, Run
 from lab.bench.session import (
+    AT_ONCE,
     BALLOON,
-    DELAY,
     DROP,
     FLUSH,
     LATE,
     MIB,
-    Built,
     Side,
-    built,
     guests,
-    host_facts,
-    reproduce,
     resident,
     settle_resident,
     spec_for,
 )
-from lab.bench.sizes import available_gb, sizes
 from lab.core.errors import LabError, TestFailure
 from lab.core.progress import step
-from lab.report.results import Metric, Result, Target
+from lab.report.results import Target
 
-# As the plugin writes it: magic, slots, lost, wrong, taken, released, how many locks, the locks; then the holds.
+# The plugin's file: magic, slots, lost, wrong, taken, released, number of locks, the locks; then the holds.
 HEADER = struct.Struct("<8s6Q32Q")
 HOLD = struct.Struct("<3Q")
 MAGIC = b"KZLOCKS1"
-# Spinlocks are taken and released in these, out of line (CONFIG_UNINLINE_SPIN_UNLOCK).
+NO_WATCH = "Cannot watch zone->lock in this kernel"
+# Spinlocks are taken and released in these functions, out of line (CONFIG_UNINLINE_SPIN_UNLOCK).
 TAKE, RELEASE = ("_raw_spin_lock", "_raw_spin_trylock"), ("_raw_spin_unlock",)
 # They take zone->lock and no other lock.
 LEARN = ("free_pcppages_bulk", "free_one_page")
-# So begin the functions that hold the lock for a report, and for kzeropaged. What the CPU's lists give back
-# meanwhile, late, is of whoever freed it.
+# The beginnings of the functions that hold the lock for a report, and for kzeropaged.
 REPORTING = ("page_reporting",)
 ZEROING = ("prezero", "putback_untouched_block")
 
-# With huge pages; and with small ones, of which each takes an emulated page fault.
+# With huge pages; and with small ones, each of which takes an emulated page fault.
 FILL_PERCENT, SMALL_PERCENT = 40, 12
-# What the CPU keeps of freed memory in lists of its own is not reported.
-BACK_PERCENT = 60
+BACK_PERCENT = 60  # freed memory in the lists of the CPU is not reported
 MORE_MB = 64
 PIECES = "/sys/kernel/mm/transparent_hugepage/hugepages-"
 MIDDLE = f"echo never > {PIECES}2048kB/enabled; echo madvise > {PIECES}16kB/enabled"
 USUAL = f"echo never > {PIECES}16kB/enabled; echo inherit > {PIECES}2048kB/enabled"
-# Freed small pages stay in the CPU's lists, as many as these may hold.
+# Freed small pages stay in the lists of the CPU, up to a limit.
 SMALL = f"fillfree --size {MORE_MB} --nothp > /dev/null"
-AT_ONCE = f"echo 1 > {DELAY}"
 REST_S = 1.0
-WORDS = {
-    "program": "programs use and free memory in pages of 4 KiB, 16 KiB and 2 MiB, next to long free lists",
-    "report": "the worker reports, without delay, what a program freed",
-    "flush": "everything free is reported with the flush parameter",
-    "prezero": "kzeropaged zeroes what is free",
+STEPS = {
+    "program": "memory used and freed",
+    "report": "reporting",
+    "flush": "all reported at once",
+    "prezero": "pre-zeroing",
 }
-BASE_STEPS, OURS_STEPS = ("program", "report"), tuple(WORDS)
+BASE_STEPS = ("program", "report")
+ALL_STEPS = [("base", name) for name in BASE_STEPS] + [("ours", name) for name in STEPS]
 NOTE = (
-    "A hold is counted by a TCG plugin outside the guest, from the instruction after the one that takes zone->lock "
-    "to the one that releases it; the kernels are those that are measured elsewhere. The guests have one CPU, so "
-    "nobody waits for the lock, and interrupts are off while it is held. Instructions are no time: a list that is "
-    "walked misses the cache, which no emulator knows of."
+    "A TCG plugin outside the guest counts a hold from the instruction after the one that takes zone->lock to the one "
+    "that releases it; the kernels are those of the other benches. The guests have one CPU, so the lock has no waiters, "
+    "and interrupts are off while it is held. Instructions are no time: a walk of a list misses the cache, which the "
+    "emulator does not model."
 )
 
 
 @dataclass(frozen=True)
 class Seen:
-    """What the plugin has seen so far. ``holds``: how often, by return address and length in instructions."""
+    """The plugin's file. ``holds``: the number of holds by return address and length in instructions."""
 
     taken: int
     released: int
@@ -94,72 +88,51 @@ class Seen:
 
 
 def parse(data: bytes) -> Seen:
-    """Read the plugin's file; LabError when it is none, TestFailure when it does not hang together."""
+    """Read the plugin's file; LabError for another file, TestFailure for one that contradicts itself."""
+    what = "Cannot read the counts of the plugin lockhold"
     if len(data) < HEADER.size or data[: len(MAGIC)] != MAGIC:
-        raise LabError(
-            "Cannot read what the plugin has counted", "its file does not begin as it should", "run it again"
-        )
+        raise LabError(what, f"its file does not begin with {MAGIC.decode()}", "run it again")
     _, slots, lost, wrong, taken, released, nr_locks, *locks = HEADER.unpack_from(data)
     if len(data) != HEADER.size + slots * HOLD.size or nr_locks > len(locks):
-        raise LabError(
-            "Cannot read what the plugin has counted",
-            f"its file has {len(data)} bytes for {slots} slots",
-            "run it again",
-        )
+        raise LabError(what, f"its file has {len(data)} bytes for {slots} slots", "run it again")
     if lost or wrong:
         raise TestFailure(
             "The plugin did not see all holds of zone->lock",
-            f"{wrong} times a lock was taken that was held, or released that was not; {lost} holds did not fit",
-            "look at how the spinlocks of this kernel are released (TAKE, RELEASE in lab/bench/lockhold.py)",
+            f"{wrong} times a held lock was taken, or a free one was released; {lost} holds did not fit",
+            "see how the spinlocks of this kernel are released (TAKE, RELEASE in lab/bench/lockhold.py)",
         )
-    holds: Counter[tuple[int, int]] = Counter()
-    for site, length, count in HOLD.iter_unpack(data[HEADER.size :]):
-        if count:
-            holds[site, length] = count
+    rows = HOLD.iter_unpack(data[HEADER.size :])
+    holds = Counter({(site, length): count for site, length, count in rows if count})
     return Seen(taken, released, tuple(locks[:nr_locks]), holds)
 
 
-def _is(name: str, functions: Sequence[str]) -> bool:
-    """Whether a symbol is one of these functions, or a copy of it that the compiler made (.part.0, .isra.0 …)."""
-    return name.split(".")[0] in functions
-
-
-def ranges(table: tuple[list[int], list[str]]) -> str:
-    """What the plugin wants to know of a kernel; LabError when a function is not there."""
-    addresses, names = table
+def ranges(table: Symbols) -> str:
+    """The plugin's symbols of a kernel; LabError when a function is missing."""
     found: dict[str, list[str]] = {"lock": [], "unlock": [], "learn": []}
-    for at, name in enumerate(names[:-1]):
-        for kind, wanted in (
-            ("lock", name.startswith(TAKE)),
-            ("unlock", name.startswith(RELEASE)),
-            ("learn", _is(name, LEARN)),
-        ):
-            if wanted:
-                end = next(one for one in addresses[at:] if one > addresses[at])
-                found[kind].append(f"{kind} {addresses[at]:x} {end:x}\n")
-    missing = [kind for kind, lines in found.items() if not lines]
-    if missing:
-        raise LabError(
-            "Cannot watch zone->lock in this kernel",
-            f"its System.map has none of the functions for: {', '.join(missing)}",
-            "see TAKE, RELEASE and LEARN in lab/bench/lockhold.py",
-        )
+    for at, name in enumerate(table.names[:-1]):
+        plain = name.split(".")[0]  # without the compiler's .part.0, .isra.0
+        kinds = {"lock": name.startswith(TAKE), "unlock": name.startswith(RELEASE), "learn": plain in LEARN}
+        for kind in (kind for kind, wanted in kinds.items() if wanted):
+            end = next(one for one in table.addresses[at:] if one > table.addresses[at])
+            found[kind].append(f"{kind} {table.addresses[at]:x} {end:x}\n")
+    if missing := [kind for kind, lines in found.items() if not lines]:
+        why = f"its System.map has none of the functions for: {', '.join(missing)}"
+        raise LabError(NO_WATCH, why, "see TAKE, RELEASE and LEARN in lab/bench/lockhold.py")
     return "".join(line for lines in found.values() for line in lines)
 
 
 @dataclass
 class Holds:
-    """Holds of zone->lock by function that took it: how many of each length."""
+    """Holds of zone->lock: how many of each length, by the function that took it."""
 
     by_function: dict[str, Counter[int]] = field(default_factory=dict)
 
     @classmethod
-    def between(cls, before: Seen, after: Seen, table: tuple[list[int], list[str]]) -> Holds:
-        """What came on top between two looks. The return addresses are looked up in the kernel's symbols."""
+    def between(cls, before: Seen, after: Seen, table: Symbols) -> Holds:
+        """The holds between two looks, with their return addresses looked up in the kernel's symbols."""
         made = cls()
         for (site, length), count in (after.holds - before.holds).items():
-            at = bisect.bisect_right(table[0], site - 1) - 1
-            made.by_function.setdefault(table[1][at] if at >= 0 else "?", Counter())[length] += count
+            made.by_function.setdefault(table.function_at(site - 1), Counter())[length] += count
         return made
 
     def of(self, prefixes: tuple[str, ...]) -> Holds:
@@ -167,37 +140,24 @@ class Holds:
         return Holds({name: counts for name, counts in self.by_function.items() if name.startswith(prefixes)})
 
     @property
-    def lengths(self) -> Counter[int]:
-        """All of them, whoever took the lock."""
-        total: Counter[int] = Counter()
-        for counts in self.by_function.values():
-            total += counts
-        return total
-
-    @property
     def count(self) -> int:
-        """How many there were."""
-        return sum(self.lengths.values())
+        """The number of holds."""
+        return sum(counts.total() for counts in self.by_function.values())
 
     @property
     def longest(self) -> tuple[int, str]:
-        """Instructions of the longest, and who took the lock then; TestFailure when there was none at all."""
+        """Instructions of the longest, and the function that took the lock; TestFailure without a hold."""
         if not self.by_function:
-            raise TestFailure(
-                "zone->lock was never taken",
-                "the plugin saw no hold in a step that cannot do without",
-                "see LEARN in lab/bench/lockhold.py",
-            )
+            why = "the plugin saw no hold in a step that needs the lock"
+            raise TestFailure("zone->lock was never taken", why, "see LEARN in lab/bench/lockhold.py")
         return max((max(counts), name) for name, counts in self.by_function.items())
 
     def percentile(self, percent: float) -> int:
-        """The length that so many percent of all holds do not exceed; ValueError without holds."""
-        wanted, seen = self.count * percent / 100, 0
-        for length, count in sorted(self.lengths.items()):
-            seen += count
-            if seen >= wanted:
-                return length
-        raise ValueError("no holds")
+        """The length that so many percent of all holds do not exceed; IndexError without holds."""
+        counts = sum(self.by_function.values(), Counter[int]())
+        lengths = sorted(counts)
+        totals = list(itertools.accumulate(counts[length] for length in lengths))
+        return lengths[bisect.bisect_left(totals, totals[-1] * percent / 100)]
 
     def __str__(self) -> str:
         length, name = self.longest
@@ -208,20 +168,19 @@ class Holds:
         )
 
 
-class Watch:
+class Watch(NamedTuple):
     """The plugin's file of a running guest."""
 
-    def __init__(self, file: Path, table: tuple[list[int], list[str]]) -> None:
-        self.file = file
-        self.table = table
+    file: Path
+    table: Symbols
 
     def look(self) -> Seen:
-        """What has been seen until now."""
+        """The counts until now."""
         return parse(self.file.read_bytes())
 
     @contextmanager
     def during(self) -> Iterator[Holds]:
-        """The holds while what is inside goes on; filled in when it is over."""
+        """The holds during the block, filled in at its end."""
         found, before = Holds(), self.look()
         yield found
         found.by_function = Holds.between(before, self.look(), self.table).by_function
@@ -231,14 +190,11 @@ class Watch:
 def watched(
     options: BenchOptions, kernel: str | Path, qemu: Path, name: str, memory: str, device: str | None
 ) -> Iterator[tuple[Side, Watch]]:
-    """Boot a guest with one CPU under the plugin; LabError when the kernel's symbols are not there."""
+    """Boot a guest with one CPU under the plugin; LabError without the kernel's symbols."""
     system_map = Path(kernel).parent / "System.map"
     if not system_map.is_file():
-        raise LabError(
-            "Cannot watch zone->lock in this kernel",
-            f"there is no {system_map.name} beside {kernel}",
-            "use a kernel that `kz build linux` has built",
-        )
+        why = f"there is no {system_map.name} beside {kernel}"
+        raise LabError(NO_WATCH, why, "use a kernel that `kz build linux` has built")
     table = symbols(system_map)
     with tempfile.TemporaryDirectory(prefix="lockhold-") as folder:
         about, out = Path(folder) / "symbols", Path(folder) / "holds"
@@ -256,16 +212,10 @@ def watched(
             yield sides[0], Watch(out, table)
 
 
-def fill_mb(gb: int, percent: int = SMALL_PERCENT) -> int:
-    """How much of a guest's memory is used; a multiple of what fillfree takes at once."""
-    return gb * 1024 * percent // 100 // 16 * 16
-
-
 def entries(side: Side) -> int:
-    """Blocks on the free lists of the zone and order that has most of them."""
-    return max(
-        int(number) for line in side.sh("cat /proc/buddyinfo") for number in line.split("zone")[1].split()[1:]
-    )
+    """Blocks on the longest free list of the guest."""
+    lines = side.sh("cat /proc/buddyinfo")
+    return max(int(number) for line in lines for number in line.split("zone")[1].split()[1:])
 
 
 def report(side: Side, watch: Watch, gb: int) -> Holds:
@@ -286,12 +236,12 @@ def program(side: Side, watch: Watch, gb: int) -> tuple[Holds, int]:
     """Use and free pages of 4 KiB with gaps, of 2 MiB and of 16 KiB; holds, and entries of the longest list."""
     side.sh(LATE)
     with watch.during() as found:
-        fill(side, fill_mb(gb), more="--nothp --gaps 4", warm=False)
+        fill(side, fill_mb(gb, SMALL_PERCENT), more="--nothp --gaps 4", warm=False)
         side.sh(DROP)  # from the CPU's lists to those of the zone
         longest = entries(side)
         side.sh(f"alloc_once --size {MORE_MB} --mode touch_line --pages nothp > /dev/null")
         release(side)
-        side.sh(f"wait; fillfree --size {fill_mb(gb)} > /dev/null")
+        side.sh(f"wait; fillfree --size {fill_mb(gb, SMALL_PERCENT)} > /dev/null")
         side.sh(f"{MIDDLE}; fillfree --size {MORE_MB} > /dev/null; {USUAL}")
     return found, longest
 
@@ -303,22 +253,21 @@ def flush(side: Side, watch: Watch) -> Holds:
     with watch.during() as found:
         side.sh(f"echo 0 > {FLUSH}")
     if resident(side.guest.pid) >= full:
+        why = f"QEMU has {resident(side.guest.pid) // MIB} MB as before"
         raise TestFailure(
-            f"A flush did not report anything ({side.name})",
-            f"QEMU has {resident(side.guest.pid) // MIB} MB as before",
-            "look at the status of the balloon",
+            f"A flush did not report anything ({side.name})", why, "look at the status of the balloon"
         )
     return found
 
 
 def prezero(side: Side, watch: Watch, gb: int) -> tuple[Holds, int]:
-    """Zero what is free, much of it in pieces of 64 KiB; holds of kzeropaged, and entries of the longest list."""
+    """Zero free memory, much of it in pieces of 64 KiB; holds of kzeropaged, and entries of the longest list."""
     side.sh(PACE)
-    fill(side, fill_mb(gb), more="--nothp --gaps 64", warm=False)
+    fill(side, fill_mb(gb, SMALL_PERCENT), more="--nothp --gaps 64", warm=False)
     side.sh(DROP)
     longest = entries(side)
     with watch.during() as found:
-        zero_all(side, Cost(), look=REST_S / 2)
+        zero_all(side, look=REST_S / 2)
     release(side)
     side.sh("wait")
     return found.of(ZEROING), longest
@@ -332,144 +281,95 @@ class Found:
     entries: dict[tuple[str, str, int], int] = field(default_factory=dict)
 
 
-def _reporting_guest(options: BenchOptions, images: Built, kernel: str, gb: int, found: Found) -> None:
-    image = images.base if kernel == "base" else images.ours
-    with watched(options, image, images.qemu, f"locks-{kernel}-{gb}", f"{gb}G", BALLOON) as (side, watch):
+def _guest(options: BenchOptions, images: Built, kind: str, gb: int, found: Found) -> None:
+    """The steps of one guest: of base, of ours, or of ours without a balloon, since reported memory is not zeroed."""
+    kernel = "base" if kind == "base" else "ours"
+    image, device = getattr(images, kernel), None if kind == "prezero" else BALLOON
+    with watched(options, image, images.qemu, f"locks-{kind}-{gb}", f"{gb}G", device) as (side, watch):
+        if kind == "prezero":
+            key = kernel, kind, gb
+            found.holds[key], found.entries[key] = prezero(side, watch, gb)
+            return
         found.holds[kernel, "report", gb] = report(side, watch, gb)
-        found.holds[kernel, "program", gb], found.entries[kernel, "program", gb] = program(side, watch, gb)
+        key = kernel, "program", gb
+        found.holds[key], found.entries[key] = program(side, watch, gb)
         if kernel == "ours":
             found.holds[kernel, "flush", gb] = flush(side, watch)
 
 
-def _zeroing_guest(options: BenchOptions, images: Built, gb: int, found: Found) -> None:
-    # Without a balloon: what is reported is not zeroed.
-    with watched(options, images.ours, images.qemu, f"locks-prezero-{gb}", f"{gb}G", None) as (side, watch):
-        found.holds["ours", "prezero", gb], found.entries["ours", "prezero", gb] = prezero(side, watch, gb)
-
-
 @functools.cache
-def measure(options: BenchOptions, images: Built, gbs: tuple[int, ...]) -> Found:
-    """Every step in guests of each size. Who asks again, as two benches do, gets the same: these are counts."""
+def _measure(options: BenchOptions, images: Built, gbs: tuple[int, ...]) -> Found:
     found = Found()
-    jobs: list[Callable[[], None]] = []
-    for gb in gbs:
-        for kernel in ("base", "ours"):
-            jobs.append(functools.partial(_reporting_guest, options, images, kernel, gb, found))
-        jobs.append(functools.partial(_zeroing_guest, options, images, gb, found))
-    # Two at once: a count does not care what else the machine does, its memory would for more.
+    # Two at once: other load does not change a count, and the memory of more would.
     with (
-        step(f"holds of zone->lock: {len(jobs)} guests of {', '.join(map(str, gbs))} GB"),
+        step(f"holds of zone->lock: guests of {', '.join(map(str, gbs))} GB"),
         ThreadPoolExecutor(max_workers=2) as pool,
     ):
-        for job in [pool.submit(job) for job in jobs]:
+        jobs = [
+            pool.submit(_guest, options, images, kind, gb, found)
+            for gb in gbs
+            for kind in ("base", "ours", "prezero")
+        ]
+        for job in jobs:
             job.result()
     return found
 
 
-def growth(found: Found, gbs: Sequence[int], prefix: str) -> list[Metric]:
-    """The longest hold of each step in each larger guest against the smallest: smallest, larger."""
-    metrics = []
-    for (kernel, name), words in {
-        **{("base", name): f"{WORDS[name]} (base kernel)" for name in BASE_STEPS},
-        **{("ours", name): WORDS[name] for name in OURS_STEPS},
-    }.items():
-        small, who = found.holds[kernel, name, gbs[0]].longest
-        for gb in gbs[1:]:
-            large, where = found.holds[kernel, name, gb].longest
-            target = None
-            # What upstream does is there to compare with.
-            if gb == gbs[-1] and kernel == "ours":
-                times = gb / gbs[0]
-                target = Target(
-                    f"grows no faster than the memory: {large / small:.2f} times, of {times:.0f} times the memory",
-                    large <= small * times,
-                )
-            suffix = "_base" if kernel == "base" else ""
-            metrics.append(
-                Metric.of(
-                    f"{prefix}.{name}{suffix}.{gb}gb",
-                    "instructions",
-                    [float(small)],
-                    [float(large)],
-                    sentence=f"The longest hold of zone->lock when {words}: guests of {gbs[0]} GB, in {who}(), "
-                    f"and of {gb} GB, in {where}().",
-                    target=target,
-                )
-            )
-    return metrics
+def holds(run: Run, gbs: tuple[int, ...]) -> Found:
+    """Every step in guests of each size, with notes. Two benches ask for these counts; they are taken once."""
+    found = _measure(run.options.with_accel("tcg"), run.images, gbs)
+    run.note(NOTE, *notes(found))
+    return found
 
 
-def against_base(found: Found, gbs: Sequence[int]) -> list[Metric]:
-    """Longest holds, 99th percentiles and how many there were: base against ours, for each size."""
-    metrics = []
-    for gb in gbs:
-        anyway = max((found.holds["base", name, gb] for name in BASE_STEPS), key=lambda holds: holds.longest)
-        for name in OURS_STEPS:
-            ours = found.holds["ours", name, gb]
-            base = found.holds.get(("base", name, gb), anyway)
-            what = f"when {WORDS[name]}, in a guest of {gb} GB"
-            (one, who), (two, where) = base.longest, ours.longest
-            rest = "" if base is not anyway or name in BASE_STEPS else " Base does nothing of the kind: its "
-            if rest:
-                rest += "figure is the longest hold that it has in any step."
-            metrics.append(
-                Metric.of(
-                    f"lockhold.{name}.{gb}gb.longest",
-                    "instructions",
-                    [float(one)],
-                    [float(two)],
-                    sentence=f"The longest hold of zone->lock {what}: in {who}() on base and in {where}() on "
-                    f"ours.{rest}",
-                )
-            )
-            if name not in BASE_STEPS:
-                continue
-            metrics.append(
-                Metric.of(
-                    f"lockhold.{name}.{gb}gb.p99",
-                    "instructions",
-                    [base.percentile(99)],
-                    [ours.percentile(99)],
-                    sentence=f"99 % of the holds of zone->lock are not longer {what}.",
-                )
-            )
-            metrics.append(
-                Metric.of(
-                    f"lockhold.{name}.{gb}gb.holds",
-                    "",
-                    [base.count],
-                    [ours.count],
-                    sentence=f"Holds of zone->lock {what}.",
-                )
-            )
-    return metrics
+def growth(run: Run, found: Found, gbs: Sequence[int]) -> None:
+    """The longest hold of each step in each larger guest against the smallest."""
+    for (kernel, name), gb in itertools.product(ALL_STEPS, gbs[1:]):
+        small, first = found.holds[kernel, name, gbs[0]].longest
+        large, second = found.holds[kernel, name, gb].longest
+        target, times = None, gb / gbs[0]
+        if kernel == "ours" and gb == gbs[-1]:  # base is there for comparison
+            growth = f"{large / small:.2f} times, of {times:.0f} times the memory"
+            target = Target(f"grows no faster than the memory: {growth}", large <= small * times)
+        more, label = ("_base", f"{STEPS[name]}, base kernel") if kernel == "base" else ("", STEPS[name])
+        title = f"The longest hold of a zone's lock, guests of {gbs[0]} GB and of {gb} GB"
+        words = f"{title}: {label}; in {first}() and in {second}()."
+        values = [float(small)], [float(large)]
+        run.add(f"scale.lock_hold.{name}{more}.{gb}gb", "instructions", values, words, target)
+
+
+def against_base(run: Run, found: Found, gbs: Sequence[int]) -> None:
+    """Longest holds, 99th percentiles and numbers of holds: base against ours, for each size.
+
+    Base has no flush and no kzeropaged: its figure there is the longest hold of any of its steps.
+    """
+    for gb, name in itertools.product(gbs, STEPS):
+        ours, has, at = found.holds["ours", name, gb], name in BASE_STEPS, f"lockhold.{name}.{gb}gb"
+        steps = [found.holds["base", step, gb] for step in ((name,) if has else BASE_STEPS)]
+        base = max(steps, key=lambda one: one.longest)
+        (one, first), (two, second) = base.longest, ours.longest
+        of = f"of a zone's lock, {STEPS[name]}: a guest of {gb} GB"
+        words = f"The longest hold {of}; in {first}() on base and in {second}() on ours."
+        words += "" if has else " Base has no such step: its figure is the longest hold of any of its steps."
+        run.add(f"{at}.longest", "instructions", ([float(one)], [float(two)]), words)
+        if has:
+            p99 = [float(base.percentile(99))], [float(ours.percentile(99))]
+            run.add(f"{at}.p99", "instructions", p99, f"99th percentile of the holds {of}.")
+            run.add(f"{at}.holds", "", ([float(base.count)], [float(ours.count)]), f"Holds {of}.")
 
 
 def notes(found: Found) -> list[str]:
     """A sentence for each step of each guest."""
-    said = []
-    for (kernel, name, gb), holds in sorted(found.holds.items(), key=lambda one: (one[0][2], one[0])):
-        text = f"{kernel}, {gb} GB, {name}: {holds}"
-        if (kernel, name, gb) in found.entries:
-            text += f"; the longest free list had {found.entries[kernel, name, gb]:,} blocks"
-        said.append(text + ".")
-    return said
+    texts = []
+    for key in sorted(found.holds, key=lambda one: (one[2], one)):
+        kernel, name, gb = key
+        more = f"; the longest free list had {found.entries[key]:,} blocks" if key in found.entries else ""
+        texts.append(f"{kernel}, {gb} GB, {name}: {found.holds[key]}{more}.")
+    return texts
 
 
-def run(options: BenchOptions) -> Result:
-    """Count the instructions of holds alone; always under TCG; raises LabError when it cannot."""
-    began = time.monotonic()
-    images = built(options)
+def measure(run: Run) -> None:
+    """Count the instructions of holds alone."""
     gbs = sizes(available_gb())
-    found = measure(options, images, gbs)
-    return Result(
-        name="lockhold",
-        accelerator="tcg",
-        versions=images.versions(),
-        reproduce=reproduce("lockhold", options, "tcg"),
-        metrics=against_base(found, gbs),
-        job={"sizes_gb": list(gbs), "cpus": 1, "fill_percent": [FILL_PERCENT, SMALL_PERCENT]},
-        host=host_facts(),
-        notes=[NOTE, *notes(found)],
-        seconds=elapsed(began),
-    )
+    run.job = {"sizes_gb": list(gbs), "cpus": 1, "fill_percent": [FILL_PERCENT, SMALL_PERCENT]}
+    against_base(run, holds(run, gbs), gbs)

@@ -1,60 +1,205 @@
 # SPDX-License-Identifier: GPL-2.0
-"""Pre-zeroing: most of a guest's memory populated, with and without free memory having been zeroed before."""
+"""Pre-zeroing: the job with free memory zeroed before, and the whole cost: peers, another load, natively."""
 
 from __future__ import annotations
 
-import time
+import itertools
+import json
+import platform
+import shlex
+import subprocess
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
-from lab.bench import BenchOptions, prezero_cost
-from lab.bench.jobs import BASE_COUNTS, MODES, check_huge, clock_metric, elapsed, zeroed_metric
-from lab.bench.kzeropaged import PACE, WORDS, Cost, allocate, background_metrics, corunner_metric
-from lab.bench.session import Pair, built, host_facts, pair, reproduce
-from lab.report.results import Metric, Result
+from lab.bench import goals
+from lab.bench.jobs import BASE_COUNTS, MODES
+from lab.bench.kzeropaged import (
+    DIRTY,
+    FOLDER,
+    OFF,
+    ON,
+    PACE,
+    PAGES,
+    SLOWDOWN_LIMIT,
+    WORDS,
+    allocate,
+    background,
+    corunner,
+    zero_all,
+)
+from lab.bench.repeat import Values, turns
+from lab.bench.runner import Pair, Run
+from lab.bench.session import DROP, MIB, Side, spec_for, warm_host
+from lab.build import programs as guest
+from lab.build.linux import VARIANTS
+from lab.core.errors import TestFailure
+from lab.core.progress import step
 
-# The seed's own figures: 24.3 to 10.6 s with 4 KiB pages, 15.9 to 1.9 s with huge pages.
+# Of the posted series: 24.3 to 10.6 s with 4 KiB pages, 15.9 to 1.9 s with huge pages.
 SAVINGS = {"nothp": 57.0, "thp": 88.0}
 SHARE = 0.75
+# The other ways to have zeros, on the base kernel; both are older than this series.
+PEERS = {"init_on_alloc": "init_on_alloc=1", "init_on_free": "init_on_free=1"}
+PEER_TURNS = 6
+PEER_SHARE = 0.5
+LOAD = ("build_load", "--steps", "40", "--size", "8")
+LOAD_BEYOND = 5.0
+STORES_MS = 400
+STORES_TURNS = 10
+UM_MEMORY, UM_MB, UM_TURNS = "512M", 256, 6
+UM, WHERE = "prezero.um", ", User-Mode Linux"
+# To write to each page would take User-Mode Linux ten seconds.
+UM_DIRTY = f"alloc_once --size 384 --pages nothp --mode populate > /dev/null; {DROP}"
+DEFAULT_PACE = f"echo 1000 > {FOLDER}/delay_millisecs"
+PEERS_NOTE = (
+    "Peers: init_on_alloc=1 zeroes every page when it is allocated; init_on_free=1 when it is freed, and not again. "
+    "Their whole CPU time includes that, and ours the work of kzeropaged before."
+)
+UM_NOTE = (
+    f"As User-Mode Linux {UM_MB} MB of {UM_MEMORY} are filled: it has no huge pages, a page fault costs it several "
+    "system calls of the host, and its memory is a file in the host's page cache. It has no counters either: "
+    "task-clock is the elapsed time. Compare its figures only with the other column."
+)
 
 
-def measure(both: Pair, options: BenchOptions) -> tuple[list[Metric], list[str]]:
-    """All phases on a running pair: metrics and notes."""
-    both.ours.sh(PACE)
-    cost = Cost()
-    metrics: list[Metric] = []
+def peers(run: Run, sides: list[Side], size_mb: int) -> None:
+    """A job that touches all its memory, with each way of zeroing: the CPU time of the job, and of everything."""
+    (ours,) = (side for side in sides if side.name == "ours")
+    ours.sh(PACE)
     for pages, word in WORDS.items():
-        for mode in MODES:
-            phase = allocate(both, options, mode, pages, cost)
+        found = Values()
+        argv = ["alloc_once", "--size", str(size_mb), "--mode", "touch_all", "--pages", pages]
+        with step(f"{pages}, peers: {PEER_TURNS} turns of {size_mb} MB in {len(sides)} guests"):
+            for side, counts in turns(sides, PEER_TURNS):
+                if side is ours:
+                    side.sh(OFF)
+                side.sh(DIRTY)
+                before = zero_all(side)["cpu"] if side is ours else 0.0
+                warm_host(64 * MIB)
+                with side.host_cost() as host:
+                    answer = side.json(*argv)
+                if counts:
+                    whole = (host[0].user_s + host[0].system_s + before) * 1e3
+                    found.note(side.name, job=answer["task_clock_ns"] / 1e6, whole=whole)
+        for name in ("ours", *PEERS):
+            words = f"base, and {f'base with {PEERS[name]}' if name in PEERS else 'ours with kzeropaged'}"
+            at, pages_words = f"prezero.peers.{word}.{name}", PAGES[pages]
+            values = found["base", "job"], found[name, "job"]
+            run.add(
+                f"{at}.job",
+                "ms",
+                values,
+                f"CPU time of a job that fills {size_mb} MB, {pages_words}: {words}.",
+            )
+            title = f"CPU time of the VMM for that job, and of the zeroing before or after it, {pages_words}"
+            run.add(f"{at}.whole", "ms", (found["base", "whole"], found[name, "whole"]), f"{title}: {words}.")
+
+
+def load(run: Run, both: Pair) -> None:
+    """Short processes that fill all their memory, while the thread is on with its default pauses."""
+    found = Values()
+    with step(f"fork, exec, fault: {run.pairs} pairs of {LOAD[2]} processes"):
+        both.ours.sh(f"{DEFAULT_PACE}; {ON}")
+        for side, counts in turns(both, run.pairs):
+            with side.host_cost() as host:
+                answer = side.json(*LOAD)
+            if counts:
+                whole = (host[0].user_s + host[0].system_s) * 1e3
+                found.note(side.name, wall=answer["wall_ns"] / 1e6, whole=whole)
+        both.ours.sh(f"{OFF}; {PACE}")
+    title = f"{LOAD[2]} processes one after the other as in a build, with kzeropaged on as it is by default"
+    goal = goals.within(0, LOAD_BEYOND, "not slower than base beyond noise")
+    words = f"{title}: time; each is forked, executes a program, fills {LOAD[4]} MB, uses files, and ends."
+    run.add("prezero.build_load.wall", "ms", found.both("wall"), words, goal)
+    words = f"{title}: CPU time of the VMM, the thread's included."
+    run.add("prezero.build_load.whole", "ms", found.both("whole"), words)
+
+
+def natively(run: Run) -> None:
+    """4 KiB pages and the co-runner in guests that are ordinary processes, unless a kernel is a file."""
+    options = run.options
+    if options.base not in VARIANTS or options.ours not in VARIANTS:
+        run.note("Nothing was measured as User-Mode Linux: that needs kernels that are named by variant.")
+        return
+    options = replace(options, size_mb=UM_MB, memory=UM_MEMORY, pairs=min(run.pairs, UM_TURNS))
+    of_um: dict[str, Any] = {"arch": "um", "devices": [], "qemu": None, "accel": "auto"}
+    specs = [
+        (name, replace(spec_for(options, kernel, run.images.qemu), **of_um))
+        for name, kernel in (("base", options.base), ("ours", options.ours))
+    ]
+    cost = Values()
+    with run.guests(specs) as sides:
+        both = Pair(*sides)
+        both.ours.sh(PACE)
+        for mode in ("populate", "touch_all"):
+            name = f"{UM}.4k.{mode}"
+            phase = allocate(
+                run, both, name, mode, "nothp", cost, options=options, dirty=UM_DIRTY, where=WHERE
+            )
+            phase.clock()
+            phase.zeroed()
+        background(run, cost, UM, WHERE)
+        corunner(run, both.ours, UM, WHERE, UM_DIRTY)
+    run.note(UM_NOTE)
+
+
+def _corunner(program: Path, how: str) -> dict[str, Any]:
+    argv = [str(program), "--ms", str(STORES_MS), *(["--clear", how] if how else [])]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise TestFailure("The co-runner fails on this machine", done.stderr.strip(), shlex.join(argv))
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
+
+
+def stores(run: Run) -> None:
+    """On this machine itself: the non-temporal stores of kzeropaged against the usual ones."""
+    if platform.machine() != "x86_64":
+        run.note("Stores were not compared: this architecture has one kind.")
+        return
+    program, found = guest.build_programs()["corunner"], Values()
+    with step(f"stores: {STORES_TURNS} turns of 3 runs of {STORES_MS} ms, natively"):
+        for how, counts in turns(("", "stos", "movnti"), STORES_TURNS):
+            answer = _corunner(program, how)
+            if counts:
+                found.note(how, steps=answer["steps"] / answer["wall_ns"] * 1e9)
+                if how:
+                    found.note(how, rate=answer["cleared_bytes"] / answer["clear_ns"] * 1e9)
+    title = "Steps of a program through 1 MiB, alone, and with 2 MiB zeroed after each, natively"
+    words = f"at most {SLOWDOWN_LIMIT:.0f} % less beyond noise"
+    goal = goals.within(SLOWDOWN_LIMIT, LOAD_BEYOND, words, more_is_better=True)
+    for how, label, target in (
+        ("stos", "rep stosb, as memory is zeroed on demand", None),
+        ("movnti", "non-temporal stores, as kzeropaged has them", goal),
+    ):
+        values = found["", "steps"], found[how, "steps"]
+        run.add(f"prezero.native.corunner.{how}", "steps/s", values, f"{title}: {label}.", target)
+    words = "Natively, bytes zeroed in a second with rep stosb, and with non-temporal stores."
+    run.add("prezero.native.clear_rate", "bytes/s", (found["stos", "rate"], found["movnti", "rate"]), words)
+
+
+def measure(run: Run) -> None:
+    """The job with and without free memory zeroed before, and then the whole cost."""
+    run.options = replace(run.options, size_mb=int(run.options.memory_mb * SHARE) // 2 * 2)
+    run.note(BASE_COUNTS, PEERS_NOTE)
+    # Without a balloon: the host would be a second source of zeros.
+    with run.pair(balloon=None) as both:
+        both.ours.sh(PACE)
+        cost = Values()
+        for pages, mode in itertools.product(WORDS, MODES):
+            phase = allocate(run, both, f"prezero.{WORDS[pages]}.{mode}", mode, pages, cost)
             if pages == "thp":
-                check_huge(phase, options)
-            saving = SAVINGS[pages] if mode == "populate" else None
-            name = f"prezero.{word}.{mode}"
-            metrics.append(clock_metric(f"{name}.task_clock", mode, phase, saving))
-            metrics.append(zeroed_metric(f"{name}.guest_zeroed_bytes", mode, phase, options, None))
-    metrics += background_metrics(cost)
-    metrics.append(corunner_metric(both))
-    return metrics, [BASE_COUNTS]
-
-
-def run(options: BenchOptions) -> Result:
-    """Measure pre-zeroing; raises LabError when that is not possible."""
-    began = time.monotonic()
-    unit = {"G": 1024, "M": 1}[options.memory[-1]]
-    options = replace(options, size_mb=int(int(options.memory[:-1]) * unit * SHARE) // 2 * 2)
-    images = built(options)
-    # Without a balloon: what the host does would be a second source.
-    with pair(options, images, balloon=None) as both:
-        accel = both.accel
-        metrics, notes = measure(both, options)
-    more, remarks = prezero_cost.measure(options, images)
-    return Result(
-        name="prezero",
-        accelerator=accel,
-        versions=images.versions(),
-        reproduce=reproduce("prezero", options, accel),
-        metrics=metrics + more,
-        job={"size_mb": options.size_mb, "memory": options.memory, "cpus": 1, "pairs": options.pairs},
-        host=host_facts(),
-        notes=notes + remarks,
-        seconds=elapsed(began),
-    )
+                phase.check_huge()
+            phase.clock(SAVINGS[pages] if mode == "populate" else None)
+            phase.zeroed()
+        background(run, cost)
+        corunner(run, both.ours)
+    rows = {"base": "", "ours": "", **PEERS}
+    kernels = {name: "ours" if name == "ours" else "base" for name in rows}
+    specs = [(name, run.spec(kernels[name], devices=[], append=append)) for name, append in rows.items()]
+    with run.guests(specs) as sides:
+        peers(run, sides, int(run.options.memory_mb * PEER_SHARE) // 2 * 2)
+        load(run, Pair(sides[0], sides[1]))
+    natively(run)
+    stores(run)

@@ -1,34 +1,54 @@
 # SPDX-License-Identifier: GPL-2.0
-"""When enough repetitions have been made of what takes long: no more than --pairs, fewer once medians are known."""
+"""Repetitions by turns, how many of them, and their values."""
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TypeVar
 
-# The 95 % interval of each median reaches no farther to either side than this, in percent of the median.
+T = TypeVar("T")
+WARM_UPS = 1
+# A median is known when its 95 % interval reaches no farther than this to either side, in percent of the median.
 NARROW = 5.0
 CONFIDENCE = 0.95
-# The text that a bench adds to its notes.
 NOTE = (
-    f"Repeated --pairs times, or until the {CONFIDENCE:.0%} interval of each median, which is one between two of the "
-    f"values in their order, was within {NARROW:.0f} % of it; n says how often."
+    f"Repeated --pairs times, or until the {CONFIDENCE:.0%} interval of each median, which lies between two of the "
+    f"ordered values, was within {NARROW:.0f} % of it; n is the number of repetitions."
 )
 
 
-def median_interval(values: Sequence[float]) -> tuple[float, float] | None:
-    """The narrowest 95 % interval of the median that lies between two of the values; None of fewer than six.
+class Values(defaultdict[tuple[object, ...], list[float]]):
+    """Measured values by a key such as (side, name), in the order of the turns."""
 
-    No distribution is assumed: how many values are below the median is binomial. (Hollander, Wolfe and Chicken,
+    def __init__(self) -> None:
+        super().__init__(list)
+
+    def note(self, *key: object, **named: float) -> None:
+        """Add one value for each name."""
+        for name, value in named.items():
+            self[(*key, name)].append(float(value))
+
+    def both(self, *key: object) -> tuple[list[float], list[float]]:
+        """The values of base and of ours."""
+        return self["base", *key], self["ours", *key]
+
+    def of(self, *names: str) -> list[list[float]]:
+        """The lists whose key ends with one of these names."""
+        return [values for key, values in self.items() if key[-1] in names]
+
+
+def median_interval(values: Sequence[float]) -> tuple[float, float] | None:
+    """The narrowest 95 % interval of the median that lies between two of the values; None for fewer than six.
+
+    It assumes no distribution: the number of values below the median is binomial. (Hollander, Wolfe and Chicken,
     Nonparametric Statistical Methods, 3rd edition, section 3.6.)
     """
-    n = len(values)
-    outside, rank = 0.0, 0
-    while True:
-        outside += 2 * math.comb(n, rank) / 2**n
-        if outside > 1 - CONFIDENCE:
-            break
+    n, outside, rank = len(values), 0.0, 0
+    while (outside := outside + 2 * math.comb(n, rank) / 2**n) <= 1 - CONFIDENCE:
         rank += 1
     if not rank:
         return None
@@ -45,16 +65,41 @@ def is_narrow(values: Sequence[float]) -> bool:
     return max(median - interval[0], interval[1] - median) <= abs(median) * NARROW / 100
 
 
-def until_known(pairs: int, found: Iterable[Sequence[float]], least: int = 0) -> Iterator[int]:
-    """Count up to ``pairs``, and end sooner when each of ``found``, which grows meanwhile, is known well enough.
+def until_known(pairs: int, known: Iterable[Sequence[float]] = (), least: int = 0) -> Iterator[int]:
+    """Count up to ``pairs``; end sooner, after ``least`` turns, when all of ``known`` are known well enough.
 
-    It does not end before ``least`` turns, if ``pairs`` are as many. What is in ``found`` is looked at anew after
-    each turn, so it may be a view of a dictionary.
+    The caller fills the lists of ``known`` in each turn. Without lists, it counts to the end.
     """
     for turn in range(pairs):
         yield turn
         if turn + 1 < least:
             continue
-        series = list(found)
+        series = list(known)
         if series and all(map(is_narrow, series)):
             return
+
+
+def by_turns(things: Sequence[T], turn: int) -> list[T]:
+    """The order of a turn: over the turns each comes first, and each follows each other one."""
+    at = turn % len(things)
+    order = [*things[at:], *things[:at]]
+    return order if turn // len(things) % 2 == 0 else order[::-1]
+
+
+def turns(
+    sides: Sequence[T],
+    pairs: int,
+    known: Iterable[Sequence[float]] = (),
+    *,
+    least: int = 0,
+    warm_ups: int = WARM_UPS,
+    before: Callable[[], object] = lambda: None,
+) -> Iterator[tuple[T, bool]]:
+    """Each side in each turn, and whether it counts: warm-ups do not. ``before`` is called for each turn.
+
+    ``pairs``, ``known`` and ``least`` are those of ``until_known``.
+    """
+    for turn in itertools.chain(range(-warm_ups, 0), until_known(pairs, known, least)):
+        before()
+        for side in by_turns(sides, turn):
+            yield side, turn >= 0

@@ -3,90 +3,73 @@
  * lockhold: a QEMU TCG plugin that measures how long a guest's Linux kernel holds the spinlocks of its
  * zones (zone->lock), in instructions. For x86-64, one CPU, and a kernel at its usual place (nokaslr).
  *
- * Spinlocks are taken and released out of line there, so all it needs to know is where:
+ * The kernel takes and releases spinlocks out of line. The plugin reads where from a file:
  *
  *   lock START END     functions that take one, whose address is in RDI (hexadecimal, END behind it)
  *   unlock START END   functions that release one
- *   learn START END    functions that take zone->lock and no other: what they take is one
+ *   learn START END    functions that take zone->lock and no other: every lock they take is one
  *
  * A hold is the instructions after the one that takes the lock, up to and including the one that
- * releases it. Who took it is the address that the lock function returns to.
+ * releases it. Its site is the address that the lock function returns to.
  *
- * What has been seen since the guest began stands in a file, which may be read at any time; see the
- * struct. Nothing in it is ever taken back, so what a job adds is the difference.
+ * The counts since the start of the guest stand in a file that may be read at any time; see the struct.
+ * They only grow, so the difference of two looks is what a job adds.
  *
  * Arguments: symbols=FILE,out=FILE
  */
-#include <fcntl.h>
 #include <inttypes.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
 #include <glib.h>
-#include <qemu-plugin.h>
 
-QEMU_PLUGIN_EXPORT int qemu_plugin_version = QEMU_PLUGIN_VERSION;
+#include "plugin.h"
 
 #define RANGES 256
 #define LOCKS 32
 #define BITS 18
 #define SLOTS (1u << BITS)
 
-struct range {
-	uint64_t start, end;
-};
+enum kind { LOCK, UNLOCK, LEARN, KINDS };
 
-struct ranges {
-	struct range of[RANGES];
-	unsigned int nr;
-};
+static const char *const names[KINDS] = { "lock", "unlock", "learn" };
+static struct {
+	uint64_t start, end;
+} ranges[KINDS][RANGES];
+static unsigned int nr_ranges[KINDS];
 
 /* The file: 64-bit words of the machine. */
-struct shown {
+static struct {
 	char magic[8];
 	uint64_t slots;
-	uint64_t lost;		/* holds that there was no room for */
-	uint64_t wrong;		/* a lock that was held was taken, or one that was free was released */
+	uint64_t lost;		/* holds without a free slot */
+	uint64_t wrong;		/* a held lock was taken, or a free one was released */
 	uint64_t taken, released;
 	uint64_t nr_locks;
 	uint64_t locks[LOCKS];
 	struct {
 		uint64_t site, length, count;	/* how often this caller held one for so long */
 	} holds[SLOTS];
-};
-
-static struct ranges takes, releases, learns;
-static struct shown *shown;
-static qemu_plugin_u64 instructions;
-static struct qemu_plugin_register *rdi, *rsp;
-static GByteArray *bytes;
+} *shown;
 
 /* Of each lock in shown->locks. */
 static struct {
-	uint64_t caller;	/* who is about to take it */
+	uint64_t caller;	/* of the lock function that is running */
 	uint64_t site, since;
 	bool held;
 } states[LOCKS];
 
-static bool within(const struct ranges *ranges, uint64_t address)
+static qemu_plugin_u64 instructions;
+static struct qemu_plugin_register *rdi, *rsp;
+static GByteArray *bytes;
+
+/* Is @address in a range of this kind, or, with @start, at the beginning of one? */
+static bool in(enum kind kind, uint64_t address, bool start)
 {
 	unsigned int i;
 
-	for (i = 0; i < ranges->nr; i++)
-		if (address >= ranges->of[i].start && address < ranges->of[i].end)
-			return true;
-	return false;
-}
-
-static bool begins(const struct ranges *ranges, uint64_t address)
-{
-	unsigned int i;
-
-	for (i = 0; i < ranges->nr; i++)
-		if (address == ranges->of[i].start)
+	for (i = 0; i < nr_ranges[kind]; i++)
+		if (start ? address == ranges[kind][i].start
+			  : address >= ranges[kind][i].start && address < ranges[kind][i].end)
 			return true;
 	return false;
 }
@@ -165,40 +148,37 @@ static void entered(unsigned int cpu, void *unused)
 	states[i].caller = qemu_plugin_read_memory_vaddr(top, bytes, sizeof(uint64_t)) ? number() : 0;
 }
 
-/* Blocks are counted when they begin; @after is how many of this one come after the instruction. */
-static uint64_t now(unsigned int cpu, const void *after)
+/* A store to a lock; blocks are counted when they begin, and @after of this one come after the store. */
+static void stored(unsigned int cpu, uint64_t address, qemu_plugin_meminfo_t info, void *after, bool take)
 {
-	return qemu_plugin_u64_get(instructions, cpu) - (uintptr_t)after;
+	const unsigned int i = known(address);
+	uint64_t now;
+
+	if (i == LOCKS || !qemu_plugin_mem_is_store(info))
+		return;
+	now = qemu_plugin_u64_get(instructions, cpu) - (uintptr_t)after;
+	*(take ? &shown->taken : &shown->released) += 1;
+	shown->wrong += states[i].held == take;
+	if (take) {
+		states[i].site = states[i].caller;
+		states[i].since = now;
+	} else if (states[i].held) {
+		note(states[i].site, now - states[i].since);
+	}
+	states[i].held = take;
 }
 
 static void taken(unsigned int cpu, qemu_plugin_meminfo_t info, uint64_t address, void *after)
 {
-	const unsigned int i = known(address);
-
-	if (i == LOCKS || !qemu_plugin_mem_is_store(info))
-		return;
-	shown->taken++;
-	shown->wrong += states[i].held;
-	states[i].held = true;
-	states[i].site = states[i].caller;
-	states[i].since = now(cpu, after);
+	stored(cpu, address, info, after, true);
 }
 
 static void released(unsigned int cpu, qemu_plugin_meminfo_t info, uint64_t address, void *after)
 {
-	const unsigned int i = known(address);
-
-	if (i == LOCKS || !qemu_plugin_mem_is_store(info))
-		return;
-	shown->released++;
-	if (states[i].held)
-		note(states[i].site, now(cpu, after) - states[i].since);
-	else
-		shown->wrong++;
-	states[i].held = false;
+	stored(cpu, address, info, after, false);
 }
 
-/* Does a direct call go to a function that takes a lock? */
+/* Is it a direct call of a function that takes a lock? */
 static bool calls_lock(const struct qemu_plugin_insn *insn)
 {
 	unsigned char code[5];
@@ -207,7 +187,7 @@ static bool calls_lock(const struct qemu_plugin_insn *insn)
 	if (qemu_plugin_insn_data(insn, code, sizeof(code)) != sizeof(code) || code[0] != 0xe8)
 		return false;
 	memcpy(&distance, code + 1, sizeof(distance));
-	return begins(&takes, qemu_plugin_insn_vaddr(insn) + sizeof(code) + (int64_t)distance);
+	return in(LOCK, qemu_plugin_insn_vaddr(insn) + sizeof(code) + (int64_t)distance, true);
 }
 
 static void translated(qemu_plugin_id_t id, struct qemu_plugin_tb *tb)
@@ -217,23 +197,20 @@ static void translated(qemu_plugin_id_t id, struct qemu_plugin_tb *tb)
 
 	(void)id;
 	qemu_plugin_register_vcpu_tb_exec_inline_per_vcpu(tb, QEMU_PLUGIN_INLINE_ADD_U64, instructions, n);
-	/* Kernel addresses are the upper half. */
-	if (!(qemu_plugin_tb_vaddr(tb) >> 63))
+	if (!plugin_is_kernel(qemu_plugin_tb_vaddr(tb)))
 		return;
 	for (i = 0; i < n; i++) {
 		struct qemu_plugin_insn *insn = qemu_plugin_tb_get_insn(tb, i);
 		const uint64_t address = qemu_plugin_insn_vaddr(insn);
+		const bool takes = in(LOCK, address, false);
 		void *after = (void *)(uintptr_t)(n - 1 - i);
 
-		if (begins(&takes, address))
+		if (in(LOCK, address, true))
 			qemu_plugin_register_vcpu_insn_exec_cb(insn, entered, QEMU_PLUGIN_CB_R_REGS, NULL);
-		if (within(&takes, address))
-			qemu_plugin_register_vcpu_mem_cb(insn, taken, QEMU_PLUGIN_CB_NO_REGS,
+		if (takes || in(UNLOCK, address, false))
+			qemu_plugin_register_vcpu_mem_cb(insn, takes ? taken : released, QEMU_PLUGIN_CB_NO_REGS,
 							 QEMU_PLUGIN_MEM_W, after);
-		else if (within(&releases, address))
-			qemu_plugin_register_vcpu_mem_cb(insn, released, QEMU_PLUGIN_CB_NO_REGS,
-							 QEMU_PLUGIN_MEM_W, after);
-		else if (within(&learns, address) && calls_lock(insn))
+		else if (in(LEARN, address, false) && calls_lock(insn))
 			qemu_plugin_register_vcpu_insn_exec_cb(insn, learn, QEMU_PLUGIN_CB_R_REGS, NULL);
 	}
 }
@@ -261,60 +238,50 @@ static void cpu_began(qemu_plugin_id_t id, unsigned int cpu)
 	}
 }
 
-/* 0, or -1 when that is no file of ranges. */
+/* 0, or -1 when it is no file of ranges. */
 static int read_symbols(const char *path)
 {
 	FILE *file = fopen(path, "r");
-	struct range range;
-	char kind[8];
+	uint64_t start, end;
+	char name[8];
 	int got;
 
 	if (!file) {
-		perror("lockhold: symbols=");
+		perror(path);
 		return -1;
 	}
-	while ((got = fscanf(file, "%7s %" SCNx64 " %" SCNx64, kind, &range.start, &range.end)) == 3) {
-		struct ranges *to = !strcmp(kind, "lock") ? &takes :
-				    !strcmp(kind, "unlock") ? &releases :
-				    !strcmp(kind, "learn") ? &learns : NULL;
+	while ((got = fscanf(file, "%7s %" SCNx64 " %" SCNx64, name, &start, &end)) == 3) {
+		enum kind kind = LOCK;
 
-		if (!to || to->nr == RANGES)
+		while (kind < KINDS && strcmp(name, names[kind]))
+			kind++;
+		if (kind == KINDS || nr_ranges[kind] == RANGES)
 			break;
-		to->of[to->nr++] = range;
+		ranges[kind][nr_ranges[kind]].start = start;
+		ranges[kind][nr_ranges[kind]++].end = end;
 	}
 	fclose(file);
-	if (got == EOF && takes.nr && releases.nr && learns.nr)
+	if (got == EOF && nr_ranges[LOCK] && nr_ranges[UNLOCK] && nr_ranges[LEARN])
 		return 0;
-	fprintf(stderr, "lockhold: symbols= takes lines `lock START END`, `unlock …` and `learn …`\n");
+	fprintf(stderr, "lockhold: %s needs lines `lock START END`, `unlock …` and `learn …`\n", path);
 	return -1;
 }
 
 QEMU_PLUGIN_EXPORT int qemu_plugin_install(qemu_plugin_id_t id, const qemu_info_t *info, int argc,
 					   char **argv)
 {
-	int fd;
+	const char *symbols = plugin_argument(argc == 2 ? argv[0] : NULL, "symbols");
+	const char *out = plugin_argument(argc == 2 ? argv[1] : NULL, "out");
 
-	if (argc != 2 || strncmp(argv[0], "symbols=", 8) || strncmp(argv[1], "out=", 4)) {
-		fprintf(stderr, "lockhold: give symbols=FILE,out=FILE and nothing else\n");
-		return -1;
-	}
 	if (strcmp(info->target_name, "x86_64") || info->system.max_vcpus != 1) {
 		fprintf(stderr, "lockhold: it takes an x86-64 guest with one CPU\n");
 		return -1;
 	}
-	if (read_symbols(argv[0] + 8))
+	if (!symbols || !out || read_symbols(symbols))
 		return -1;
-	fd = open(argv[1] + 4, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
-	if (fd < 0 || ftruncate(fd, sizeof(*shown))) {
-		perror("lockhold: out=");
+	shown = plugin_share(out, sizeof(*shown));
+	if (!shown)
 		return -1;
-	}
-	shown = mmap(NULL, sizeof(*shown), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-	close(fd);
-	if (shown == MAP_FAILED) {
-		perror("lockhold: mmap");
-		return -1;
-	}
 	memcpy(shown->magic, "KZLOCKS1", sizeof(shown->magic));
 	shown->slots = SLOTS;
 	bytes = g_byte_array_new();

@@ -2,24 +2,16 @@
 /*
  * zerobytes: a QEMU TCG plugin that counts the bytes a guest's kernel stores with `rep stos`.
  *
- * On a CPU without ERMS that is how the kernel clears pages, whatever the kernel, so the count
- * serves base and ours alike and needs no help from either. (It fills other memory that way too;
- * compare what a job adds.) The count stands in an 8-byte file, a little behind.
+ * On a CPU without ERMS every kernel clears pages that way, so the count is the same for base and
+ * ours, without help from either. (The kernel fills other memory that way too; compare what a job
+ * adds.) The count stands in an 8-byte file, a few milliseconds late.
  *
  * Arguments: out=FILE
  */
-#include <fcntl.h>
 #include <pthread.h>
-#include <stdio.h>
-#include <string.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
-#include <qemu-plugin.h>
+#include "plugin.h"
 
-QEMU_PLUGIN_EXPORT int qemu_plugin_version = QEMU_PLUGIN_VERSION;
-
-static struct qemu_plugin_scoreboard *board;
 static qemu_plugin_u64 bytes;
 static volatile uint64_t *shown;
 
@@ -57,8 +49,7 @@ static void translated(qemu_plugin_id_t id, struct qemu_plugin_tb *tb)
 		struct qemu_plugin_insn *insn = qemu_plugin_tb_get_insn(tb, i);
 		unsigned int size = rep_stos(insn);
 
-		/* Kernel addresses are the upper half. */
-		if (size && qemu_plugin_insn_vaddr(insn) >> 63)
+		if (size && plugin_is_kernel(qemu_plugin_insn_vaddr(insn)))
 			qemu_plugin_register_vcpu_mem_inline_per_vcpu(
 				insn, QEMU_PLUGIN_MEM_W, QEMU_PLUGIN_INLINE_ADD_U64, bytes, size);
 	}
@@ -77,27 +68,14 @@ static void *show(void *unused)
 QEMU_PLUGIN_EXPORT int qemu_plugin_install(qemu_plugin_id_t id, const qemu_info_t *info, int argc,
 					   char **argv)
 {
+	const char *path = plugin_argument(argc == 1 ? argv[0] : NULL, "out");
 	pthread_t thread;
-	int fd;
 
 	(void)info;
-	if (argc != 1 || strncmp(argv[0], "out=", 4)) {
-		fprintf(stderr, "zerobytes: give out=FILE and nothing else\n");
+	shown = path ? plugin_share(path, sizeof(*shown)) : NULL;
+	if (!shown)
 		return -1;
-	}
-	fd = open(argv[0] + 4, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
-	if (fd < 0 || ftruncate(fd, sizeof(*shown))) {
-		perror("zerobytes: out=");
-		return -1;
-	}
-	shown = mmap(NULL, sizeof(*shown), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-	close(fd);
-	if (shown == MAP_FAILED) {
-		perror("zerobytes: mmap");
-		return -1;
-	}
-	board = qemu_plugin_scoreboard_new(sizeof(uint64_t));
-	bytes = qemu_plugin_scoreboard_u64(board);
+	bytes = qemu_plugin_scoreboard_u64(qemu_plugin_scoreboard_new(sizeof(uint64_t)));
 	qemu_plugin_register_vcpu_tb_trans_cb(id, translated);
 	return pthread_create(&thread, NULL, show, NULL) ? -1 : 0;
 }

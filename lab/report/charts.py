@@ -1,74 +1,75 @@
 # SPDX-License-Identifier: GPL-2.0
-"""Bar charts as inline SVG. Colours come from the page's CSS, so that light and dark both work."""
+"""Bar charts as SVG: inline, with colours from the page's CSS, or as a file for a light or a dark page."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from html import escape
+from pathlib import Path
 
 from lab.core.units import human
+from lab.report.groups import Group
 from lab.report.results import SIDES, Metric
 from lab.report.significance import outside
 
-# As wide as a phone, in CSS pixels: there the text is shown at its own size, elsewhere larger.
-WIDTH = 340.0
+WIDTH = 340.0  # CSS pixels, the width of a phone
 BAR = 16.0
 GAP = 4.0
 GROUP = 30.0
 TITLE = 20.0
-# Room kept free at the right of the longest bar for its value: at least this, and what the text takes.
-VALUE = 104.0
-CHARACTER = 8.3  # the widest of the usual fonts has digits of that width
+VALUE = 104.0  # the least room for a value at the right of the longest bar
+CHARACTER = 8.3  # the width of a digit in the widest usual font
 BESIDE = 15.0  # between the end of a bar and its value, whiskers included
 MAX_DOTS = 400
-# How far the axis goes to show spread, in multiples of the longest bar; what is beyond gets a mark at the edge.
+# The longest axis, in multiples of the longest bar; values beyond it get a mark at the edge.
 BEYOND = 2.0
+MARGIN = 12.0
+# The colours and the rules of the charts in report.html.
+COLOURS, RULES = (Path(__file__).parent / "templates" / f"{name}.css.j2" for name in ("colours", "charts"))
+SCHEMES = ("light", "dark")
 
 
 def _x(value: float, top: float, length: float) -> float:
     return max(0.0, value / top * length) if top > 0 else 0.0
 
 
-def _top(metrics: list[Metric]) -> float:
-    """What the right end of the axis stands for."""
+def _top(metrics: Sequence[Metric]) -> float:
+    """The value at the right end of the axis."""
     bar = max(max(metric.base.median, metric.ours.median) for metric in metrics)
     spread = max(max(metric.base.high, metric.ours.high) for metric in metrics)
     whole = max([spread, *(value for metric in metrics for side in metric.values.values() for value in side)])
     return min(whole, BEYOND * bar) if bar > 0 else whole
 
 
-def _length(metrics: list[Metric]) -> float:
-    """How long the longest bar may be, so that the values beside them are not cut off."""
-    texts = [human(side.median, metric.unit) for metric in metrics for side in (metric.base, metric.ours)]
+def _length(metrics: Sequence[Metric]) -> float:
+    """The length of the longest bar that leaves room for the values."""
+    texts = (human(side.median, metric.unit) for metric in metrics for side in (metric.base, metric.ours))
     return WIDTH - max(VALUE, BESIDE + CHARACTER * max(map(len, texts)))
 
 
 def _shown(values: Sequence[float]) -> list[tuple[int, float, bool]]:
-    """Index, value, and whether it is outside the fences; of very many, all that are and a part of the others."""
+    """Index, value, and whether it is outside the fences; of many values, all outliers and some of the others."""
     found = [(index, *both) for index, both in enumerate(zip(values, outside(values), strict=True))]
     step = -(-len(found) // MAX_DOTS)
     return [dot for dot in found if dot[2] or dot[0] % step == 0]
 
 
 def _dots(values: Sequence[float], unit: str, y: float, top: float, length: float) -> tuple[list[str], float]:
-    """The single values, and how far to the right they reach."""
+    """The single values, and the right end of them."""
     parts, reach = [], 0.0
-    beyond = []
     for index, value, out in _shown(values):
-        at, height = _x(value, top, length), y + 3.5 + (index * 5) % 10
+        at, height, text = _x(value, top, length), y + 3.5 + (index * 5) % 10, escape(human(value, unit))
         if at > length + 0.5:
-            beyond.append(value)
-            parts.append(
-                f'<path class="beyond" d="M{length + 2:.1f} {height - 2.6:.1f}l5 2.6l-5 2.6z">'
-                f"<title>beyond the edge: {escape(human(value, unit))}</title></path>"
-            )
+            reach = max(reach, length + 7)
+            mark = f"M{length + 2:.1f} {height - 2.6:.1f}l5 2.6l-5 2.6z"
+            parts.append(f'<path class="beyond" d="{mark}"><title>beyond the edge: {text}</title></path>')
             continue
         reach = max(reach, at)
         kind, radius = ("dot out", 2.2) if out else ("dot", 1.3)
-        title = f"<title>outside the fences: {escape(human(value, unit))}</title></circle>" if out else ""
-        circle = f'<circle class="{kind}" cx="{at:.1f}" cy="{height:.1f}" r="{radius}"'
-        parts.append(f"{circle}>{title}" if title else f"{circle}/>")
-    return parts, length + 7 if beyond else reach
+        title = f"<title>outside the fences: {text}</title>" if out else ""
+        parts.append(f'<circle class="{kind}" cx="{at:.1f}" cy="{height:.1f}" r="{radius}">{title}</circle>')
+    return parts, reach
 
 
 def _bar(metric: Metric, side: str, who: str, y: float, top: float, length: float) -> str:
@@ -84,7 +85,7 @@ def _bar(metric: Metric, side: str, who: str, y: float, top: float, length: floa
     dots, reach = _dots(metric.values.get(side, []), metric.unit, y, top, length)
     parts += dots
     if high - low > 1:
-        # A whisker that goes on beyond the edge has no end there.
+        # A whisker beyond the edge has no end mark there.
         right = min(high, length)
         ends = "".join(f"M{at:.1f} {middle - 4:.1f}v8" for at in (low, high) if at <= length + 0.5)
         parts.append(f'<path class="whisker" d="M{low:.1f} {middle:.1f}H{right:.1f}{ends}"/>')
@@ -93,29 +94,56 @@ def _bar(metric: Metric, side: str, who: str, y: float, top: float, length: floa
     return f"<g>{''.join(parts)}</g>"
 
 
-def bars(metrics: list[Metric], labels: list[str], title: str, sides: Sequence[str] = SIDES) -> str:
-    """One chart: for each metric a bar for base and one for ours, on one scale from zero.
-
-    ``sides`` is what both are called.
-
-    The metrics must share a unit; ValueError otherwise. An empty label takes no room.
-    """
+def _rows(metrics: Sequence[Metric], labels: Sequence[str], sides: Sequence[str]) -> tuple[str, float]:
+    """The bars of a chart, and their height."""
     if len({metric.unit for metric in metrics}) != 1:
         raise ValueError("metrics of one chart share a unit")
-    top = _top(metrics)
-    length = _length(metrics)
+    top, length = _top(metrics), _length(metrics)
     above = TITLE if any(labels) else 0.0
     step = above + 2 * BAR + GAP
-    height = len(metrics) * step + (len(metrics) - 1) * (GROUP - TITLE) + 2
-    parts = []
-    y = 0.0
+    parts, y = [], 0.0
     for metric, label in zip(metrics, labels, strict=True):
         if label:
             parts.append(f'<text class="label" x="0" y="{y + 13:.1f}">{escape(label)}</text>')
         parts.append(_bar(metric, "base", sides[0], y + above, top, length))
         parts.append(_bar(metric, "ours", sides[1], y + above + BAR + GAP, top, length))
         y += step + GROUP - TITLE
-    return (
-        f'<svg viewBox="0 0 {WIDTH:.0f} {height:.0f}" role="img" aria-label="{escape(title, quote=True)}" '
-        f'xmlns="http://www.w3.org/2000/svg">{"".join(parts)}</svg>'
-    )
+    return "".join(parts), y - (GROUP - TITLE) + 2
+
+
+def _svg(width: float, height: float, title: str, body: str) -> str:
+    about = f'viewBox="0 0 {width:.0f} {height:.0f}" role="img" aria-label="{escape(title, quote=True)}"'
+    return f'<svg {about} xmlns="http://www.w3.org/2000/svg">{body}</svg>'
+
+
+def bars(metrics: list[Metric], labels: list[str], title: str, sides: Sequence[str] = SIDES) -> str:
+    """One chart: for each metric a bar for base and one for ours, on one scale from zero.
+
+    ``sides`` are the names of both. An empty label takes no room. ValueError when the units differ.
+    """
+    body, height = _rows(metrics, labels, sides)
+    return _svg(WIDTH, height, title, body)
+
+
+def picture(charts: Sequence[Group], sides: Sequence[str], scheme: str, about: str = "") -> str:
+    """An SVG file with charts under each other, in the colours of a scheme, and a line about them."""
+    parts, y = [], MARGIN
+    for x, side, name in zip((0, WIDTH / 2), ("base", "ours"), sides, strict=True):
+        parts.append(f'<rect class="{side}" x="{x}" y="{y}" width="12" height="12" rx="2"/>')
+        parts.append(f'<text x="{x + 18}" y="{y + 11}">{escape(name)}</text>')
+    for chart in charts:
+        body, height = _rows(chart.metrics, chart.labels, sides)
+        y += 2 * MARGIN + TITLE
+        parts.append(f'<text class="title" x="0" y="{y}">{escape(chart.title)}</text>')
+        parts.append(f'<g transform="translate(0 {y + MARGIN:.0f})">{body}</g>')
+        y += MARGIN + height
+    y += 2 * MARGIN
+    parts.append(f'<text class="label" x="0" y="{y}">{escape(about)}</text>')
+    part = COLOURS.read_text(encoding="utf-8").split("@media")[SCHEMES.index(scheme)]
+    colours = dict(re.findall(r"(--\w+): (#\w+)", part))
+    rules = RULES.read_text(encoding="utf-8").partition("\n")[2]
+    rules = re.sub(r"var\((--\w+)\)", lambda name: colours[name[1]], rules)
+    page = f'<rect width="100%" height="100%" rx="6" style="fill:{colours["--card"]}"/>'
+    body = f'<style>{rules}</style>{page}<g transform="translate({MARGIN})">{"".join(parts)}</g>'
+    title = "; ".join(chart.title for chart in charts)
+    return f"<!-- SPDX-License-Identifier: GPL-2.0 -->\n{_svg(WIDTH + 2 * MARGIN, y + MARGIN, title, body)}\n"

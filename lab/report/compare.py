@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0
-"""``kz compare A B``: two runs side by side, if they may be compared at all."""
+"""``kz compare A B``: two runs side by side, if they measured the same thing."""
 
 from __future__ import annotations
 
@@ -17,17 +17,16 @@ from lab.report.significance import Significance, judge
 
 SIDE_NAMES = ("base", "ours")
 PAIRS = "ours/base"
-# Of the machine: another one, or another kernel under it, is another time.
+# Another machine, or another kernel on it, gives other times.
 HOST = ("cpu", "cpus", "kernel")
-NOT_TOLD = "nothing"
 
 
 @dataclass(frozen=True)
 class Row:
-    """One side of one metric in both runs; ``overlap`` says that their spreads touch.
+    """One side of one metric in both runs; ``overlap``: their spreads touch.
 
-    Where ``side`` is PAIRS, the samples are how far ours was from base in each pair of a run, in percent, and
-    the change between the runs is ``points``; otherwise it is ``change_percent``.
+    Where ``side`` is PAIRS, the samples are the change in each pair of a run, in percent, and ``points`` is the
+    difference between the runs. Otherwise ``change_percent`` is.
     """
 
     name: str
@@ -43,7 +42,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What two runs have in common, side by side; and what only one of them has, or has otherwise."""
+    """The common metrics of two runs, and the differences between the runs."""
 
     sides: list[str]
     rows: list[Row]
@@ -55,96 +54,85 @@ class Comparison:
 
 def _differences(what: str, one: dict[str, Any], two: dict[str, Any], keys: Iterable[str]) -> list[str]:
     return [
-        f"{what}{key} {one.get(key, NOT_TOLD)} against {two.get(key, NOT_TOLD)}"
-        for key in keys
+        f"{what}{key} {one.get(key, 'nothing')} against {two.get(key, 'nothing')}"
+        for key in sorted(keys)
         if one.get(key) != two.get(key)
     ]
 
 
 def unlike(first: Result, second: Result) -> list[str]:
-    """Why the two runs do not measure the same thing; empty when they do."""
-    reasons = []
-    if first.accelerator != second.accelerator:
-        reasons.append(f"accelerator {first.accelerator} against {second.accelerator}")
-    if first.name != second.name:
-        reasons.append(f"job {first.name} against {second.name}")
-    if first.sides != second.sides:
-        reasons.append(f"sides {' and '.join(first.sides)} against {' and '.join(second.sides)}")
-    # What only one run was told to do, the other did not do.
-    reasons += _differences("", first.job, second.job, sorted(set(first.job) | set(second.job)))
-    # What was not written down of the machine is not held against a run.
+    """The reasons why two runs did not measure the same thing; empty when they did."""
+    reasons = [
+        f"{what} {one} against {two}"
+        for what, one, two in (
+            ("accelerator", first.accelerator, second.accelerator),
+            ("job", first.name, second.name),
+            ("sides", " and ".join(first.sides), " and ".join(second.sides)),
+        )
+        if one != two
+    ]
+    reasons += _differences("", first.job, second.job, {*first.job, *second.job})
+    # Facts that one run does not have make no difference.
     known = [key for key in HOST if key in first.host and key in second.host]
     return reasons + _differences("host ", first.host, second.host, known)
 
 
 def rows(first: Result, second: Result) -> list[Row]:
-    """What both runs have, side by side."""
+    """The metrics of both runs, side by side."""
     found = []
     for one in first.metrics:
         two = second.metric(one.name)
         if two is None or two.unit != one.unit:
             continue
-        found += [_row(one, two, side) for side in SIDE_NAMES]
-        pairs = _pairs(one, two)
-        if pairs:
-            found.append(pairs)
+        for side in SIDE_NAMES:
+            samples = getattr(one, side), getattr(two, side)
+            found.append(_row(one, side, *samples, one.values.get(side), two.values.get(side)))
+        changes = _changes(one), _changes(two)
+        if all(changes):
+            # A machine that is slower today is slower for both sides.
+            a, b = Sample.of(changes[0]), Sample.of(changes[1])
+            found.append(_row(one, PAIRS, a, b, *changes))
     return found
 
 
-def _row(one: Metric, two: Metric, side: str) -> Row:
-    a: Sample = getattr(one, side)
-    b: Sample = getattr(two, side)
+def _row(
+    one: Metric, side: str, a: Sample, b: Sample, first: list[float] | None, second: list[float] | None
+) -> Row:
     overlap = a.low <= b.high and b.low <= a.high
-    values = one.values.get(side), two.values.get(side)
-    # Two runs are never measured by turns: no pairs.
-    tested = judge(values[0], values[1], paired=False) if values[0] and values[1] else None
+    # Two runs do not take turns, so their values are no pairs.
+    tested = judge(first, second, paired=False) if first and second else None
+    if side == PAIRS:
+        return Row(one.name, "percent", side, a, b, None, overlap, tested, b.median - a.median)
     return Row(one.name, one.unit, side, a, b, change_percent(a.median, b.median), overlap, tested)
 
 
 def _changes(metric: Metric) -> list[float]:
-    """How far ours was from base in each pair, in percent; nothing where base can be zero, or without pairs."""
+    """The change in each pair, in percent; empty when base can be zero, or without pairs."""
     if not metric.paired or min(metric.values["base"]) <= 0:
         return []
-    return [
-        (ours - base) / base * 100
-        for base, ours in zip(metric.values["base"], metric.values["ours"], strict=True)
-    ]
-
-
-def _pairs(one: Metric, two: Metric) -> Row | None:
-    """What ours made of base in both runs: a machine that is slower today is slower for both sides."""
-    first, second = _changes(one), _changes(two)
-    if not first or not second:
-        return None
-    a, b = Sample.of(first), Sample.of(second)
-    overlap = a.low <= b.high and b.low <= a.high
-    tested = judge(first, second, paired=False)
-    return Row(one.name, "percent", PAIRS, a, b, None, overlap, tested, b.median - a.median)
+    pairs = zip(metric.values["base"], metric.values["ours"], strict=True)
+    return [(ours - base) / base * 100 for base, ours in pairs]
 
 
 def compare(first: Path, second: Path, *, force: bool = False) -> Comparison:
-    """Compare two runs; UsageError when they are unlike and not ``force``, or share nothing."""
+    """Compare two runs; UsageError when they are unlike and not ``force``, or have no common metric."""
     one, two = load(first), load(second)
     reasons = unlike(one, two)
     if reasons and not force:
-        raise UsageError(
-            f"Cannot compare {first} with {second}",
-            "they measured different things: " + "; ".join(reasons),
-            "compare runs of the same job on the same accelerator and machine, or add --force and know what you read",
-        )
+        why = "they measured different things: " + "; ".join(reasons)
+        fix = "compare runs of the same job on the same accelerator and machine, or add --force"
+        raise UsageError(f"Cannot compare {first} with {second}", why, fix)
     found = rows(one, two)
     if not found:
         raise UsageError(
-            f"Cannot compare {first} with {second}",
-            "they have no metric in common",
-            "give two runs of the same bench",
+            f"Cannot compare {first} with {second}", "no metric is in both", "give two runs of the same bench"
         )
     common = {row.name for row in found}
     return Comparison(
         one.sides,
         found,
         reasons,
-        _differences("", one.versions, two.versions, sorted(set(one.versions) | set(two.versions))),
+        _differences("", one.versions, two.versions, {*one.versions, *two.versions}),
         [metric.name for metric in one.metrics if metric.name not in common],
         [metric.name for metric in two.metrics if metric.name not in common],
     )
@@ -154,8 +142,8 @@ def table(found: Comparison, first: Path, second: Path) -> Table:
     """The comparison as a table."""
     table = Table(
         title=f"{first} and {second}",
-        caption="~ : the spreads overlap; p of a test of each row by itself, the two runs taken as independent: "
-        "from one boot to the next more changes than within a run. ours/base: the change in each pair, and the "
+        caption="~ : the spreads overlap; p of a test of each row by itself, with the runs as independent samples: "
+        "boots differ more than the repetitions of one boot. ours/base: the change in each pair, and the "
         "difference of both in percentage points",
         caption_justify="left",
     )
@@ -174,6 +162,6 @@ def table(found: Comparison, first: Path, second: Path) -> Table:
             human(row.first.median, row.unit),
             human(row.second.median, row.unit),
             change + mark,
-            row.significance.told() if row.significance else "",
+            row.significance.text() if row.significance else "",
         )
     return table

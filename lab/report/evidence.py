@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0
-"""What a run leaves beside its figures: what each guest was, what it said, and the machine it ran on."""
+"""The files beside a run's figures: logs and counters of each guest, its kernel and QEMU, and the machine."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MARK, END = "@vmstat", "@end"
 SNAPSHOT = f"echo {MARK}; cat /proc/vmstat; echo {END}"
 BEFORE, AFTER = "vmstat-before", "vmstat-after"
 _SNAPSHOTS = re.compile(rf"^{MARK}\n(.*?)^{END}$", re.MULTILINE | re.DOTALL)
-# What of the machine may change a figure; what is not there is left out.
+# Facts about the machine that may change a figure; missing files are skipped.
 FILES = (
     "/proc/version",
     "/proc/cmdline",
@@ -43,7 +43,7 @@ FILES = (
 
 
 def machine() -> dict[str, str]:
-    """The machine as it is now: sizes in KiB as /proc/meminfo has them, the rest as the kernel words it."""
+    """The machine as it is now, in the words of its kernel."""
     found = {"architecture": platform.machine(), "cpus": str(os.cpu_count() or 0)}
     for name in FILES:
         with contextlib.suppress(OSError):
@@ -61,13 +61,13 @@ def machine() -> dict[str, str]:
 
 
 def snapshots(stdout: str) -> list[str]:
-    """The /proc/vmstat of each SNAPSHOT in what a guest printed, in order."""
+    """The /proc/vmstat of each SNAPSHOT in a guest's output, in order."""
     return _SNAPSHOTS.findall(stdout)
 
 
 @dataclass
 class Evidence:
-    """Files of the guests that have ended so far, in a folder that goes away when it is not published."""
+    """Files of the guests that have ended so far, in a temporary folder until they are published."""
 
     root: Path
     before: dict[str, str] = field(default_factory=machine)
@@ -75,7 +75,7 @@ class Evidence:
     _count: Counter[str] = field(default_factory=Counter)
 
     def take(self, guest: boot.Guest) -> None:
-        """Keep what the boot of a guest left, its kernel's configuration, and which QEMU it was."""
+        """Keep the logs of a guest, its kernel's configuration, and its QEMU."""
         with self._lock:
             label = guest.spec.label or (guest.kernel.parent.name if guest.kernel else "guest")
             name = re.sub(r"[^A-Za-z0-9._-]+", "-", label)
@@ -107,7 +107,7 @@ class Evidence:
         (place / "kernel").symlink_to(Path("..", "..", KERNELS, image.parent.name))
 
     def publish(self, folder: Path) -> None:
-        """Move everything into the folder of the run, in the place of what an earlier run left there."""
+        """Move everything into the folder of the run, and remove the files of an earlier run there."""
         folder.mkdir(parents=True, exist_ok=True)
         about = {"before": self.before, "after": machine()}
         (self.root / HOST).write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")

@@ -5,34 +5,21 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import random
 import statistics
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from lab.core import lock
 from lab.core.errors import LabError, UsageError
-from lab.report.significance import Significance, judge
+from lab.report.significance import Significance, change_interval, judge
 
 FILE_NAME = "result.json"
 ERROR_NAME = "error.json"  # in the folder of a bench that has no result
 FORMAT = 1
-SIDES = ("base", "knownzero")  # what both sides of a result are called, unless it says otherwise
-
-
-def percentile(values: Sequence[float], percent: float) -> float:
-    """The percentile (0 to 100) of some values, interpolated; ValueError without values."""
-    if not values:
-        raise ValueError("no values")
-    ordered = sorted(values)
-    at = (len(ordered) - 1) * percent / 100
-    below = math.floor(at)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (ordered[above] - ordered[below]) * (at - below)
+SIDES = ("base", "knownzero")  # the usual names of both sides of a result
 
 
 @dataclass(frozen=True)
@@ -49,7 +36,11 @@ class Sample:
         """Summarise values; ValueError when there are none or one is not a finite number."""
         if not values or not all(math.isfinite(value) for value in values):
             raise ValueError(f"cannot summarise {list(values)!r}")
-        return cls(statistics.median(values), percentile(values, 10), percentile(values, 90), len(values))
+        deciles = statistics.quantiles([*values, *values[: len(values) == 1]], n=10, method="inclusive")
+        median = statistics.median(values)
+        # Interpolation may round to a value outside.
+        low, high = min(median, max(min(values), deciles[0])), max(median, min(max(values), deciles[-1]))
+        return cls(median, low, high, len(values))
 
 
 def change_percent(base: float, ours: float) -> float | None:
@@ -59,33 +50,9 @@ def change_percent(base: float, ours: float) -> float | None:
     return (ours - base) / base * 100
 
 
-def change_interval(
-    base: Sequence[float], ours: Sequence[float], rounds: int = 2000
-) -> tuple[float, float] | None:
-    """A 95 % bootstrap interval of the change of the median, in percent.
-
-    None when base can be zero, or when a side has fewer than three values.
-
-    Resampling is seeded: the same values give the same interval.
-    """
-    if min(len(base), len(ours)) < 3:
-        return None
-    rng = random.Random(20260529)
-    changes = []
-    for _ in range(rounds):
-        change = change_percent(
-            statistics.median(rng.choices(base, k=len(base))),
-            statistics.median(rng.choices(ours, k=len(ours))),
-        )
-        if change is None:
-            return None
-        changes.append(change)
-    return percentile(changes, 2.5), percentile(changes, 97.5)
-
-
 @dataclass(frozen=True)
 class Target:
-    """What a metric is meant to show, and whether it did."""
+    """The goal of a metric, and whether this run met it."""
 
     text: str
     met: bool
@@ -93,7 +60,11 @@ class Target:
 
 @dataclass(frozen=True)
 class Metric:
-    """One figure for base and ours. ``unit`` is what the medians are in."""
+    """One figure for base and ours; ``unit`` is that of the medians.
+
+    Metrics of a bench with the same ``chart`` are drawn together, each under its ``label``. Usually both are empty,
+    and ``sentence`` has them as "CHART: LABEL; more.": see lab/report/groups.py.
+    """
 
     name: str
     unit: str
@@ -105,10 +76,12 @@ class Metric:
     target: Target | None = None
     values: dict[str, list[float]] = field(default_factory=dict)
     significance: Significance | None = None
+    chart: str = ""
+    label: str = ""
 
     @property
     def paired(self) -> bool:
-        """Whether value by value both sides were measured together, by turns."""
+        """Whether the values of both sides are pairs, measured by turns."""
         return bool(self.values) and len(self.values["base"]) == len(self.values["ours"])
 
     @classmethod
@@ -120,30 +93,28 @@ class Metric:
         ours: Sequence[float],
         *,
         sentence: str = "",
-        target: Target | None = None,
+        target: Target | Goal | None = None,
+        chart: str = "",
+        label: str = "",
     ) -> Metric:
-        """Make a metric from the values of both sides.
+        """Make a metric from the values of both sides; equally many values are pairs, in their order.
 
-        As many values on both sides are pairs, in the order in which they were measured by turns.
+        A ``target`` that is a function gets the metric and returns the target.
         """
         one, two = Sample.of(base), Sample.of(ours)
-        return cls(
-            name,
-            unit,
-            one,
-            two,
-            change_percent(one.median, two.median),
-            change_interval(base, ours),
-            sentence,
-            target,
-            {"base": list(base), "ours": list(ours)},
-            judge(base, ours, paired=len(base) == len(ours)),
-        )
+        change, interval = change_percent(one.median, two.median), change_interval(base, ours)
+        values = {"base": list(base), "ours": list(ours)}
+        test = judge(base, ours, paired=len(base) == len(ours))
+        made = cls(name, unit, one, two, change, interval, sentence, None, values, test, chart, label)
+        return replace(made, target=target(made) if callable(target) else target)
+
+
+Goal = Callable[[Metric], Target | None]
 
 
 @dataclass
 class Result:
-    """Everything a run found, and what is needed to repeat it."""
+    """The figures of a run, and the facts needed to repeat it."""
 
     name: str
     accelerator: str
@@ -157,7 +128,7 @@ class Result:
     when: str = field(default_factory=lambda: time.strftime("%Y-%m-%dT%H:%M:%S%z"))
     seconds: float = 0.0
     format: int = FORMAT
-    # Where it is kept, once it is; not in the file.
+    # The folder of its file, once it has one; not in the file.
     folder: Path | None = field(default=None, compare=False)
 
     def metric(self, name: str) -> Metric | None:
@@ -172,73 +143,58 @@ class Result:
 
     def save(self, folder: Path) -> Path:
         """Write result.json into a folder (made when missing), all of it or nothing."""
-        folder.mkdir(parents=True, exist_ok=True)
         path = folder / FILE_NAME
-        temporary = path.with_suffix(f".{os.getpid()}.tmp")
-        try:
-            temporary.write_text(self.to_json(), encoding="utf-8")
-            temporary.replace(path)
-            (folder / ERROR_NAME).unlink(missing_ok=True)
-        finally:
-            temporary.unlink(missing_ok=True)
+        lock.write_atomically(path, self.to_json())
+        (folder / ERROR_NAME).unlink(missing_ok=True)
         self.folder = folder
         return path
 
 
 def save_error(error: LabError, folder: Path) -> None:
-    """Write why there is no result into a folder (made when missing)."""
-    told = {"what": error.what, "why": error.why, "fix": error.fix, "code": error.code}
-    lock.write_atomically(folder / ERROR_NAME, json.dumps(told, indent=2, ensure_ascii=False) + "\n")
+    """Write the reason why there is no result into a folder (made when missing)."""
+    about = {"what": error.what, "why": error.why, "fix": error.fix, "code": error.code}
+    lock.write_atomically(folder / ERROR_NAME, json.dumps(about, indent=2, ensure_ascii=False) + "\n")
 
 
 def load_error(folder: Path) -> LabError | None:
-    """The error that ``save_error`` has left in a folder, if any; LabError when it cannot be read."""
+    """The error that ``save_error`` wrote into a folder, if any; LabError when it cannot be read."""
     file = folder / ERROR_NAME
     if not file.exists():
         return None
     try:
-        told = json.loads(file.read_text(encoding="utf-8"))
-        return LabError(str(told["what"]), str(told["why"]), str(told["fix"]), int(told["code"]))
+        about = json.loads(file.read_text(encoding="utf-8"))
+        return LabError(str(about["what"]), str(about["why"]), str(about["fix"]), int(about["code"]))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise LabError(
             f"Cannot read {file}", f"{type(error).__name__}: {error}", "run the bench again"
         ) from error
 
 
-def _sample(data: dict[str, Any]) -> Sample:
-    return Sample(float(data["median"]), float(data["low"]), float(data["high"]), int(data["n"]))
-
-
-def _sides(names: Any) -> list[str]:
-    base, ours = names
-    return [str(base), str(ours)]
-
-
-def _significance(data: dict[str, Any] | None, values: dict[str, list[float]]) -> Significance | None:
-    if data:
-        p = data.get("p")
-        return Significance(str(data["test"]), None if p is None else float(p))
-    # Files that are older than the test have the values all the same.
-    base, ours = values.get("base"), values.get("ours")
-    return judge(base, ours, paired=len(base) == len(ours)) if base and ours else None
-
-
 def _metric(data: dict[str, Any]) -> Metric:
+    def sample(side: dict[str, Any]) -> Sample:
+        return Sample(float(side["median"]), float(side["low"]), float(side["high"]), int(side["n"]))
+
     values = {str(key): [float(v) for v in values] for key, values in data.get("values", {}).items()}
-    interval = data.get("change_interval")
-    target = data.get("target")
-    change = data["change_percent"]
+    interval, target, change = data.get("change_interval"), data.get("target"), data["change_percent"]
+    test = data.get("significance")
+    base, ours = values.get("base"), values.get("ours")
+    if test:
+        test = Significance(str(test["test"]), None if test.get("p") is None else float(test["p"]))
+    elif base and ours:  # an older file
+        test = judge(base, ours, paired=len(base) == len(ours))
     return Metric(
-        name=str(data["name"]),
-        unit=str(data["unit"]),
-        base=_sample(data["base"]),
-        ours=_sample(data["ours"]),
-        change_percent=None if change is None else float(change),
-        change_interval=(float(interval[0]), float(interval[1])) if interval else None,
-        sentence=str(data.get("sentence", "")),
-        target=Target(str(target["text"]), bool(target["met"])) if target else None,
-        values=values,
-        significance=_significance(data.get("significance"), values),
+        str(data["name"]),
+        str(data["unit"]),
+        sample(data["base"]),
+        sample(data["ours"]),
+        None if change is None else float(change),
+        (float(interval[0]), float(interval[1])) if interval else None,
+        str(data.get("sentence", "")),
+        Target(str(target["text"]), bool(target["met"])) if target else None,
+        values,
+        test,
+        str(data.get("chart", "")),
+        str(data.get("label", "")),
     )
 
 
@@ -251,7 +207,7 @@ def load(path: Path) -> Result:
     try:
         data = json.loads(file.read_text(encoding="utf-8"))
         if data.get("format", FORMAT) != FORMAT:
-            raise ValueError(f"its format is {data['format']}, this program knows {FORMAT}")
+            raise ValueError(f"its format is {data['format']}, this program reads {FORMAT}")
         return Result(
             name=str(data["name"]),
             accelerator=str(data["accelerator"]),
@@ -261,27 +217,23 @@ def load(path: Path) -> Result:
             job=dict(data.get("job", {})),
             host=dict(data.get("host", {})),
             notes=list(data.get("notes", [])),
-            sides=_sides(data.get("sides", SIDES)),
+            sides=[str(name) for _, name in zip(SIDES, data.get("sides", SIDES), strict=True)],
             when=str(data.get("when", "")),
             seconds=float(data.get("seconds", 0)),
             folder=file.parent,
         )
     except FileNotFoundError:
-        raise UsageError(
-            f"Cannot read the run {path}",
-            f"there is no {file}",
-            "name a folder under out/ that a `kz demo` or `kz bench` has written",
-        ) from None
+        why = f"there is no {file}"
+        fix = "name a folder under out/ that a `kz demo` or `kz bench` has written"
+        raise UsageError(f"Cannot read the run {path}", why, fix) from None
     except OSError as error:
         raise LabError(
-            f"Cannot read the run {path}", str(error.strerror or error), "mend the permissions"
+            f"Cannot read the run {path}", str(error.strerror or error), "check the permissions of the file"
         ) from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise LabError(
-            f"Cannot read the run {path}",
-            f"{file} is not a result: {type(error).__name__}: {error}",
-            "run the bench again: half-written results are never kept, so something else changed this file",
-        ) from error
+        why = f"{file} is not a result: {type(error).__name__}: {error}"
+        fix = "run the bench again: the lab writes results whole, so another program changed this file"
+        raise LabError(f"Cannot read the run {path}", why, fix) from error
 
 
 def results_of(run: Path) -> dict[Path, Result]:
@@ -290,9 +242,7 @@ def results_of(run: Path) -> dict[Path, Result]:
         return {run: load(run)}
     found = {file.parent: load(file.parent) for file in sorted(run.glob(f"*/{FILE_NAME}"))}
     if not found:
-        raise UsageError(
-            f"Cannot read the run {run}",
-            f"neither it nor a folder in it has a {FILE_NAME}",
-            "name a folder under out/ that `kz demo`, `kz bench` or `kz bench all` has written",
-        )
+        why = f"neither it nor a folder in it has a {FILE_NAME}"
+        fix = "name a folder under out/ that `kz demo`, `kz bench` or `kz bench all` has written"
+        raise UsageError(f"Cannot read the run {run}", why, fix)
     return found

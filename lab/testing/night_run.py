@@ -178,7 +178,7 @@ def least_checked(night: Night) -> list[Stage]:
 
 def facts() -> dict[str, str]:
     """The repository, the sources and the machine."""
-    from lab.bench.session import commit, host_facts
+    from lab.bench.runner import commit, host_facts
     from lab.machine import fetch
 
     found = {"knownzero": commit()}

@@ -2,16 +2,12 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from lab.core.errors import USAGE, UsageError
-from lab.core.paths import REPO
 from lab.report.commands import app
 from lab.report.compare import compare
 from lab.report.results import Metric, Result
@@ -64,12 +60,6 @@ def test_what_differs_by_more_than_chance_is_told(tmp_path: Path) -> None:
     assert worse[2].change_percent is None
 
 
-def test_noise_is_not_called_a_difference(tmp_path: Path) -> None:
-    one = write(tmp_path / "a", 0, metrics=[Metric.of("a.b", "ms", BASE, BASE[::-1])])
-    two = write(tmp_path / "b", 0, metrics=[Metric.of("a.b", "ms", BASE[3:] + BASE[:3], BASE)])
-    assert [row.significance and row.significance.differs for row in compare(one, two).rows] == [False] * 3
-
-
 def test_few_or_unknown_values_are_not_tested(tmp_path: Path) -> None:
     rows = compare(write(tmp_path / "a", 100), write(tmp_path / "b", 110)).rows
     assert {row.significance.test for row in rows if row.significance} == {"too few"}
@@ -119,35 +109,6 @@ def test_unlike_runs_are_refused_unless_forced(tmp_path: Path, more: dict[str, o
     assert word in caught.value.why
     forced = compare(one, two, force=True)
     assert forced.rows and any(word in reason for reason in forced.reasons)
-
-
-def test_a_run_that_does_not_know_its_host_is_not_unlike(tmp_path: Path) -> None:
-    other = write(tmp_path / "b", 110, host={"memory": "much"})
-    assert compare(write(tmp_path / "a", 100), other).rows
-
-
-def test_kz_refuses_with_bad_usage_and_can_be_forced(tmp_path: Path) -> None:
-    runs = [str(write(tmp_path / "a", 100)), str(write(tmp_path / "b", 110, accelerator="kvm"))]
-
-    def kz(*more: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "lab", "compare", *runs, *more],
-            env={**os.environ, "PYTHONPATH": str(REPO)},
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-
-    refused = kz()
-    assert refused.returncode == USAGE
-    assert refused.stdout == ""
-    assert "accelerator tcg against kvm" in refused.stderr
-    assert "--force" in refused.stderr
-    forced = kz("--force")
-    assert forced.returncode == 0, forced.stderr
-    assert "thp.populate.task_clock" in forced.stdout
-    assert "Unlike, and compared all the same: accelerator tcg against kvm" in forced.stdout
 
 
 def test_runs_that_share_no_metric_are_refused_even_when_forced(tmp_path: Path) -> None:

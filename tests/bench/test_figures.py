@@ -1,103 +1,108 @@
 # SPDX-License-Identifier: GPL-2.0
-"""Every figure that a bench can write, without a guest: it says what it is, and the page knows it."""
+"""Every figure that a bench can write, without a guest: each has its words, and the pages know it."""
 
 from __future__ import annotations
 
-import ast
-import json
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from lab.bench import (
-    BenchOptions,
+    BENCHES,
+    allocation,
     churn,
-    deflate,
     device,
-    hostmemory,
-    hugetlb,
+    host,
+    hotpath,
     jobs,
     kzeropaged,
     lockhold,
-    order0,
     page_fault,
     prezero,
-    prezero_cost,
     refpage,
+    runner,
     scale,
-    thp,
-    zerobytes,
 )
-from lab.bench import sizes as guest_sizes
-from lab.bench.session import Built, HostCost, Pair, Side
-from lab.core.paths import REPO
-from lab.report import charted, seeds
-from lab.report import page as report
-from lab.report.results import Metric, Result, load
+from lab.bench.repeat import Values
+from lab.report import page
+from lab.report.groups import LONG, groups
+from lab.report.results import Metric, Result
+from tests.bench.fakes import MIB, fake, run_of, side
 
-IMAGES = Built(Path("q"), "base", "knownzero")
-# Benches whose figures are not made here; their names are not checked.
-ELSEWHERE = ("hotpath.",)
 TWO = [1.0, 2.0]
 
 
-class AnySide:
-    """A guest that answers everything."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.guest = SimpleNamespace(pid=0, accel="tcg")
-
-    def sh(self, command: str) -> list[str]:
-        del command
-        return ["1000"]
-
-    def settle(self) -> int:
-        return 1 << 20
-
-    def json(self, *argv: str) -> dict[str, Any]:
-        loops = int(argv[argv.index("--loops") + 1]) if "--loops" in argv else 1
-        return {"wall_ns": 10**6 * loops, "task_clock_ns": 10**6, "max_rss_kb": 10, "steps": 10}
-
-    @contextmanager
-    def host_cost(self) -> Iterator[list[HostCost]]:
-        found: list[HostCost] = []
-        yield found
-        found.append(HostCost(1, 0.05, 0.15))
-
-
-def side(name: str) -> Side:
-    return cast(Side, AnySide(name))
-
-
-def phase(*_: Any, **__: Any) -> jobs.Phase:
-    found = jobs.Phase()
-    for runs in (found.base, found.ours):
-        for values in vars(runs).values():
-            values += TWO
-    return found
+def answer(*argv: str) -> dict[str, Any]:
+    """The answer of every guest program."""
+    loops = int(argv[argv.index("--loops") + 1]) if "--loops" in argv else 1
+    values = {"task_clock_ns": 10**6, "max_rss_kb": 10, "steps": 10, "bytes": 256 * MIB, "minor_faults": 9}
+    counters = {"thp_fault_alloc": 800, "pgzeroed_cleared": 1, "pgzeroed_bad": 0}
+    return {**values, "wall_ns": 10**6 * loops, "vmstat": counters}
 
 
 @contextmanager
-def guests(specs: list[tuple[str, Any]]) -> Iterator[list[Side]]:
-    yield [side(name) for name, _ in specs]
+def guests(specs: list[tuple[str, Any]]) -> Iterator[list[Any]]:
+    sides = [side(name, answer) for name, _ in specs]
+    yield sides
 
 
-def zero_all(_: Side, cost: kzeropaged.Cost, **__: Any) -> None:
-    for values in vars(cost).values():
-        values.append(1.0)
+def everything(monkeypatch: pytest.MonkeyPatch) -> list[Metric]:
+    """The figures of all benches, of two repetitions each: measured with fake guests, or made of fake values."""
+    nothing = {"bytes": 1.0, "cpu": 1.0, "seconds": 1.0, "known": 1.0}
+    monkeypatch.setattr(runner, "guests", guests)
+    for module in (jobs, prezero):
+        monkeypatch.setattr(module, "warm_host", lambda size: None)
+    for module in (kzeropaged, prezero):
+        monkeypatch.setattr(module, "zero_all", lambda *_: nothing)
+    monkeypatch.setattr(jobs, "settle_both", lambda sides: None)
+    monkeypatch.setattr(kzeropaged, "free_bytes", lambda _: 1 << 30)
+    monkeypatch.setattr(allocation, "in_and_out", lambda *_: None)
+    monkeypatch.setattr(allocation, "cleared", lambda _: 0)
+    monkeypatch.setattr("lab.build.programs.build_programs", lambda: {"corunner": Path("x")})
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    once = {"steps": 1, "wall_ns": 1, "cleared_bytes": 1, "clear_ns": 1}
+    monkeypatch.setattr(prezero, "_corunner", lambda *_: once)
+    monkeypatch.setattr(host, "fill_and_free", lambda _: (3e9, 1e6))
+    monkeypatch.setattr("lab.build.daemon.punch", lambda *_: {"bare": TWO, "daemon": TWO})
+    monkeypatch.setattr(allocation, "build_plugin", lambda _: Path("x"))
+    monkeypatch.setattr(allocation, "settle_both", lambda _: None)
+    monkeypatch.setattr(allocation, "_job", lambda *_: 1.0)
+    boots = {path.name: 1.0 for path in (*hotpath.PATHS, *hotpath.MORE, *hotpath.NEW)}
+    for how in ("_plain", "_active"):
+        monkeypatch.setattr(hotpath, how, lambda *_: boots)
+    monkeypatch.setattr(hotpath, "build_linux", lambda _: Path("off/bzImage"))
 
+    found: list[Metric] = []
+    for name in ("thp", "hugetlb", "deflate", "prezero", "zerobytes", "hotpath"):
+        run = run_of(name, pairs=2)
+        BENCHES[name].measure(run)
+        # The demo has the paths of the bench, too.
+        found += [metric for metric in run.metrics if metric.name not in {one.name for one in found}]
+    run = run_of("refpage", pairs=2)
+    guest = side("ours", answer)
+    for refpage_part in (refpage.methods, refpage.heap, refpage.instructions):
+        refpage_part(run, guest)
+    assert fake(guest).asked
+    device.punch(run)
 
-def allocate(
-    _: Pair, __: BenchOptions, ___: str, ____: str, cost: kzeropaged.Cost, *_____: str
-) -> jobs.Phase:
-    zero_all(side("ours"), cost)
-    return phase()  # fmt: skip
+    class Filled(Values):
+        def __missing__(self, key: tuple[object, ...]) -> list[float]:
+            return TWO
+
+    sizes = (*host.SIZES, host.MORE)
+    page_fault.figures(run, Filled())
+    churn.figures(run, Filled())
+    device.figures(run, Filled())
+    scale.figures(run, Filled(), sizes)
+    holds = lockhold.Holds({"rmqueue_bulk": Counter({900: 2, 500: 9})})
+    locks = lockhold.Found({(*step, gb): holds for step in lockhold.ALL_STEPS for gb in sizes})
+    lockhold.growth(run, locks, sizes)
+    lockhold.against_base(run, locks, sizes)
+    return found + run.metrics
 
 
 @pytest.fixture(scope="module")
@@ -106,156 +111,33 @@ def written() -> Iterator[list[Metric]]:
         yield everything(monkeypatch)
 
 
-def everything(monkeypatch: pytest.MonkeyPatch) -> list[Metric]:
-    """The figures of all benches, of two repetitions each where nothing says otherwise."""
-    for module in (thp, order0, hugetlb, deflate):
-        monkeypatch.setattr(module, "allocate", phase)
-    for module in (thp, deflate, prezero):
-        monkeypatch.setattr(module, "check_huge", lambda *_: None)
-    for module in (prezero, prezero_cost):
-        monkeypatch.setattr(module, "allocate", allocate)
-    for module in (prezero_cost, kzeropaged):
-        monkeypatch.setattr(module, "warm_host", lambda _: None)
-    monkeypatch.setattr(kzeropaged, "free_bytes", lambda _: 1 << 30)
-    monkeypatch.setattr(prezero_cost, "zero_all", zero_all)
-    monkeypatch.setattr(prezero_cost, "guests", guests)
-    monkeypatch.setattr("lab.build.programs.build_programs", lambda: {"corunner": Path("x")})
-    monkeypatch.setattr("platform.machine", lambda: "x86_64")
-    monkeypatch.setattr(
-        prezero_cost,
-        "_corunner",
-        lambda *_: {"steps": 1, "wall_ns": 1, "cleared_bytes": 1, "clear_ns": 1},
-    )
-    monkeypatch.setattr(hostmemory, "fill_and_free", lambda _: (3e9, 1e6))
-    monkeypatch.setattr("lab.build.daemon.punch", lambda *_: {"bare": TWO, "daemon": TWO})
-    monkeypatch.setattr(zerobytes, "build_plugin", lambda _: Path("x"))
-    monkeypatch.setattr(zerobytes, "_job", lambda *_: 1.0)
-    both = Pair(side("base"), side("ours"), "tcg", IMAGES)
-    monkeypatch.setattr(zerobytes, "settle_both", lambda _: None)
-    monkeypatch.setattr(zerobytes, "pair", pair_of(both))
-    options = BenchOptions(pairs=2)
-
-    faults = page_fault.Found()
-    rows = [row.name for row in page_fault.ROWS]
-    for key in [(p, t, r) for p in page_fault.PAGES for t in page_fault.TASKS for r in rows]:
-        faults.rates[key] = faults.cpu_us[key] = TWO
-    faults.full = faults.freed = dict.fromkeys(rows, TWO)
-
-    churned = churn.Found()
-    keys: list[churn.Key] = [(name, delay) for name in ("base", "ours") for delay in churn.RUN_MS]
-    for job in churn.JOBS:
-        churned.runs |= {(job.name, key): churn.Series(TWO, TWO, TWO) for key in keys}
-    churned.back_s = dict.fromkeys(keys, TWO)
-
-    devices = device.Found.empty()
-    for sides in devices.steps.values():
-        for step in sides.values():
-            step.rate = step.cpu = step.daemon = TWO
-    devices.latencies = {"base": TWO, "ours": TWO}
-    for stalls in devices.stalls.values():
-        for stall in stalls.values():
-            stall.longest = stall.p99 = stall.lost = TWO
-
-    sizes = (*guest_sizes.SIZES, guest_sizes.MORE)
-    scaled = {(word, gb): scale.Series(TWO, TWO) for word in scale.WORDS for gb in sizes}
-    locks = lockhold.Found()
-    for kernel, steps in (("base", lockhold.BASE_STEPS), ("ours", lockhold.OURS_STEPS)):
-        locks.holds |= {
-            (kernel, step, gb): lockhold.Holds({"rmqueue_bulk": Counter({900: 2, 500: 9})})
-            for step in steps
-            for gb in sizes
-        }
-    return [
-        *thp.measure(both, options)[0],
-        *order0.measure(both, options)[0],
-        *hugetlb.measure(both, options)[0],
-        *deflate.measure(both, options),
-        *hostmemory.measure(both, options, 2),
-        *prezero.measure(both, options)[0],
-        *prezero_cost.measure(options, IMAGES)[0],
-        *refpage.measure(both.ours, 2),
-        *refpage.measure_heap(both.ours, 2),
-        *refpage.measure_instructions(both.ours),
-        *page_fault.metrics_of(faults),
-        *churn.metrics_of(churned),
-        *device.metrics_of(devices),
-        device.punch_metric(options),
-        *scale.metrics_of(scaled),
-        *lockhold.growth(locks, sizes, "scale.lock_hold"),
-        *lockhold.against_base(locks, sizes),
-        *zerobytes.measure(options, IMAGES),
-    ]
-
-
-def pair_of(both: Pair) -> Any:
-    """What stands for a pair of guests under a plugin, which wants a file that it counts into."""
-
-    @contextmanager
-    def made(_: BenchOptions, __: Built, extra: dict[str, list[str]]) -> Iterator[Pair]:
-        assert set(extra) == {"base", "ours"}
-        yield both
-
-    return made
-
-
 def test_every_figure_has_a_sentence(written: list[Metric]) -> None:
-    assert len(written) > 150
+    assert len(written) > 250
     assert [metric.name for metric in written if not metric.sentence.strip().endswith((".", ".)"))] == []
-    names = [metric.name for metric in written]
-    assert sorted(names) == sorted(set(names))
+    names = Counter(metric.name for metric in written)
+    assert [name for name, times in names.items() if times > 1] == []
 
 
-def test_the_page_names_no_figure_that_nobody_writes(written: list[Metric]) -> None:
-    """A name that is misspelt would leave a chart, a headline or a posted table without ours."""
+def test_the_page_names_only_figures_of_a_bench(written: list[Metric]) -> None:
+    """A misspelt name would leave a headline or a posted table without ours."""
     known = {metric.name for metric in written}
-    wanted = [name for _, _, bars in charted.CHARTS for name, _ in bars]
-    wanted += [name for name, _ in charted.HEADLINES]
-    wanted += [row.metric for table in seeds.TABLES for row in table.rows if row.metric]
-    # Not every method has every figure, and a chart leaves out what is not there.
-    never = {
-        f"refpage.{touched}.against_{how}.max_rss"
-        for touched in ("page", "half", "all")
-        for how in ("memfd", "uffd")
-    }
-    assert {name for name in wanted if name not in known and not name.startswith(ELSEWHERE)} == never
+    wanted = [name for name, _ in page.HEADLINES]
+    wanted += [row[4] for table in page.posted() for row in table["rows"] if row[4]]
+    assert len(wanted) > 30 and set(wanted) <= known
 
 
-def test_every_figure_can_be_put_on_a_page(written: list[Metric]) -> None:
-    """One result with all of them: units of a chart agree, and each posted table is beside its own."""
-    page = report.html([Result("all", "tcg", {}, "./kz bench all", written)])
-    assert page.count("<figure>") == page.count("<figcaption>") > 50
-    for table in seeds.TABLES:
-        assert table.source.split(",")[0] in page
-
-
-def calls_without_sentence(source: str) -> list[int]:
-    """Lines on which Metric.of() is called with no sentence, or with an empty one."""
-    found = []
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Call) and ast.unparse(node.func) == "Metric.of":
-            given = [word.value for word in node.keywords if word.arg == "sentence"]
-            if not given or (isinstance(given[0], ast.Constant) and not given[0].value):
-                found.append(node.lineno)
-    return found
-
-
-def test_a_bench_cannot_make_a_figure_without_a_sentence() -> None:
-    assert calls_without_sentence('Metric.of("a", "ms", x, y)\nMetric.of("a", "ms", x, y, sentence="")') == [
-        1,
-        2,
-    ]
-    calls = 0
-    for file in sorted((REPO / "lab").rglob("*.py")):
-        source = file.read_text(encoding="utf-8")
-        assert calls_without_sentence(source) == [], file.name
-        calls += source.count("Metric.of(")
-    assert calls >= 30
-
-
-def test_recorded_runs_have_a_sentence_for_each_figure() -> None:
-    runs = sorted((REPO / "out").glob("*/*/result.json")) + sorted((REPO / "out").glob("all/*/*/result.json"))
-    if not runs:
-        pytest.skip("no run was recorded in out/")
-    for run in runs:
-        assert json.loads(run.read_text(encoding="utf-8"))["metrics"], run
-        assert [metric.name for metric in load(run).metrics if not metric.sentence] == [], run
+def test_every_figure_is_in_a_chart_under_a_label_of_its_own(written: list[Metric]) -> None:
+    result = Result("all", "tcg", {}, "./kz bench all", written)
+    charts = groups(result)
+    assert sum(len(chart.metrics) for chart in charts) == len(written)
+    for chart in charts:
+        assert len(set(chart.labels)) == len(chart.labels), chart
+        assert all(0 < len(label) <= LONG for label in chart.labels) or len(chart.labels) == 1, chart
+    titles = [chart.title for chart in charts]
+    # The chart of the README.
+    assert titles[:2] == ["Bytes the guest sets to zero for 256 MB", "CPU time of the job"]
+    assert charts[0].labels == ["populate", "populate, touch a line per page", "populate, touch everything"]
+    text = page.html([result])
+    assert text.count("<figure>") == text.count("<figcaption>") == len(charts) > 50
+    for table in page.posted():
+        assert table["source"].split(",")[0] in text

@@ -9,14 +9,12 @@ from typing import Any
 
 import pytest
 
-from lab.bench import BenchOptions, hotpath
-from lab.bench.plugin import build_plugin
-from lab.bench.session import Built
+from lab.bench import hotpath
+from lab.bench.plugin import build_plugin, symbols
+from lab.bench.runner import Built, Run
 from lab.core.errors import TestFailure
-from lab.report.results import Metric
+from tests.bench.fakes import run_of
 
-OPTIONS = BenchOptions()
-IMAGES = Built(Path("qemu"), "the base", "the other")
 ALL = [*hotpath.PATHS, *hotpath.MORE]
 BOUND = [path for path in ALL if path.bound]
 
@@ -28,12 +26,12 @@ def test_instructions_are_added_up_by_function(tmp_path: Path) -> None:
         "ffffffff81000200 W third\n",
         encoding="utf-8",
     )
-    table = hotpath.symbols(system_map)
-    assert table[1] == ["first", "second", "third"]
+    table = symbols(system_map)
+    assert table.names == ["first", "second", "third"]
     counted = (
         "ffffffff81000000 5\nffffffff810000f0 2\nffffffff81000190 7\nffffffff82000000 1\nffffffff80000000 9\n"
     )
-    assert hotpath.by_function(counted, *table) == {"first": 7, "second": 7, "third": 1}
+    assert hotpath.by_function(counted, table) == {"first": 7, "second": 7, "third": 1}
 
 
 @pytest.mark.parametrize("name", ["functions", "lockhold", "zerobytes"])
@@ -50,18 +48,20 @@ def counts(paths: Sequence[hotpath.HotPath], each: float) -> list[hotpath.Counts
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
     """The breakdowns that were wanted, as (prefix, path)."""
     found: list[tuple[str, str]] = []
-
-    def breakdown(options: Any, images: Any, path: hotpath.HotPath, prefix: str) -> list[Metric]:
-        found.append((prefix, path.name))
-        return [Metric.of(f"hotpath.{prefix}{path.metric}.in.f", "instructions", [1.0], [2.0])]
-
-    monkeypatch.setattr(hotpath, "breakdown", breakdown)
+    monkeypatch.setattr(
+        hotpath, "breakdown", lambda run, images, path, prefix: found.append((prefix, path.name))
+    )
     return found
 
 
+def compared(paths: Sequence[hotpath.HotPath], ours: float, prefix: str) -> Run:
+    run = run_of("hotpath")
+    hotpath.compare(run, run.images, counts(paths, 1000), counts(paths, ours), paths, prefix)
+    return run
+
+
 def test_names_that_others_read() -> None:
-    made = hotpath.compare(OPTIONS, IMAGES, counts(ALL, 1000), counts(ALL, 1000), hotpath.PATHS, hotpath.IDLE)
-    assert [metric.name for metric in made] == [
+    assert [metric.name for metric in compared(hotpath.PATHS, 1000, hotpath.IDLE).metrics] == [
         "hotpath.fault.instructions",
         "hotpath.alloc_free.instructions",
         "hotpath.buddy_alloc_free.instructions",
@@ -71,18 +71,17 @@ def test_names_that_others_read() -> None:
 
 @pytest.mark.parametrize("prefix", [hotpath.IDLE, hotpath.OFF])
 def test_each_path_beyond_the_limit_is_broken_down(prefix: str, asked: list[tuple[str, str]]) -> None:
-    made = hotpath.compare(OPTIONS, IMAGES, counts(BOUND, 1000), counts(BOUND, 1005), BOUND, prefix)
+    made = compared(BOUND, 1005, prefix).metrics
     assert all(metric.target and metric.target.met for metric in made) and len(made) == len(BOUND) == 7
     assert asked == []
-    made = hotpath.compare(OPTIONS, IMAGES, counts(BOUND, 1000), counts(BOUND, 1006), BOUND, prefix)
+    made = compared(BOUND, 1006, prefix).metrics
     assert [metric.target.met for metric in made if metric.target] == [False] * len(BOUND)
     assert asked == [(prefix, path.name) for path in BOUND]
-    assert f"hotpath.{prefix}fork_exec.in.f" in [metric.name for metric in made]
 
 
 def test_an_active_source_has_no_limit(asked: list[tuple[str, str]]) -> None:
     paths = [*hotpath.NEW, *ALL]
-    made = hotpath.compare(OPTIONS, IMAGES, counts(paths, 1000), counts(paths, 2000), paths, hotpath.ACTIVE)
+    made = compared(paths, 2000, hotpath.ACTIVE).metrics
     assert [metric.name for metric in made] == [f"hotpath.active.{p.metric}.instructions" for p in paths]
     assert asked == [] and not any(metric.target for metric in made)
 
@@ -103,10 +102,11 @@ def test_the_demo_counts_what_it_always_did(monkeypatch: pytest.MonkeyPatch) -> 
         return {name: 1000.0 for _, name in runs}
 
     monkeypatch.setattr(hotpath, "_boot", boot)
-    metrics, notes = hotpath.measure(OPTIONS, IMAGES, boots=1)
+    run = run_of("thp")
+    hotpath.idle(run, boots=1)
     names = ["fault", "alloc_free", "buddy", "thp_fault"]
-    assert sorted(booted, key=str) == [("the base", names), ("the other", names)]
-    assert len(metrics) == len(names) and len(notes) == 1
+    assert sorted(booted, key=str) == [("base", names), ("knownzero", names)]
+    assert len(run.metrics) == len(names) and len(run.notes) == 1
 
 
 def test_functions_are_counted_for_one_operation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,7 +134,8 @@ def test_functions_are_counted_for_one_operation(tmp_path: Path, monkeypatch: py
         return {}
 
     monkeypatch.setattr(hotpath, "_boot", boot)
-    made = hotpath.breakdown(OPTIONS, images, path, hotpath.OFF)
-    assert [(m.name, m.base.median, m.ours.median) for m in made] == [
+    run = run_of("hotpath")
+    hotpath.breakdown(run, images, path, hotpath.OFF)
+    assert [(m.name, m.base.median, m.ours.median) for m in run.metrics] == [
         ("hotpath.off.fault.in.changed", 60.0, 70.0)
     ]

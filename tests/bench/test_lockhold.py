@@ -10,14 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from lab.bench import BENCHES, BenchOptions, lockhold
-from lab.bench.hostmemory import fill, release
-from lab.bench.hotpath import symbols
+from lab.bench import BenchOptions, lockhold
+from lab.bench.host import fill, release
 from lab.bench.lockhold import Found, Holds, Seen
+from lab.bench.plugin import Symbols, symbols
 from lab.bench.session import DROP
 from lab.build import linux as build
 from lab.build.qemu import build_qemu
 from lab.core.errors import LabError, TestFailure
+from tests.bench.fakes import by_name, run_of
 
 SYSTEM_MAP = """ffffffff81000000 T _stext
 ffffffff81000100 t free_pcppages_bulk
@@ -35,7 +36,7 @@ BASE = 0xFFFFFFFF81000000
 
 
 @pytest.fixture
-def table(tmp_path: Path) -> tuple[list[int], list[str]]:
+def table(tmp_path: Path) -> Symbols:
     file = tmp_path / "System.map"
     file.write_text(SYSTEM_MAP, encoding="utf-8")
     return symbols(file)
@@ -48,10 +49,6 @@ def written(holds: list[tuple[int, int, int]], lost: int = 0, wrong: int = 0, sl
     filled = [*holds, *[(0, 0, 0)] * (slots - len(holds))]
     locks = struct.pack("<32Q", 0xA0, 0xB0, *[0] * 30)
     return head + locks + b"".join(struct.pack("<3Q", *one) for one in filled)
-
-
-def test_it_is_a_bench() -> None:
-    assert BENCHES["lockhold"].module == "lab.bench.lockhold"
 
 
 def test_the_file_is_read() -> None:
@@ -67,7 +64,7 @@ def test_the_file_is_read() -> None:
         (b"KZLOCKS2" + written([])[8:], LabError, "does not begin"),
         (written([])[:-1], LabError, "bytes for 8 slots"),
         (written([], lost=1), TestFailure, "1 holds did not fit"),
-        (written([], wrong=3), TestFailure, "3 times a lock was taken that was held"),
+        (written([], wrong=3), TestFailure, "3 times a held lock was taken"),
     ],
 )
 def test_a_file_that_cannot_be_right_is_refused(data: bytes, error: type[LabError], why: str) -> None:
@@ -76,7 +73,7 @@ def test_a_file_that_cannot_be_right_is_refused(data: bytes, error: type[LabErro
     assert why in told.value.why
 
 
-def test_the_plugin_is_told_where_locks_are_taken(table: tuple[list[int], list[str]]) -> None:
+def test_the_plugin_is_told_where_locks_are_taken(table: Symbols) -> None:
     assert lockhold.ranges(table).splitlines() == [
         "lock ffffffff81000400 ffffffff81000440",
         "lock ffffffff810004c0 ffffffff81000500",
@@ -84,13 +81,13 @@ def test_the_plugin_is_told_where_locks_are_taken(table: tuple[list[int], list[s
         "learn ffffffff81000100 ffffffff81000200",
         "learn ffffffff81000200 ffffffff81000300",
     ]
-    addresses, names = table
+    others = [name.replace("free_", "other_") for name in table.names]
     with pytest.raises(LabError, match="Cannot watch") as told:
-        lockhold.ranges((addresses, [name.replace("free_", "other_") for name in names]))
+        lockhold.ranges(Symbols(table.addresses, others))
     assert "learn" in told.value.why
 
 
-def test_what_a_step_adds_is_told_by_function(table: tuple[list[int], list[str]]) -> None:
+def test_what_a_step_adds_is_told_by_function(table: Symbols) -> None:
     before = Seen(0, 0, (), Counter({(BASE + 0x105, 50): 7, (BASE + 0x305, 9000): 1}))
     after = Seen(0, 0, (), Counter({(BASE + 0x105, 50): 107, (BASE + 0x200, 60): 1, (BASE + 0x305, 9000): 1}))
     holds = Holds.between(before, after, table)
@@ -101,7 +98,7 @@ def test_what_a_step_adds_is_told_by_function(table: tuple[list[int], list[str]]
     assert "101 holds" in str(holds) and "60 in free_pcppages_bulk()" in str(holds)
 
 
-def test_a_step_without_a_hold_is_no_zero(table: tuple[list[int], list[str]]) -> None:
+def test_a_step_without_a_hold_is_no_zero(table: Symbols) -> None:
     nothing = Seen(0, 0, (), Counter())
     with pytest.raises(TestFailure, match="never taken"):
         _ = Holds.between(nothing, nothing, table).longest
@@ -115,14 +112,16 @@ def found(large: int) -> Found:
     for gb, length in ((1, 100), (4, large)):
         for name in lockhold.BASE_STEPS:
             made.holds["base", name, gb] = Holds({"free_one_page": Counter({100: 3, 10: 99})})
-        for name in lockhold.OURS_STEPS:
+        for name in lockhold.STEPS:
             made.holds["ours", name, gb] = Holds({"page_reporting_pass": Counter({length: 1, 10: 99})})
     return made
 
 
 @pytest.mark.parametrize(("large", "met"), [(100, True), (400, True), (401, False)])
 def test_what_grows_faster_than_memory_misses_its_target(large: int, met: bool) -> None:
-    metrics = {one.name: one for one in lockhold.growth(found(large), (1, 4), "scale.lock_hold")}
+    run = run_of("scale")
+    lockhold.growth(run, found(large), (1, 4))
+    metrics = by_name(run)
     assert set(metrics) == {
         f"scale.lock_hold.{step}.4gb" for step in (*WITH_BASE, "program", "report", "flush", "prezero")
     }
@@ -135,11 +134,13 @@ WITH_BASE = ("program_base", "report_base")
 
 
 def test_base_and_ours_are_compared() -> None:
-    metrics = {one.name: one for one in lockhold.against_base(found(250), (1, 4))}
+    run = run_of("lockhold")
+    lockhold.against_base(run, found(250), (1, 4))
+    metrics = by_name(run)
     longest = metrics["lockhold.report.4gb.longest"]
     assert longest.base.median == 100 and longest.ours.median == 250 and longest.change_percent == 150
-    assert "free_one_page() on base and in page_reporting_pass()" in longest.sentence
-    assert "nothing of the kind" in metrics["lockhold.flush.4gb.longest"].sentence
+    assert "in free_one_page() on base and in page_reporting_pass()" in longest.sentence
+    assert "Base has no such step" in metrics["lockhold.flush.4gb.longest"].sentence
     assert metrics["lockhold.program.1gb.holds"].base.median == 102
     assert metrics["lockhold.report.1gb.p99"].base.median == 100
     assert len(lockhold.notes(found(250))) == 12

@@ -19,7 +19,7 @@ from lab.testing import suite as testing
 
 VERBS = [
     ["doctor"], ["tree"], ["series", "save"], ["series", "export"], ["series", "check"], ["build", "linux"], ["build", "qemu"],
-    ["boot"], ["shell"], ["demo"], ["bench"], ["report"], ["compare"], ["test"], ["top"],
+    ["boot"], ["shell"], ["demo"], ["bench"], ["report"], ["compare"], ["publish"], ["test"], ["top"],
 ]  # fmt: skip
 
 

@@ -125,7 +125,10 @@ def commands_of_the_daemon() -> set[str]:
 def reasons_of_the_daemon() -> set[str]:
     """Why it says of no memory that it is zero."""
     text = (
-        (PROTOCOL / "claim.rs").read_text(encoding="utf-8").split("impl No {")[1].split("pub enum Claim")[0]
+        (PROTOCOL / "claim.rs")
+        .read_text(encoding="utf-8")
+        .split("impl Reason {")[1]
+        .split("pub enum Claim")[0]
     )
     return set(re.findall(r'Self::\w+ => "(\w+)"', text))
 

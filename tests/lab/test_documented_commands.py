@@ -158,7 +158,7 @@ OF_BZIMAGE = (
     "./kz boot --kernel ~/kz/obj/arch/x86/boot/bzImage --device virtio-balloon-pci,free-page-reporting=on "
     "-- zeropages --once"
 )
-AM = "git am ../knownzero/linux/parts/{fixes,content,zeroed}/*.patch"
+AM = "git am --empty=drop /tmp/knownzero/*.patch"
 
 # Run by night, in a copy of the repository and in this order, by test_the_series_can_be_taken_and_changed.
 IN_A_COPY = (
@@ -170,6 +170,7 @@ IN_A_COPY = (
     BZIMAGE,
     OF_BZIMAGE,
     "./kz series save linux --path ~/kz/linux",
+    "./kz series export linux /tmp/knownzero",
     AM,
     "make -C tools/testing/page_zeroed run",
     "./tools/testing/kunit/kunit.py run --kunitconfig mm/tests",

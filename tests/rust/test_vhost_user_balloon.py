@@ -34,6 +34,15 @@ def test_its_own_tests() -> None:
     assert "Doc-tests balloon_protocol" in log.read_text()
 
 
+def test_the_crates_for_vmm_authors() -> None:
+    log = paths.log_file("cargo-package")
+    crates = ["-p", "balloon-protocol", "-p", "balloon-discard"]
+    daemon.cargo(["package", "--offline", "--allow-dirty", *crates], log, "a crate cannot be packaged", 400)
+    example = ["run", "--locked", "-p", "balloon-discard", "--example", "device"]
+    daemon.cargo(example, log, "the example of a VMM's device fails", 400)
+    assert "pages 2 and 3 and the report read as zero" in log.read_text()
+
+
 def test_the_daemon_is_built_and_runs() -> None:
     with daemon.running(["--target", "1M"]) as device:
         status = device.status()

@@ -13,8 +13,9 @@ use crate::device::Options;
 
 /// A virtio memory balloon for any VMM that speaks vhost-user, and for User-Mode Linux.
 ///
-/// Without a subcommand it is the device: it waits for one front end, serves it, and ends with it. It
-/// never goes into the background. The subcommands talk to a running device by its control socket.
+/// Without a subcommand it is the device: it serves one front end at a time, and the next one when that
+/// hangs up. It never goes into the background; SIGTERM ends it. With --fd and a connected socket it ends
+/// with its front end. The subcommands talk to a running device by its control socket.
 #[derive(Debug, Parser)]
 #[command(name = "vhost-user-balloon", version, args_conflicts_with_subcommands = true)]
 pub struct Cli {
@@ -38,6 +39,9 @@ pub struct Daemon {
     /// Print what this program can do, as JSON, and end
     #[arg(long)]
     pub print_capabilities: bool,
+    /// Print the options that QEMU 10.1 or later needs for a device at --socket-path, and end
+    #[arg(long, requires = "socket_path")]
+    pub print_qemu_args: bool,
     /// The size of the balloon at first (bytes, or with K, M, G or T)
     #[arg(long, value_name = "SIZE", default_value = "0", value_parser = parse_size)]
     pub target: u64,
@@ -47,10 +51,11 @@ pub struct Daemon {
     /// Answer scrapes of Prometheus (HTTP GET) on this unix socket
     #[arg(long, value_name = "PATH")]
     pub metrics_socket: Option<PathBuf>,
-    /// Write the metrics into this file every 15 seconds, for the textfile collector of node_exporter
+    /// Keep what the subcommands target and discard have set in this file, for the next device. What is in
+    /// there overrides --target and --discard
     #[arg(long, value_name = "PATH")]
-    pub metrics_file: Option<PathBuf>,
-    /// Ask the guest for statistics this often, in seconds; 0: only when somebody wants to know
+    pub state: Option<PathBuf>,
+    /// Ask the guest for statistics this often, in seconds; 0: only when a client asks
     #[arg(long, value_name = "SECONDS", default_value_t = 10)]
     pub stats_interval: u64,
     /// Whether to offer reports of free memory (feature bit 5)
@@ -79,6 +84,10 @@ pub struct Daemon {
     /// pages, 2M keeps the host from breaking them up
     #[arg(long, value_name = "SIZE", default_value = "4K", value_parser = parse_unit)]
     pub discard_unit: u64,
+    /// For tests of guests: what to lie about
+    #[cfg(feature = "lying")]
+    #[arg(long, value_name = "WHAT")]
+    pub lie: Option<crate::lying::Lie>,
     /// For tests of drivers: leave about one in so many pieces of memory alone, at random
     #[arg(long, value_name = "NUMBER", hide = true)]
     pub inhibit_one_in: Option<NonZeroU32>,
@@ -179,6 +188,15 @@ pub enum Command {
     },
     /// Show the metrics
     Metrics(Where),
+    /// Start a device and a QEMU (10.1 or later) that has it; the device ends with QEMU
+    Run {
+        /// Options of the device
+        #[command(flatten)]
+        device: Box<Daemon>,
+        /// QEMU and its options; guest memory has to be shared (share=on)
+        #[arg(last = true, required = true, value_name = "COMMAND")]
+        vmm: Vec<std::ffi::OsString>,
+    },
 }
 
 /// Where a running device is.
@@ -239,6 +257,8 @@ impl Daemon {
             discard_unit: self.discard_unit,
             inhibit_one_in: self.inhibit_one_in,
             stats_interval: (self.stats_interval != 0).then(|| Duration::from_secs(self.stats_interval)),
+            #[cfg(feature = "lying")]
+            lie: self.lie,
         }
     }
 }

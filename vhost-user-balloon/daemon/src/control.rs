@@ -14,7 +14,7 @@
 
 use std::collections::BTreeMap;
 
-use balloon_protocol::{Claim, Features, QueueMap, Statistics};
+use balloon_protocol::{Claim, Features, QueueMap, Reason, Statistics};
 use serde::{Deserialize, Serialize};
 
 use crate::device::Device;
@@ -64,8 +64,6 @@ pub struct RegionStatus {
     pub host_page: u64,
     /// What discarded parts of it read as.
     pub promise: String,
-    /// Whether its file cannot be truncated under us.
-    pub sealed: bool,
 }
 
 /// How it is.
@@ -152,10 +150,9 @@ impl Status {
                 .map(|region| RegionStatus {
                     address: region.guest().start(),
                     bytes: region.guest().length(),
-                    backing: region.backing().map_or("unknown", |b| b.label()).to_owned(),
+                    backing: region.backing().label().to_owned(),
                     host_page: region.host_page(),
                     promise: region.promise().to_string(),
-                    sealed: region.cannot_shrink(),
                 })
                 .collect(),
             target: u64::from(device.config().num_pages).saturating_mul(balloon_protocol::PAGE_SIZE),
@@ -205,14 +202,14 @@ fn problems(device: &Device, connected: bool) -> (bool, Vec<String>) {
     let mut any = false;
     for region in device.memory().regions() {
         let left_alone = region.has_name() && !region.known_shared();
-        any |= region.backing().is_some() && !left_alone;
+        any |= !left_alone && region.promise() != Claim::Unproven(Reason::Aliased);
         if left_alone {
             found.push(format!(
                 "memory at {:#x} is neither given back nor said to be zero: its file has a name, so that \
                  others may use it (--memory-is-shared vouches for it)",
                 region.guest().start()
             ));
-        } else if let Claim::No(reason) = region.promise() {
+        } else if let Claim::Unproven(reason) = region.promise() {
             found.push(format!(
                 "memory at {:#x} is never said to be zero ({})",
                 region.guest().start(),

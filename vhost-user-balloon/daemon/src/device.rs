@@ -2,33 +2,38 @@
 //! The device: what it does with what a driver puts into its queues.
 //!
 //! The driver is not trusted. Each address is cut to the guest's regions, each chain and list has a cap,
-//! nothing is kept that grows with what was sent, and what makes no sense costs the sender its answer
-//! and nobody else anything.
+//! what is kept is bounded by the size of guest memory, and an invalid request costs the driver its answer.
 
 use std::num::NonZeroU32;
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
+use balloon_discard::Outcome;
 use balloon_protocol::{
-    Bitmap, Claim, Config, Features, HostPages, MAX_PFNS, MAX_STATS_BYTES, No, PAGE_SHIFT, PAGE_SIZE,
-    QueueKind, QueueMap, Range, Statistics, parse_pfns, runs,
+    Backing, Bitmap, Claim, Config, Features, MAX_PFNS, MAX_STATS_BYTES, PAGE_SHIFT, PAGE_SIZE, PageSet,
+    QueueKind, QueueMap, Range, Reason, Run, Statistics, parse_pfns, runs,
 };
 use vm_memory::{Bytes, GuestAddress};
 
-use crate::channel::Channel;
 use crate::limit::Limiter;
 use crate::limited;
-use crate::memory::{Discarded, Memory};
+#[cfg(feature = "lying")]
+use crate::lying::Lie;
+use crate::memory::Memory;
 use crate::metrics::Metrics;
-use crate::ring::{Chain, Kick, Ring, RingError};
+use crate::ring::{Chain, Kick, Ring};
+use crate::vhost_user::Channel;
 
-/// The most a list of page frames may have, in bytes: 64 MiB of memory in one request, 64 times as much as
-/// Linux sends. In the worst case each of them is a hole of its own, and nobody else is served meanwhile.
-const MAX_LIST_BYTES: usize = 1 << 16;
+/// The most a list of page frames may have, in bytes: 16 times as much as Linux sends. In the worst case
+/// each of them is a hole of its own.
+const MAX_LIST_BYTES: usize = 1 << 14;
 
-/// How long chains are taken from a ring before others get their turn. The front end above all: a VMM may
-/// stand still until it is answered, and a guest can put chains into a ring faster than they are done.
+/// How long a queue is served before others get their turn: a VMM may stand still until it is answered, and
+/// a guest can put chains into a ring faster than they are done.
 const TURN: Duration = Duration::from_millis(10);
+
+/// How many pages that were kept are discarded at once: 4 MiB.
+const BACKLOG_PAGES: u32 = 1024;
 
 /// What the device is like; from the command line.
 #[derive(Debug, Clone, Copy)]
@@ -37,9 +42,9 @@ pub struct Options {
     pub features: Features,
     /// The size of the balloon at first, in bytes.
     pub target: u64,
-    /// Whoever runs the VMM vouches that all of the guest's memory is shared.
+    /// The operator says that all of the guest's memory is shared.
     pub memory_is_shared: bool,
-    /// Nothing is discarded until somebody says so.
+    /// Nothing is discarded until a command says so.
     pub inhibited: bool,
     /// Nothing smaller than this is discarded; a power of two.
     pub discard_unit: u64,
@@ -48,6 +53,9 @@ pub struct Options {
     pub inhibit_one_in: Option<NonZeroU32>,
     /// How often to ask for statistics.
     pub stats_interval: Option<Duration>,
+    /// What to lie about: for tests of guests.
+    #[cfg(feature = "lying")]
+    pub lie: Option<Lie>,
 }
 
 impl Options {
@@ -68,7 +76,7 @@ impl Options {
     }
 }
 
-/// The device and all that a front end has told about its guest.
+/// The device and all that it knows of its guest.
 pub struct Device {
     options: Options,
     accepted: u64,
@@ -78,7 +86,11 @@ pub struct Device {
     target: u64,
     memory: Memory,
     rings: Vec<Ring>,
-    in_balloon: HostPages,
+    jobs: [Option<Job>; QueueMap::MAX],
+    /// Pages in the balloon, where a page of the host has several of them.
+    in_balloon: PageSet,
+    /// Pages that came into the balloon while discarding was suspended.
+    kept: PageSet,
     held_stats: Option<u16>,
     asked: Option<Instant>,
     statistics: Option<(Statistics, Instant)>,
@@ -92,10 +104,6 @@ pub struct Device {
 
 impl Device {
     /// A device nobody has connected to.
-    ///
-    /// # Errors
-    ///
-    /// None, as long as the size of the rings is one that rings can have.
     pub fn new(options: Options) -> Result<Self, virtio_queue::Error> {
         let mut rings = Vec::with_capacity(QueueMap::MAX);
         for _ in 0..QueueMap::MAX {
@@ -110,7 +118,9 @@ impl Device {
             target: options.target,
             memory: Memory::new(options.memory_is_shared, options.discard_unit),
             rings,
-            in_balloon: HostPages::new(),
+            jobs: Default::default(),
+            in_balloon: PageSet::new(),
+            kept: PageSet::new(),
             held_stats: None,
             asked: None,
             statistics: None,
@@ -154,8 +164,8 @@ impl Device {
         self.rings.get_mut(index)
     }
 
-    pub(crate) fn ring_and_memory(&mut self, index: usize) -> Option<(&mut Ring, &Memory)> {
-        Some((self.rings.get_mut(index)?, &self.memory))
+    pub(crate) fn ring_and_memory(&mut self, index: usize) -> Option<(&mut Ring, &mut Memory)> {
+        Some((self.rings.get_mut(index)?, &mut self.memory))
     }
 
     /// The configuration space.
@@ -185,8 +195,10 @@ impl Device {
     pub(crate) fn accept(&mut self, bits: u64) {
         if bits != self.accepted {
             // Another driver, or the same one from the start.
+            for index in 0..self.rings.len() {
+                self.ring_stopped(index);
+            }
             self.forget_pages();
-            self.held_stats = None;
         }
         self.accepted = bits;
         self.features = Features::negotiated(Features::from_bits(bits));
@@ -195,10 +207,11 @@ impl Device {
 
     /// The driver begins anew.
     pub(crate) fn reset(&mut self) {
+        self.accept(0);
         for ring in &mut self.rings {
             ring.reset();
         }
-        self.accept(0);
+        self.jobs = Default::default();
         self.forget_pages();
         self.held_stats = None;
         self.config.actual = 0;
@@ -214,20 +227,18 @@ impl Device {
         self.update_target();
     }
 
-    /// A ring has stopped: nothing of it may be used any more.
+    /// A ring has stopped: nothing of it may be used any more. A chain that was taken and not given back is
+    /// taken once more if the ring goes on.
     pub(crate) fn ring_stopped(&mut self, index: usize) {
-        match self.queues.kind(index) {
-            Some(QueueKind::Stats) => {
-                // Its memory may be somebody else's by now. If the ring goes on, it is taken once more.
-                if self.held_stats.take().is_some()
-                    && let Some(ring) = self.rings.get_mut(index)
-                {
-                    ring.step_back();
-                }
-            }
+        let kind = self.queues.kind(index);
+        let job = self.jobs.get_mut(index).and_then(Option::take).is_some();
+        let held = kind == Some(QueueKind::Stats) && self.held_stats.take().is_some();
+        if let Some(ring) = self.rings.get_mut(index).filter(|_| job || held) {
+            ring.step_back();
+        }
+        if matches!(kind, Some(QueueKind::Inflate | QueueKind::Deflate)) {
             // The driver may be another one when it starts again, with other pages in its balloon.
-            Some(QueueKind::Inflate | QueueKind::Deflate) => self.forget_pages(),
-            _ => {}
+            self.forget_pages();
         }
     }
 
@@ -241,20 +252,38 @@ impl Device {
 
     fn forget_pages(&mut self) {
         self.in_balloon.clear();
+        self.kept.clear();
     }
 
     /// Change the guest's memory.
     pub(crate) fn change_memory<T>(&mut self, change: impl FnOnce(&mut Memory) -> T) -> T {
         self.forget_pages();
+        for job in self.jobs.iter_mut().flatten() {
+            // What was discarded until now may be memory of nobody by now.
+            job.zero.clear();
+            job.doubt(Reason::OutsideMemory);
+        }
         let result = change(&mut self.memory);
         for ring in &mut self.rings {
             ring.forget_index();
         }
         for index in 0..self.rings.len() {
-            self.watch(index);
+            self.check_ring(index);
         }
         self.update_target();
         result
+    }
+
+    /// A ring may be touched from now on: if it lies in holes of memory, only as long as these are few.
+    pub(crate) fn check_ring(&mut self, index: usize) {
+        let Some(ring) = self.rings.get_mut(index) else { return };
+        if !ring.is_started() || self.memory.may_touch(ring.areas()) {
+            self.watch(index);
+        } else {
+            ring.fail();
+            self.metrics.malformed();
+            limited!(self.limiter, ring = index, "stopped a ring: too many rings were in untouched memory");
+        }
     }
 
     /// Look at a ring's available index, now and whenever a chain is taken: once it has changed, the guest
@@ -337,7 +366,8 @@ impl Device {
         self.inhibited
     }
 
-    /// Suspend discarding, or go on with it.
+    /// Suspend discarding, or go on with it: then also with what came into the balloon meanwhile, as far as
+    /// the driver has to tell before it uses that again.
     pub fn set_inhibited(&mut self, inhibited: bool) {
         self.inhibited = inhibited;
     }
@@ -379,7 +409,7 @@ impl Device {
         match ring.take_kick() {
             Kick::Yes => self.run_ring(index),
             Kick::No => false,
-            Kick::Gone => {
+            Kick::Hangup => {
                 self.metrics.malformed();
                 limited!(self.limiter, ring = index, "the descriptor for kicks has come to its end");
                 false
@@ -387,47 +417,46 @@ impl Device {
         }
     }
 
-    /// Do what is in a ring, for as long as a turn is, and at least one chain. Returns whether there may be
-    /// more.
+    /// Do what is in a ring, for as long as a turn is. Returns whether there may be more.
     pub fn run_ring(&mut self, index: usize) -> bool {
         let Some(kind) = self.queues.kind(index) else { return false };
+        if !self.rings.get(index).is_some_and(Ring::is_running) {
+            return false;
+        }
         let mut used = false;
-        let mut more = true;
         let began = Instant::now();
-        for _ in 0..crate::ring::MAX_QUEUE_SIZE {
-            let Some(ring) = self.rings.get_mut(index) else { return false };
-            let chain = match ring.pop(self.memory.map()) {
-                Ok(Some(chain)) => chain,
-                Ok(None) => {
-                    more = false;
-                    break;
-                }
-                Err(error) => {
-                    self.broken(index, &error);
-                    more = false;
-                    break;
-                }
+        let more = loop {
+            let job = match self.jobs.get_mut(index).and_then(Option::take) {
+                Some(job) => Ok(Some(job)),
+                None => self.next_job(index, kind),
             };
-            self.watch(index);
-            let head = chain.head;
-            if chain.malformed {
+            let done = match job {
+                Ok(None) => break false,
+                Ok(Some(mut job)) => match self.work(&mut job, began) {
+                    Progress::More => {
+                        if let Some(slot) = self.jobs.get_mut(index) {
+                            *slot = Some(job);
+                        }
+                        break true;
+                    }
+                    Progress::Held => Ok(()),
+                    Progress::Used(length) => {
+                        used = true;
+                        let Some(ring) = self.rings.get_mut(index) else { return false };
+                        ring.push(self.memory.map(), job.chain.head, length)
+                    }
+                },
+                Err(error) => Err(error),
+            };
+            if let Err(error) = done {
                 self.metrics.malformed();
-                limited!(self.limiter, ring = index, head, "a buffer without an end or in no order");
-            }
-            self.metrics.request(kind);
-            if let Some(length) = self.answer(kind, &chain) {
-                let Some(ring) = self.rings.get_mut(index) else { return false };
-                if let Err(error) = ring.push(self.memory.map(), head, length) {
-                    self.broken(index, &error);
-                    more = false;
-                    break;
-                }
-                used = true;
+                limited!(self.limiter, %error, ring = index, "stopped looking at a ring");
+                break false;
             }
             if began.elapsed() >= TURN {
-                break;
+                break true;
             }
-        }
+        };
         // Also where the ring broke: what was answered before that was.
         if used && let Some(ring) = self.rings.get_mut(index) {
             ring.call();
@@ -435,23 +464,54 @@ impl Device {
         more
     }
 
-    fn broken(&mut self, index: usize, error: &RingError) {
-        self.metrics.malformed();
-        limited!(self.limiter, %error, ring = index, "stopped looking at a ring");
+    /// The next chain of a ring.
+    fn next_job(&mut self, index: usize, kind: QueueKind) -> Result<Option<Job>, virtio_queue::Error> {
+        let Some(ring) = self.rings.get_mut(index) else { return Ok(None) };
+        let Some(chain) = ring.pop(self.memory.map())? else { return Ok(None) };
+        self.watch(index);
+        if chain.malformed {
+            self.metrics.malformed();
+            limited!(self.limiter, ring = index, head = chain.head, "a buffer without an end or in no order");
+        }
+        self.metrics.request(kind);
+        let mut job = Job::new(kind, chain);
+        match kind {
+            QueueKind::Inflate => self.inflate(&mut job),
+            QueueKind::Reporting => self.report(&mut job),
+            _ => {}
+        }
+        job.todo.reverse();
+        Ok(Some(job))
     }
 
-    /// The used length of a chain; `None` if the device keeps it.
-    fn answer(&mut self, kind: QueueKind, chain: &Chain) -> Option<u32> {
-        match kind {
-            QueueKind::Inflate => Some(self.inflate(chain)),
-            QueueKind::Deflate => {
-                self.deflate(chain);
-                Some(0)
+    /// Go on with a chain.
+    fn work(&mut self, job: &mut Job, began: Instant) -> Progress {
+        while let Some(range) = job.todo.pop() {
+            let (step, rest) = self.memory.step(range);
+            job.todo.extend(rest);
+            let done = self.discard(job.kind, step);
+            job.discarded = job.discarded.saturating_add(done.discarded);
+            match done.claim {
+                Claim::Proven(backing) => {
+                    job.backing = Some(backing);
+                    job.zero.push(step);
+                }
+                Claim::Unproven(reason) => job.doubt(reason),
             }
-            QueueKind::Stats => self.take_statistics(chain),
-            QueueKind::Reporting => Some(self.reported(chain)),
+            if !job.todo.is_empty() && began.elapsed() >= TURN {
+                return Progress::More;
+            }
+        }
+        match job.kind {
+            QueueKind::Inflate => Progress::Used(self.inflated(job)),
+            QueueKind::Deflate => {
+                self.deflate(&job.chain);
+                Progress::Used(0)
+            }
+            QueueKind::Stats => self.take_statistics(&job.chain),
+            QueueKind::Reporting => Progress::Used(self.reported(job)),
             // Not offered, so there is no such queue.
-            QueueKind::Hinting => Some(0),
+            QueueKind::Hinting => Progress::Used(0),
         }
     }
 
@@ -470,7 +530,7 @@ impl Device {
         for (address, length) in &chain.readable {
             let length = usize::try_from(*length).unwrap_or(0).min(rest.len());
             let (part, later) = rest.split_at_mut(length);
-            if let Err(error) = self.memory.map().read_slice(part, GuestAddress(*address)) {
+            if let Err(error) = self.memory.read(*address, part) {
                 self.metrics.malformed();
                 limited!(self.limiter, %error, address, "a list of page frames outside of memory");
                 return None;
@@ -487,71 +547,88 @@ impl Device {
         }
     }
 
-    fn inflate(&mut self, chain: &Chain) -> u32 {
-        let Some(pfns) = self.list(chain) else { return 0 };
-        let bytes = u64::try_from(pfns.len()).unwrap_or(u64::MAX).saturating_mul(PAGE_SIZE);
-        let mut taken = Taken::default();
-        // Pages of the host's own size go in runs, the others when every part of them is here.
-        let (plain, parts): (Vec<u32>, Vec<u32>) =
-            pfns.iter().partition(|pfn| self.has_small_pages(u64::from(**pfn) << PAGE_SHIFT));
-        for run in runs(&plain) {
-            let length = u64::from(run.pages) << PAGE_SHIFT;
-            if let Some(range) = Range::new(u64::from(run.first) << PAGE_SHIFT, length) {
-                let done = self.discard(QueueKind::Inflate, range);
-                taken.add(range, done);
+    /// Whether pages in the balloon stay there until the driver says otherwise. Without that it can be using
+    /// other parts of a host page by now, and only what comes in one request counts.
+    fn remembers(&self) -> bool {
+        self.features.contains(Features::MUST_TELL_HOST)
+    }
+
+    fn inflate(&mut self, job: &mut Job) {
+        let Some(pfns) = self.list(&job.chain) else { return };
+        job.received = u64::try_from(pfns.len()).unwrap_or(u64::MAX).saturating_mul(PAGE_SIZE);
+        for run in runs(&pfns) {
+            if self.remembers() {
+                if self.memory.regions().any(|region| region.host_page() > PAGE_SIZE) {
+                    self.in_balloon.insert(run);
+                }
+                if self.inhibited {
+                    self.kept.insert(run);
+                }
+            }
+            self.targets(run, &mut job.todo);
+        }
+        job.pfns = pfns;
+    }
+
+    /// What can be discarded because of a run of pages in the balloon.
+    fn targets(&self, run: Run, targets: &mut Vec<Range>) {
+        let length = u64::from(run.pages) << PAGE_SHIFT;
+        let Some(range) = Range::new(u64::from(run.first) << PAGE_SHIFT, length) else { return };
+        let mut outside = length;
+        for (region, piece) in self.memory.pieces(range) {
+            outside = outside.saturating_sub(piece.length());
+            if region.host_page() <= PAGE_SIZE {
+                targets.push(piece);
+            } else if self.remembers() {
+                let touched = region.touched_pages(piece);
+                let Ok(step) = usize::try_from(region.host_page()) else { continue };
+                for start in touched.into_iter().flat_map(|t| (t.start()..t.end()).step_by(step)) {
+                    let Some(page) = Range::new(start, region.host_page()) else { continue };
+                    // Runs are in order: another part of the same page has just been looked at.
+                    if targets.last() != Some(&page)
+                        && whole_run(page).is_some_and(|p| self.in_balloon.contains(p))
+                    {
+                        targets.push(page);
+                    }
+                }
+            } else {
+                let whole = region.whole_pages(piece);
+                let part = piece.length().saturating_sub(whole.map_or(0, Range::length));
+                self.metrics.skipped(Reason::PartOfHostPage, part);
+                targets.extend(whole);
             }
         }
-        self.inflate_parts(&parts, &mut taken);
-        self.metrics.memory(QueueKind::Inflate, bytes, taken.discarded);
+        self.metrics.skipped(Reason::OutsideMemory, outside);
+    }
 
-        if !self.features.contains(Features::DEVICE_INIT_ON_INFLATE) || chain.writable.is_empty() {
+    /// Discard what came into the balloon while that was suspended, for a turn. Returns whether there is more.
+    pub fn run_backlog(&mut self) -> bool {
+        let began = Instant::now();
+        while !self.inhibited
+            && began.elapsed() < TURN
+            && let Some(run) = self.kept.next_run(0)
+        {
+            // One call for each turn of this loop.
+            let run = Run { pages: run.pages.min(BACKLOG_PAGES), ..run };
+            self.kept.remove(run);
+            let mut targets = Vec::new();
+            self.targets(run, &mut targets);
+            for target in targets {
+                whole_run(target).into_iter().for_each(|run| self.kept.remove(run));
+                let done = self.discard(QueueKind::Inflate, target);
+                self.metrics.memory(QueueKind::Inflate, 0, done.discarded);
+            }
+        }
+        !self.inhibited && self.kept.next_run(0).is_some()
+    }
+
+    /// The used length of an inflate request.
+    fn inflated(&mut self, job: &Job) -> u32 {
+        self.metrics.memory(QueueKind::Inflate, job.received, job.discarded);
+        if !self.features.contains(Features::DEVICE_INIT_ON_INFLATE) || job.chain.writable.is_empty() {
             return 0;
         }
-        self.write_bitmap(&pfns, chain, &taken)
-    }
-
-    /// Whether what is at `address` can be discarded a balloon page at a time.
-    fn has_small_pages(&self, address: u64) -> bool {
-        !self.memory.regions().any(|region| {
-            region.host_page() > PAGE_SIZE
-                && address >= region.guest().start()
-                && address < region.guest().end()
-        })
-    }
-
-    fn inflate_parts(&mut self, pfns: &[u32], taken: &mut Taken) {
-        if pfns.is_empty() {
-            return;
-        }
-        // A driver that does not tell before it uses a page again can be using other parts of a host page
-        // by now; then only what comes in one request counts.
-        let mut fresh = HostPages::new();
-        let remember = self.features.contains(Features::MUST_TELL_HOST);
-        let mut pages = if remember { std::mem::take(&mut self.in_balloon) } else { HostPages::new() };
-        let pending = if remember { &mut pages } else { &mut fresh };
-        let mut complete = Vec::new();
-        for pfn in pfns {
-            let address = u64::from(*pfn) << PAGE_SHIFT;
-            let place =
-                self.memory.regions().enumerate().find_map(|(index, region)| {
-                    region.host_page_of(index, address).map(|place| (index, place))
-                });
-            match place {
-                Some((index, (page, part, parts))) if pending.insert(page, part, parts) => {
-                    complete.extend(self.memory.region(index).and_then(|region| region.range_of(page)));
-                }
-                Some(_) => {}
-                None => self.metrics.skipped(No::OutsideMemory, PAGE_SIZE),
-            }
-        }
-        for range in complete {
-            let done = self.discard(QueueKind::Inflate, range);
-            taken.add(range, done);
-        }
-        self.in_balloon = pages;
-    }
-
-    fn write_bitmap(&mut self, pfns: &[u32], chain: &Chain, taken: &Taken) -> u32 {
+        let (pfns, chain) = (&job.pfns, &job.chain);
         let room =
             chain.writable.iter().fold(0_u64, |sum, (_, length)| sum.saturating_add(u64::from(*length)));
         let needed = Bitmap::bytes_for(pfns.len());
@@ -561,111 +638,129 @@ impl Device {
             limited!(self.limiter, pages = pfns.len(), room, "an inflate request that cannot be answered");
             return 0;
         }
+        // What is written of each part.
+        let mut left = u64::from(length);
         let answers: Vec<Range> = chain
             .writable
             .iter()
-            .filter_map(|(address, length)| Range::new(*address, u64::from(*length)))
+            .filter_map(|(address, length)| {
+                let part = u64::from(*length).min(left);
+                left = left.saturating_sub(part);
+                Range::new(*address, part)
+            })
             .collect();
         let mut bitmap = Bitmap::new(pfns.len());
+        let mut zero = 0_u64;
         for (n, pfn) in pfns.iter().enumerate() {
-            let page = Range::new(u64::from(*pfn) << PAGE_SHIFT, PAGE_SIZE);
             // Writing the answer is the one thing that can make a page that was discarded hold something.
-            let zero = page.is_some_and(|page| {
-                taken.is_zero(page) && !answers.iter().any(|answer| answer.overlaps(page))
-            });
-            if zero {
+            let page = Range::new(u64::from(*pfn) << PAGE_SHIFT, PAGE_SIZE)
+                .filter(|page| !answers.iter().any(|answer| answer.overlaps(*page)));
+            if page.is_some_and(|page| job.is_zero(page)) {
                 bitmap.set(n);
+                zero = zero.saturating_add(PAGE_SIZE);
             }
         }
+        if !self.memory.may_touch(answers.iter().copied()) {
+            self.metrics.malformed();
+            limited!(self.limiter, "too many answers to inflate requests were in untouched memory");
+            return 0;
+        }
+        #[cfg(feature = "lying")]
+        let (bitmap, length) = crate::lying::inflated(self.options.lie, bitmap, length);
         let mut rest = bitmap.as_bytes();
-        for (address, length) in &chain.writable {
-            let (part, later) = rest.split_at(usize::try_from(*length).unwrap_or(usize::MAX).min(rest.len()));
-            if let Err(error) = self.memory.map().write_slice(part, GuestAddress(*address)) {
+        for answer in answers {
+            let length = usize::try_from(answer.length()).unwrap_or(usize::MAX).min(rest.len());
+            let (part, later) = rest.split_at(length);
+            if let Err(error) = self.memory.map().write_slice(part, GuestAddress(answer.start())) {
                 self.metrics.malformed();
+                let address = answer.start();
                 limited!(self.limiter, %error, address, "an answer to an inflate request outside of memory");
                 return 0;
             }
             rest = later;
         }
-        let zero = (0..pfns.len()).filter(|n| bitmap.get(*n)).count();
-        if let Some(backing) = taken.backing {
-            let pages = u64::try_from(zero).unwrap_or(u64::MAX);
-            self.metrics.proven(backing, pages.saturating_mul(PAGE_SIZE));
+        if let Some(backing) = job.backing {
+            self.metrics.proven(backing, zero);
         }
         length
     }
 
     fn deflate(&mut self, chain: &Chain) {
-        let Some(pfns) = self.list(chain) else {
+        match self.list(chain) {
+            Some(pfns) => runs(&pfns).into_iter().for_each(|run| {
+                self.in_balloon.remove(run);
+                self.kept.remove(run);
+            }),
             // Any page may be in use once this is answered.
-            return self.forget_pages();
-        };
-        for pfn in pfns {
-            let address = u64::from(pfn) << PAGE_SHIFT;
-            let place =
-                self.memory.regions().enumerate().find_map(|(n, region)| region.host_page_of(n, address));
-            if let Some((page, part, _)) = place {
-                self.in_balloon.remove(page, part);
-            }
+            None => self.forget_pages(),
         }
     }
 
-    fn take_statistics(&mut self, chain: &Chain) -> Option<u32> {
+    fn take_statistics(&mut self, chain: &Chain) -> Progress {
         let mut bytes = Vec::with_capacity(MAX_STATS_BYTES);
         for (address, length) in &chain.readable {
             let room = MAX_STATS_BYTES.saturating_sub(bytes.len());
             let mut part = vec![0; usize::try_from(*length).unwrap_or(usize::MAX).min(room)];
-            if let Err(error) = self.memory.map().read_slice(&mut part, GuestAddress(*address)) {
+            if let Err(error) = self.memory.read(*address, &mut part) {
                 self.metrics.malformed();
                 limited!(self.limiter, %error, address, "statistics outside of memory");
-                return Some(0);
+                return Progress::Used(0);
             }
             bytes.extend(part);
         }
-        let told = Statistics::parse(&bytes);
-        self.metrics.statistics(&told);
-        self.statistics = Some((told, Instant::now()));
+        let statistics = Statistics::parse(&bytes);
+        self.metrics.statistics(&statistics);
+        self.statistics = Some((statistics, Instant::now()));
         // The device keeps this one until it wants the next; a second one goes back at once.
         if self.held_stats.is_some() {
-            return Some(0);
+            return Progress::Used(0);
         }
         self.held_stats = Some(chain.head);
-        None
+        Progress::Held
     }
 
-    fn reported(&mut self, chain: &Chain) -> u32 {
-        let total =
+    fn report(&mut self, job: &mut Job) {
+        let chain = &job.chain;
+        job.received =
             chain.writable.iter().fold(0_u64, |sum, (_, length)| sum.saturating_add(u64::from(*length)));
-        let Ok(length) = u32::try_from(total) else {
+        let malformed = chain.malformed || !chain.readable.is_empty();
+        if malformed {
             self.metrics.malformed();
-            return 0;
-        };
-        if chain.malformed || !chain.readable.is_empty() {
-            // Not a report.
-            self.metrics.malformed();
-            self.metrics.memory(QueueKind::Reporting, total, 0);
-            self.metrics.skipped(No::Malformed, total);
-            return 0;
         }
-        let mut claim: Option<Claim> = None;
-        let mut discarded = 0_u64;
+        let mut refused = chain.writable.is_empty().then_some(Reason::Malformed);
         for (address, length) in &chain.writable {
-            let Some(range) = Range::new(*address, u64::from(*length)) else {
-                claim = Some(Claim::No(No::OutsideMemory));
-                self.metrics.skipped(No::OutsideMemory, u64::from(*length));
-                continue;
-            };
-            let done = self.discard(QueueKind::Reporting, range);
-            discarded = discarded.saturating_add(done.bytes);
-            claim = Some(claim.map_or(done.claim, |before| before.and(done.claim)));
-        }
-        self.metrics.memory(QueueKind::Reporting, total, discarded);
-        match claim {
-            Some(claim) if self.features.contains(Features::DEVICE_INIT_REPORTED) => {
-                if let Claim::Proven(backing) = claim {
-                    self.metrics.proven(backing, total);
+            let reason = match Range::new(*address, u64::from(*length)) {
+                _ if malformed => Reason::Malformed,
+                None => Reason::OutsideMemory,
+                Some(range) if !range.is_aligned(PAGE_SIZE) => Reason::Misaligned,
+                Some(range) => {
+                    job.todo.push(range);
+                    continue;
                 }
-                claim.used_length(length)
+            };
+            self.metrics.skipped(reason, u64::from(*length));
+            refused = Some(reason);
+        }
+        if let Some(reason) = refused {
+            job.doubt(reason);
+        }
+    }
+
+    /// The used length of a report.
+    fn reported(&mut self, job: &Job) -> u32 {
+        self.metrics.memory(QueueKind::Reporting, job.received, job.discarded);
+        // There is no used length for 4 GiB and more.
+        let length = u32::try_from(job.received).unwrap_or(0);
+        #[cfg(feature = "lying")]
+        if let Some(lied) = crate::lying::reported(self.options.lie, length) {
+            return lied;
+        }
+        match (job.doubt, job.backing) {
+            (None, Some(backing))
+                if self.features.contains(Features::DEVICE_INIT_REPORTED) && length != 0 =>
+            {
+                self.metrics.proven(backing, job.received);
+                Claim::Proven(backing).used_length(length)
             }
             _ => 0,
         }
@@ -681,57 +776,85 @@ impl Device {
         (self.dice >> 32).is_multiple_of(u64::from(one_in.get()))
     }
 
-    /// Give a range back to the host, unless there is a reason not to.
-    fn discard(&mut self, kind: QueueKind, range: Range) -> Discarded {
-        let kept = |reason| Discarded { claim: Claim::No(reason), bytes: 0, errno: None };
+    /// Give one step of a range back to the host, unless there is a reason not to.
+    fn discard(&mut self, kind: QueueKind, range: Range) -> Outcome {
+        let kept = |reason| Outcome { claim: Claim::Unproven(reason), discarded: 0, errno: None };
         let poisoned = self.features.contains(Features::PAGE_POISON) && self.config.poison_val != 0;
-        let done = if self.inhibited || self.leaves_it_alone() {
-            kept(No::Inhibited)
+        let mut done = if self.inhibited || self.leaves_it_alone() {
+            kept(Reason::Inhibited)
         } else if poisoned && kind == QueueKind::Reporting {
             // The driver expects its own value there, and zeros would look like a write to free memory.
-            kept(No::Poison)
-        } else if !range.is_aligned(PAGE_SIZE) {
-            kept(No::Misaligned)
+            kept(Reason::Poison)
         } else if self.rings.iter().flat_map(Ring::areas).any(|area| area.overlaps(range)) {
             // Rings are written as long as there are any: no page of them stays zero.
-            kept(No::Malformed)
+            kept(Reason::Malformed)
         } else {
-            let metrics = &self.metrics;
-            let mut done = self.memory.discard(range, |began| metrics.took(began.elapsed()));
-            if poisoned && done.claim.is_proven() {
-                done.claim = Claim::No(No::Poison);
-            }
+            let began = Instant::now();
+            #[cfg(feature = "lying")]
+            let done =
+                crate::lying::discard(self.options.lie, range).unwrap_or_else(|| self.memory.discard(range));
+            #[cfg(not(feature = "lying"))]
+            let done = self.memory.discard(range);
+            self.metrics.took(began.elapsed());
             done
         };
+        if poisoned && done.claim.is_proven() {
+            done.claim = Claim::Unproven(Reason::Poison);
+        }
         if let Some(errno) = done.errno {
             let error = std::io::Error::from_raw_os_error(errno);
             limited!(self.limiter, %error, start = range.start(), length = range.length(), "cannot discard");
         }
-        if let Claim::No(reason) = done.claim {
-            self.metrics.unproven(reason, done.bytes);
-            self.metrics.skipped(reason, range.length().saturating_sub(done.bytes));
+        if let Claim::Unproven(reason) = done.claim {
+            self.metrics.unproven(reason, done.discarded);
+            self.metrics.skipped(reason, range.length().saturating_sub(done.discarded));
         }
         done
     }
 }
 
-/// What one inflate request has taken.
-#[derive(Default)]
-struct Taken {
-    zero: Vec<Range>,
-    discarded: u64,
-    backing: Option<balloon_protocol::Backing>,
+/// The pages of a range, if they have page frame numbers.
+fn whole_run(range: Range) -> Option<Run> {
+    let first = u32::try_from(range.start() >> PAGE_SHIFT).ok()?;
+    Some(Run { first, pages: u32::try_from(range.length() >> PAGE_SHIFT).ok()? })
 }
 
-impl Taken {
-    fn add(&mut self, range: Range, done: Discarded) {
-        self.discarded = self.discarded.saturating_add(done.bytes);
-        if let Claim::Proven(backing) = done.claim {
-            self.zero.push(range);
-            self.backing = Some(backing);
-        }
+/// How far a chain is done.
+enum Progress {
+    More,
+    /// The device keeps it.
+    Held,
+    /// It goes back with this used length.
+    Used(u32),
+}
+
+/// A chain that is being worked on.
+struct Job {
+    kind: QueueKind,
+    chain: Chain,
+    pfns: Vec<u32>,
+    received: u64,
+    /// What is still to be discarded, the next one last.
+    todo: Vec<Range>,
+    discarded: u64,
+    /// What reads as zero.
+    zero: Vec<Range>,
+    backing: Option<Backing>,
+    /// Why not all of it does.
+    doubt: Option<Reason>,
+}
+
+impl Job {
+    fn new(kind: QueueKind, chain: Chain) -> Self {
+        let (pfns, todo, zero) = (Vec::new(), Vec::new(), Vec::new());
+        Self { kind, chain, pfns, received: 0, todo, discarded: 0, zero, backing: None, doubt: None }
     }
 
+    fn doubt(&mut self, reason: Reason) {
+        self.doubt.get_or_insert(reason);
+    }
+
+    /// What was discarded is in order, unless the memory has changed.
     fn is_zero(&self, page: Range) -> bool {
         self.zero.iter().any(|range| range.intersection(page) == Some(page))
     }

@@ -1,24 +1,31 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A virtio balloon as a process of its own, for any VMM that speaks vhost-user.
 //!
-//! One thread does everything but wait for signals: requests of the front end, queues, control and
-//! metrics sockets. So nothing can still be discarding memory after the front end has been told that a
+//! One thread serves: requests of the front end, queues, control and metrics sockets. Others wait for
+//! signals, and close descriptors that nothing is known of. So nothing can still be discarding memory after the front end has been told that a
 //! ring has stopped or that a region of memory is no longer in use; with a worker thread beside the one
 //! that answers requests (as `vhost-user-backend` has it) that takes a lock around every discard.
 
 pub mod cli;
-pub mod client;
-pub mod control;
 pub mod device;
-pub mod limit;
-pub mod memory;
-pub mod metrics;
-pub mod notify;
-pub mod ring;
 pub mod sandbox;
 pub mod server;
-pub mod signals;
 
-mod backend;
-mod channel;
-mod exporter;
+mod control;
+mod limit;
+#[cfg(feature = "lying")]
+pub mod lying;
+mod memory;
+mod metrics;
+mod notify;
+mod ring;
+mod run;
+mod service;
+mod signals;
+mod start;
+mod state;
+mod subcommand;
+mod threads;
+mod vhost_user;
+
+pub use start::main;

@@ -3,50 +3,35 @@
 
 use std::fs::File;
 use std::io;
-use std::time::Instant;
+use std::os::unix::fs::FileExt;
 
-use balloon_discard::{FileId, Region, RegionError};
-use balloon_protocol::{Claim, No, Range, clip};
+use crate::signals;
+use balloon_discard::{FileId, Outcome, Region, RegionError};
+use balloon_protocol::{Claim, Range, Reason, clip};
 use thiserror::Error;
 use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap, GuestRegionMmap, MmapRegion};
 
 /// The most regions a guest may have.
 pub const MAX_REGIONS: usize = 256;
+/// The most that is discarded by one system call, unless a page of the host is larger.
+pub const STEP: u64 = 32 << 20;
+/// The most memory for which this process is charged because it touches holes in guest memory: rings and
+/// answers, which the guest may have placed in memory that it never wrote.
+pub const MAX_FAULTED: u64 = 16 << 20;
 
 /// Memory that is not taken over.
 #[derive(Debug, Error)]
 pub enum MemoryError {
-    /// A region cannot be one.
     #[error(transparent)]
     Region(#[from] RegionError),
-    /// A region cannot be mapped.
     #[error("the region at {guest:#x} cannot be mapped: {source}")]
-    Map {
-        /// Where it begins in the guest.
-        guest: u64,
-        /// What the kernel said.
-        source: io::Error,
-    },
-    /// Two regions have addresses in common.
+    Map { guest: u64, source: io::Error },
     #[error("the region at {guest:#x} overlaps another one")]
-    Overlap {
-        /// Where the later one begins in the guest.
-        guest: u64,
-    },
-    /// There are too many.
+    Overlap { guest: u64 },
     #[error("{count} regions are more than {MAX_REGIONS}")]
-    TooMany {
-        /// How many there would be.
-        count: usize,
-    },
-    /// A region that is to go does not exist.
+    TooMany { count: usize },
     #[error("there is no region of {length:#x} bytes at {guest:#x}")]
-    Missing {
-        /// Where it would begin in the guest.
-        guest: u64,
-        /// Its length.
-        length: u64,
-    },
+    Missing { guest: u64, length: u64 },
 }
 
 /// What a front end tells of a region.
@@ -66,6 +51,8 @@ struct Slot {
     region: Region,
     user: Range,
     mapping: GuestRegionMmapArc,
+    /// Dropped with the mapping.
+    _guard: signals::Guard,
 }
 
 type GuestRegionMmapArc = std::sync::Arc<GuestRegionMmap<()>>;
@@ -79,17 +66,9 @@ pub struct Memory {
     unit: u64,
     /// Files without a name of which the guest is known to see the same content.
     shared: Vec<FileId>,
-}
-
-/// What became of a range that may span regions.
-#[derive(Debug, Clone, Copy)]
-pub struct Discarded {
-    /// Whether all of it reads as zero now.
-    pub claim: Claim,
-    /// How many bytes went back to the host.
-    pub bytes: u64,
-    /// What the call that failed said.
-    pub errno: Option<i32>,
+    /// Bytes of holes in `files` that this process has touched.
+    faulted: u64,
+    files: Vec<FileId>,
 }
 
 impl Memory {
@@ -121,10 +100,6 @@ impl Memory {
 
     /// Take other memory. On an error there is none: what there was is no longer the guest's, so nothing of
     /// it may be discarded or claimed to be zero.
-    ///
-    /// # Errors
-    ///
-    /// A region is not usable, or they overlap.
     pub fn replace(&mut self, regions: impl Iterator<Item = (Description, File)>) -> Result<(), MemoryError> {
         let result = self.try_replace(regions);
         if result.is_err() {
@@ -142,10 +117,6 @@ impl Memory {
     }
 
     /// Take one more region. On an error the memory stays as it was, or is gone if it cannot be mapped.
-    ///
-    /// # Errors
-    ///
-    /// The region is not usable, or overlaps another one.
     pub fn add(&mut self, description: Description, file: File) -> Result<(), MemoryError> {
         let mut slots = std::mem::take(&mut self.slots);
         let before = slots.len();
@@ -159,10 +130,6 @@ impl Memory {
     }
 
     /// Let a region go.
-    ///
-    /// # Errors
-    ///
-    /// There is none like it.
     pub fn remove(&mut self, description: Description) -> Result<(), MemoryError> {
         let missing = MemoryError::Missing { guest: description.guest, length: description.length };
         let range = Range::new(description.guest, description.length);
@@ -180,25 +147,34 @@ impl Memory {
         self.shared.clear();
     }
 
-    fn insert(&self, slots: &mut Vec<Slot>, told: Description, file: File) -> Result<(), MemoryError> {
-        let guest = told.guest;
+    fn insert(&self, slots: &mut Vec<Slot>, given: Description, file: File) -> Result<(), MemoryError> {
+        let guest = given.guest;
         let overlap = MemoryError::Overlap { guest };
         let map = |source: io::Error| MemoryError::Map { guest, source };
         if slots.len() >= MAX_REGIONS {
             return Err(MemoryError::TooMany { count: slots.len().saturating_add(1) });
         }
-        let mut region = Region::new(file, told.offset, told.guest, told.length)?;
+        let mut region = Region::new(file, given.offset, guest, given.length)?;
+        let host_page = region.host_page();
         region.coarsen(self.unit);
-        let Some(user) = Range::new(told.user, told.length) else { return Err(overlap) };
+        let Some(user) = Range::new(given.user, given.length) else { return Err(overlap) };
         if slots.iter().any(|s| s.region.guest().overlaps(region.guest()) || s.user.overlaps(user)) {
             return Err(overlap);
         }
-        let length = usize::try_from(told.length).map_err(|e| map(io::Error::other(e)))?;
-        let file = region.file().try_clone().map_err(map)?;
-        let mapped = MmapRegion::from_file(FileOffset::new(file, told.offset), length)
-            .map_err(|error| map(io::Error::other(error)))?;
+        let length = usize::try_from(given.length).map_err(|e| map(io::Error::other(e)))?;
+        let backing = FileOffset::from_arc(region.file().clone(), given.offset);
+        let mapped = MmapRegion::from_file(backing, length).map_err(|error| map(io::Error::other(error)))?;
+        let start = mapped.as_ptr();
+        // SAFETY: the mapping was made above and has this length; the advice changes nothing but dumps.
+        let advised = unsafe { libc::madvise(start.cast(), length, libc::MADV_DONTDUMP) };
+        if advised != 0 {
+            return Err(map(io::Error::last_os_error()));
+        }
+        let whole = length.next_multiple_of(usize::try_from(host_page).unwrap_or(4096));
+        let guard =
+            signals::Guard::new(start.addr(), whole).ok_or_else(|| map(io::Error::other("no slot")))?;
         let mapping = GuestRegionMmap::new(mapped, GuestAddress(guest)).ok_or(overlap)?;
-        slots.push(Slot { region, user, mapping: mapping.into() });
+        slots.push(Slot { region, user, mapping: mapping.into(), _guard: guard });
         Ok(())
     }
 
@@ -216,12 +192,22 @@ impl Memory {
         self.slots = slots;
         // A file that is no longer there, and comes back, has to be seen again.
         self.shared.retain(|id| self.slots.iter().any(|slot| slot.region.id() == *id));
-        for slot in &mut self.slots {
+        let aliased: Vec<bool> = self
+            .regions()
+            .map(|one| self.regions().filter(|other| one.is_alias_of(other)).count() > 1)
+            .collect();
+        for (slot, aliased) in self.slots.iter_mut().zip(aliased) {
             let seen = !slot.region.has_name() && self.shared.contains(&slot.region.id());
             if self.all_shared || seen {
                 slot.region.set_known_shared();
             }
+            slot.region.set_aliased(aliased);
         }
+        let files: Vec<FileId> = self.regions().map(Region::id).collect();
+        if !files.iter().any(|id| self.files.contains(id)) {
+            self.faulted = 0;
+        }
+        self.files = files;
         Ok(())
     }
 
@@ -232,11 +218,10 @@ impl Memory {
     /// a name nobody but the VMM has it, and a guest that has the device write its own index (as a part of
     /// another ring or answer) deceives only itself.
     pub fn written_by_guest(&mut self, address: u64) {
-        let place = self.regions().find(|region| {
-            let guest = region.guest();
-            guest.start() <= address && address < guest.end()
-        });
-        let Some(id) = place.filter(|region| !region.has_name() && !region.known_shared()).map(Region::id)
+        let Some(id) = self
+            .region_at(address)
+            .filter(|region| !region.has_name() && !region.known_shared())
+            .map(Region::id)
         else {
             return;
         };
@@ -249,32 +234,108 @@ impl Memory {
     }
 
     /// The guest's address for an address of the front end.
-    pub fn from_user(&self, address: u64) -> Option<u64> {
+    pub fn guest_address(&self, address: u64) -> Option<u64> {
         self.slots.iter().find_map(|slot| {
             let at = address.checked_sub(slot.user.start()).filter(|at| *at < slot.user.length())?;
             slot.region.guest().start().checked_add(at)
         })
     }
 
-    /// Give a range back to the host, as far as it is the guest's; `observe` is told how long it took.
-    pub fn discard(&self, range: Range, observe: impl Fn(Instant)) -> Discarded {
-        let mut covered = 0_u64;
-        let mut total = Discarded { claim: Claim::No(No::OutsideMemory), bytes: 0, errno: None };
-        let mut claim: Option<Claim> = None;
-        for piece in clip(range, self.regions().map(Region::guest)) {
-            let Some(region) = self.region(piece.region) else { continue };
-            let began = Instant::now();
-            let outcome = region.discard(piece.range);
-            observe(began);
-            covered = covered.saturating_add(piece.range.length());
-            total.bytes = total.bytes.saturating_add(outcome.discarded);
-            total.errno = total.errno.or(outcome.errno);
-            claim = Some(claim.map_or(outcome.claim, |before| before.and(outcome.claim)));
+    /// Read guest memory from its file: a hole reads as zeros and stays a hole.
+    pub fn read(&self, address: u64, bytes: &mut [u8]) -> io::Result<()> {
+        let outside = || io::Error::new(io::ErrorKind::NotFound, "outside of memory");
+        let mut at = address;
+        let mut rest = bytes;
+        while !rest.is_empty() {
+            let length = u64::try_from(rest.len()).unwrap_or(u64::MAX);
+            let wanted = Range::new(at, length).ok_or_else(outside)?;
+            let region = self.region_at(at).ok_or_else(outside)?;
+            let place = region.to_file(wanted).ok_or_else(outside)?;
+            let (part, later) = rest.split_at_mut(usize::try_from(place.length()).unwrap_or(0));
+            region.file().read_exact_at(part, place.start())?;
+            at = at.checked_add(place.length()).ok_or_else(outside)?;
+            rest = later;
         }
-        match claim {
-            Some(claim) if covered == range.length() => total.claim = claim,
-            _ => {}
+        Ok(())
+    }
+
+    /// Whether these ranges may be touched. Holes in them become memory that this process is charged for,
+    /// which is bounded for as long as the guest has the same files.
+    pub fn may_touch(&mut self, ranges: impl Iterator<Item = Range>) -> bool {
+        let mut limit = MAX_FAULTED;
+        for range in ranges {
+            for slot in &self.slots {
+                let unit = slot.region.fault_size();
+                limit = limit.max(unit.saturating_mul(64));
+                let Some(mut rest) = range.intersection(slot.region.guest()) else { continue };
+                loop {
+                    let at = slot.region.to_file(rest).map_or(0, Range::start);
+                    let room = unit.saturating_sub(at.checked_rem(unit).unwrap_or(0));
+                    let start = rest.start().saturating_sub(slot.region.guest().start());
+                    if signals::has_hole(&slot.mapping, start, rest.length().min(room)) {
+                        self.faulted = self.faulted.saturating_add(unit);
+                    }
+                    let left = rest.length().saturating_sub(room);
+                    let Some(next) = Range::new(rest.start().saturating_add(room), left) else { break };
+                    rest = next;
+                }
+            }
         }
-        total
+        self.faulted <= limit
+    }
+
+    /// The region an address is in.
+    pub fn region_at(&self, address: u64) -> Option<&Region> {
+        self.regions().find(|region| {
+            let guest = region.guest();
+            guest.start() <= address && address < guest.end()
+        })
+    }
+
+    /// Why a region could not be touched.
+    pub fn loss(&self) -> &'static str {
+        let cut = |region: &Region| {
+            let size = region.file().metadata().map_or(0, |about| about.len());
+            region.in_file().end() > size
+        };
+        if self.regions().any(cut) {
+            "guest memory is gone: its file was truncated by the front end"
+        } else {
+            "the host has no page for guest memory: its pool of huge pages or its filesystem is full"
+        }
+    }
+
+    /// The first part of a range that can be discarded by one call, and what is left of it.
+    pub fn step(&self, range: Range) -> (Range, Option<Range>) {
+        let end = match self.region_at(range.start()) {
+            Some(region) => {
+                let step = STEP.max(region.host_page());
+                // Counted in the file, so that no host page is cut.
+                let at = region.to_file(range).map_or(0, Range::start);
+                let room = step.saturating_sub(at % step);
+                range.start().saturating_add(room).min(region.guest().end())
+            }
+            None => {
+                let starts = self.regions().map(|region| region.guest().start());
+                starts.filter(|start| *start > range.start()).min().unwrap_or(u64::MAX)
+            }
+        };
+        let first = Range::new(range.start(), end.saturating_sub(range.start()));
+        let first = first.and_then(|first| first.intersection(range)).unwrap_or(range);
+        (first, Range::new(first.end(), range.end().saturating_sub(first.end())))
+    }
+
+    /// Give a range that [`Memory::step`] has returned back to the host.
+    pub fn discard(&self, range: Range) -> Outcome {
+        match self.region_at(range.start()) {
+            Some(region) => region.discard(range),
+            None => Outcome { claim: Claim::Unproven(Reason::OutsideMemory), discarded: 0, errno: None },
+        }
+    }
+
+    /// The parts of a range in each region.
+    pub fn pieces(&self, range: Range) -> impl Iterator<Item = (&Region, Range)> {
+        clip(range, self.regions().map(Region::guest))
+            .filter_map(|piece| Some((self.region(piece.region)?, piece.range)))
     }
 }

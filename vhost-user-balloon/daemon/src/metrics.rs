@@ -4,7 +4,7 @@
 use std::fmt::Write;
 use std::time::Duration;
 
-use balloon_protocol::{Backing, No, QueueKind, Statistics};
+use balloon_protocol::{Backing, QueueKind, Reason, Statistics};
 use prometheus_client::encoding::text::encode;
 use prometheus_client::encoding::{EncodeLabelSet, LabelSetEncoder};
 use prometheus_client::metrics::counter::Counter;
@@ -77,7 +77,7 @@ impl Default for Metrics {
             let _ = received.get_or_create(&label);
             let _ = discarded.get_or_create(&label);
         }
-        for reason in No::ALL {
+        for reason in Reason::ALL {
             let _ = skipped.get_or_create(&Label("reason", reason.label()));
             let _ = unproven.get_or_create(&Label("reason", reason.label()));
         }
@@ -122,12 +122,12 @@ impl Metrics {
     }
 
     /// So many bytes were not given back.
-    pub fn skipped(&self, reason: No, bytes: u64) {
+    pub fn skipped(&self, reason: Reason, bytes: u64) {
         self.skipped.get_or_create(&Label("reason", reason.label())).inc_by(bytes);
     }
 
     /// So many bytes were given back and nothing is said of what they read as.
-    pub fn unproven(&self, reason: No, bytes: u64) {
+    pub fn unproven(&self, reason: Reason, bytes: u64) {
         self.unproven.get_or_create(&Label("reason", reason.label())).inc_by(bytes);
     }
 
@@ -166,7 +166,7 @@ impl Metrics {
                 labels.iter().map(|l| (*l, family.get_or_create(&Label(key, l)).get())).collect()
             };
         let sum = |list: Vec<(&'static str, u64)>| list.iter().map(|(_, n)| n).sum();
-        let reasons = No::ALL.map(No::label);
+        let reasons = Reason::ALL.map(Reason::label);
         let queues = [QueueKind::Inflate.label(), QueueKind::Reporting.label()];
         let some = |list: Vec<(&'static str, u64)>| list.into_iter().filter(|(_, n)| *n > 0).collect();
         Totals {
@@ -225,7 +225,7 @@ mod tests {
         let metrics = Metrics::default();
         metrics.memory(QueueKind::Reporting, 8192, 4096);
         metrics.proven(Backing::Tmpfs, 4096);
-        metrics.skipped(No::PartOfHostPage, 4096);
+        metrics.skipped(Reason::PartOfHostPage, 4096);
         metrics.took(Duration::from_micros(50));
         metrics.sizes(1 << 30, 5);
         metrics.statistics(&Statistics { free_memory: Some(77), ..Statistics::default() });

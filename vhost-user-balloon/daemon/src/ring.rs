@@ -5,13 +5,12 @@ use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd};
 
 use balloon_protocol::Range;
-use rustix::fs::{FileType, OFlags};
 use rustix::io::Errno;
 use virtio_queue::{Queue, QueueOwnedT, QueueT};
-use vm_memory::{GuestAddress, GuestMemoryMmap};
+use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
 /// More descriptors than a chain has any reason to have; the time one chain can take is bounded by it.
-const MAX_DESCRIPTORS: usize = 1024;
+const MAX_DESCRIPTORS: u16 = 1024;
 
 /// The largest ring that a front end may ask for.
 pub const MAX_QUEUE_SIZE: u16 = 1024;
@@ -29,33 +28,9 @@ pub struct Chain {
     pub malformed: bool,
 }
 
-/// A ring that can no longer be used until it is set up anew.
-#[derive(Debug, thiserror::Error)]
-pub enum RingError {
-    /// The driver or the front end made a ring that is none.
-    #[error("the ring cannot be used: {0}")]
-    Broken(virtio_queue::Error),
-    /// The front end gave a descriptor that is neither an event nor a pipe.
-    #[error("descriptor {fd} for {what} of ring {ring} is neither an eventfd nor a pipe nor a socket")]
-    Descriptor {
-        /// The ring.
-        ring: usize,
-        /// What it was to be used for.
-        what: &'static str,
-        /// Its number here.
-        fd: i32,
-    },
-    /// A descriptor cannot be used without waiting.
-    #[error("descriptor for {what} of ring {ring}: {source}")]
-    Fcntl {
-        /// The ring.
-        ring: usize,
-        /// What it was to be used for.
-        what: &'static str,
-        /// What the kernel said.
-        source: std::io::Error,
-    },
-}
+const NEXT: u16 = 1;
+const WRITE: u16 = 2;
+const INDIRECT: u16 = 4;
 
 /// What came of looking at a ring's kick.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -65,7 +40,7 @@ pub enum Kick {
     /// Nobody kicked.
     No,
     /// It will not be heard of again.
-    Gone,
+    Hangup,
 }
 
 /// One ring.
@@ -86,10 +61,6 @@ pub struct Ring {
 
 impl Ring {
     /// A ring that has not been set up.
-    ///
-    /// # Errors
-    ///
-    /// None, as long as [`MAX_QUEUE_SIZE`] is a size that a queue can have.
     pub fn new() -> Result<Self, virtio_queue::Error> {
         Ok(Self {
             queue: Queue::new(MAX_QUEUE_SIZE)?,
@@ -135,27 +106,27 @@ impl Ring {
     }
 
     /// Where it is in guest memory.
-    ///
-    /// # Errors
-    ///
-    /// The addresses are not aligned, or not (entirely) in guest memory.
     pub fn set_addresses(
         &mut self,
         descriptors: u64,
         available: u64,
         used: u64,
-        memory: &GuestMemoryMmap<()>,
-    ) -> Result<(), RingError> {
-        self.queue.try_set_desc_table_address(GuestAddress(descriptors)).map_err(RingError::Broken)?;
-        self.queue.try_set_avail_ring_address(GuestAddress(available)).map_err(RingError::Broken)?;
-        self.queue.try_set_used_ring_address(GuestAddress(used)).map_err(RingError::Broken)?;
-        // The used index is nowhere but in the ring: after a stop, or when another device used it before.
-        let index =
-            self.queue.used_idx(memory, std::sync::atomic::Ordering::Acquire).map_err(RingError::Broken)?;
-        self.queue.set_next_used(index.0);
+    ) -> Result<(), virtio_queue::Error> {
+        self.addressed = false;
+        self.queue.try_set_desc_table_address(GuestAddress(descriptors))?;
+        self.queue.try_set_avail_ring_address(GuestAddress(available))?;
+        self.queue.try_set_used_ring_address(GuestAddress(used))?;
         self.broken = false;
         self.index = None;
         self.addressed = true;
+        Ok(())
+    }
+
+    /// Begin where the used ring ends, which is known only there: after a stop, or when another device has
+    /// used it before.
+    pub fn take_up(&mut self, memory: &GuestMemoryMmap<()>) -> Result<(), virtio_queue::Error> {
+        let index = self.queue.used_idx(memory, std::sync::atomic::Ordering::Acquire)?;
+        self.queue.set_next_used(index.0);
         self.start();
         Ok(())
     }
@@ -227,39 +198,24 @@ impl Ring {
         self.is_running() && std::mem::take(&mut self.pending)
     }
 
-    /// What the driver kicks.
-    ///
-    /// # Errors
-    ///
-    /// It cannot be used without waiting for it.
-    pub fn set_kick(&mut self, ring: usize, file: Option<File>) -> Result<(), RingError> {
-        self.kick = file.map(|file| usable(file, ring, "kicks")).transpose()?;
+    /// What the driver kicks; an event or a pipe that does not block.
+    pub fn set_kick(&mut self, file: Option<File>) {
+        self.kick = file;
         self.broken = false;
         self.index = None;
         self.start();
-        Ok(())
     }
 
     /// What the driver is called by. It is called at once: a device that was here before may have ended
-    /// between the last answer and the call, which nobody else would make.
-    ///
-    /// # Errors
-    ///
-    /// It cannot be used without waiting for it.
-    pub fn set_call(&mut self, ring: usize, file: Option<File>) -> Result<(), RingError> {
-        self.call = file.map(|file| usable(file, ring, "calls")).transpose()?;
+    /// between the last answer and the call.
+    pub fn set_call(&mut self, file: Option<File>) {
+        self.call = file;
         self.call();
-        Ok(())
     }
 
-    /// Where a broken ring is told.
-    ///
-    /// # Errors
-    ///
-    /// It cannot be used without waiting for it.
-    pub fn set_error(&mut self, ring: usize, file: Option<File>) -> Result<(), RingError> {
-        self.error = file.map(|file| usable(file, ring, "errors")).transpose()?;
-        Ok(())
+    /// Where a ring that breaks is reported.
+    pub fn set_error(&mut self, file: Option<File>) {
+        self.error = file;
     }
 
     /// What to wait for.
@@ -273,47 +229,53 @@ impl Ring {
         let mut counter = [0; 8];
         match rustix::io::read(kick, &mut counter) {
             Ok(8) => Kick::Yes,
-            Err(Errno::AGAIN | Errno::INTR) => Kick::No,
+            Err(Errno::AGAIN) => Kick::No,
             _ => {
-                // Its end, or no event: it would be readable for ever.
+                // Its end, or it was made to block: a signal has interrupted the call.
                 self.kick = None;
-                Kick::Gone
+                Kick::Hangup
             }
         }
     }
 
     /// The next thing the driver has put into the ring.
-    ///
-    /// # Errors
-    ///
-    /// The ring makes no sense. It is not looked at again until it is set up anew.
-    pub fn pop(&mut self, memory: &GuestMemoryMmap<()>) -> Result<Option<Chain>, RingError> {
+    pub fn pop(&mut self, memory: &GuestMemoryMmap<()>) -> Result<Option<Chain>, virtio_queue::Error> {
         if !self.is_running() {
             return Ok(None);
         }
-        let popped = match self.queue.iter(memory) {
-            Ok(mut available) => available.next(),
+        let head = match self.queue.iter(memory) {
+            Ok(mut available) => available.next().map(|chain| chain.head_index()),
             Err(error) => {
                 self.fail();
-                return Err(RingError::Broken(error));
+                return Err(error);
             }
         };
-        let Some(mut descriptors) = popped else { return Ok(None) };
-        let mut chain = Chain { head: descriptors.head_index(), ..Chain::default() };
-        let mut more = true;
-        for descriptor in descriptors.by_ref().take(MAX_DESCRIPTORS) {
-            let part = (descriptor.addr().0, descriptor.len());
-            if descriptor.is_write_only() {
-                chain.writable.push(part);
-            } else if chain.writable.is_empty() {
-                chain.readable.push(part);
-            } else {
-                chain.malformed = true;
+        let Some(head) = head else { return Ok(None) };
+        let mut chain = Chain { head, ..Chain::default() };
+        let mut next = head;
+        for _ in 0..self.queue.size().min(MAX_DESCRIPTORS) {
+            // Only the table itself is read: indirect ones were not offered, and could be in holes of memory.
+            let entry = (next < self.queue.size())
+                .then(|| self.queue.desc_table().checked_add(u64::from(next) * 16))
+                .flatten()
+                .and_then(|at| memory.read_obj::<[u8; 16]>(GuestAddress(at)).ok());
+            let Some(entry) = entry else { break };
+            let word = u128::from_le_bytes(entry);
+            #[allow(clippy::cast_possible_truncation)]
+            let (address, length) = (word as u64, (word >> 64) as u32);
+            #[allow(clippy::cast_possible_truncation)]
+            let (flags, following) = ((word >> 96) as u16, (word >> 112) as u16);
+            if flags & INDIRECT != 0 || (flags & WRITE == 0 && !chain.writable.is_empty()) {
+                break;
             }
-            more = descriptor.has_next();
+            let parts = if flags & WRITE == 0 { &mut chain.readable } else { &mut chain.writable };
+            parts.push((address, length));
+            if flags & NEXT == 0 {
+                return Ok(Some(chain));
+            }
+            next = following;
         }
-        // The iterator ends without a word at a loop, or at an index or address that does not exist.
-        chain.malformed |= more;
+        chain.malformed = true;
         Ok(Some(chain))
     }
 
@@ -323,30 +285,33 @@ impl Ring {
     }
 
     /// Give a chain back.
-    ///
-    /// # Errors
-    ///
-    /// The ring makes no sense. It is not looked at again until it is set up anew.
-    pub fn push(&mut self, memory: &GuestMemoryMmap<()>, head: u16, length: u32) -> Result<(), RingError> {
-        self.queue.add_used(memory, head, length).map_err(|error| {
+    pub fn push(
+        &mut self,
+        memory: &GuestMemoryMmap<()>,
+        head: u16,
+        length: u32,
+    ) -> Result<(), virtio_queue::Error> {
+        let done = self.queue.add_used(memory, head, length);
+        if done.is_err() {
             self.fail();
-            RingError::Broken(error)
-        })
+        }
+        done
     }
 
     /// Tell the driver. Never waits: where the event cannot be raised it has been, or nobody listens.
     pub fn call(&mut self) {
         if let Some(call) = &self.call
-            && !ring_bell(call)
+            && !notify(call)
         {
             self.call = None;
         }
     }
 
-    fn fail(&mut self) {
+    /// Stop looking at it until it is set up anew.
+    pub fn fail(&mut self) {
         self.broken = true;
         if let Some(error) = &self.error {
-            ring_bell(error);
+            notify(error);
         }
     }
 
@@ -358,33 +323,18 @@ impl Ring {
             (self.queue.avail_ring(), size.saturating_mul(2).saturating_add(6)),
             (self.queue.used_ring(), size.saturating_mul(8).saturating_add(6)),
         ];
-        let started = self.is_started();
-        areas.into_iter().filter(move |_| started).filter_map(|(start, length)| Range::new(start, length))
+        let addressed = self.addressed;
+        areas.into_iter().filter(move |_| addressed).filter_map(|(start, length)| Range::new(start, length))
     }
 }
 
-/// Whether a bell may be rung again.
-fn ring_bell(bell: &File) -> bool {
-    match rustix::io::write(bell, &1_u64.to_ne_bytes()) {
-        Ok(_) | Err(Errno::AGAIN | Errno::INTR) => true,
+/// Add one to an event; `false`: nobody listens any more.
+fn notify(event: &File) -> bool {
+    match rustix::io::write(event, &1_u64.to_ne_bytes()) {
+        Ok(_) | Err(Errno::AGAIN) => true,
+        // Nobody listens, or it was made to block and a signal has interrupted the call.
         Err(_) => false,
     }
-}
-
-/// A descriptor that can be used without ever waiting.
-fn usable(file: File, ring: usize, what: &'static str) -> Result<File, RingError> {
-    use std::os::fd::AsRawFd;
-    let fcntl = |source: Errno| RingError::Fcntl { ring, what, source: source.into() };
-    let about = rustix::fs::fstat(&file).map_err(fcntl)?;
-    // An eventfd has no type at all. A regular file or /dev/zero would be readable for ever.
-    match FileType::from_raw_mode(about.st_mode) {
-        FileType::Fifo | FileType::Socket => {}
-        FileType::Unknown if about.st_mode & 0o170_000 == 0 => {}
-        _ => return Err(RingError::Descriptor { ring, what, fd: file.as_raw_fd() }),
-    }
-    let flags = rustix::fs::fcntl_getfl(&file).map_err(fcntl)?;
-    rustix::fs::fcntl_setfl(&file, flags | OFlags::NONBLOCK).map_err(fcntl)?;
-    Ok(file)
 }
 
 #[cfg(test)]
@@ -405,23 +355,24 @@ mod tests {
         assert!(!ring.take_pending());
         ring.set_enabled(true);
         assert!(!ring.take_pending(), "not started");
-        ring.set_addresses(0, 0x1000, 0x2000, &memory).unwrap();
-        ring.set_kick(0, None).unwrap();
+        ring.set_addresses(0, 0x1000, 0x2000).unwrap();
+        ring.take_up(&memory).unwrap();
+        ring.set_kick(None);
         assert!(!ring.take_pending(), "not started without a kick");
-        ring.set_kick(0, event()).unwrap();
+        ring.set_kick(event());
         assert!(ring.take_pending(), "started");
         assert!(!ring.take_pending());
         ring.set_enabled(false);
         assert!(!ring.take_pending(), "disabled");
         // A kick that is lost changes nothing about what is in the ring.
-        ring.set_kick(0, None).unwrap();
+        ring.set_kick(None);
         ring.set_enabled(true);
         assert!(ring.take_pending(), "enabled");
         assert!(!ring.take_pending());
         ring.set_enabled(true);
         ring.stop();
         assert!(!ring.take_pending(), "stopped");
-        ring.set_kick(0, event()).unwrap();
+        ring.set_kick(event());
         assert!(ring.take_pending(), "started again");
         ring.reset();
         assert!(!ring.take_pending(), "reset");

@@ -18,11 +18,10 @@ use crate::cli::Seccomp;
 
 /// Why the process cannot be confined.
 #[derive(Debug, Error)]
+#[allow(missing_docs)]
 pub enum SandboxError {
-    /// Landlock does not do what was asked of it.
     #[error("landlock: {0} (--landlock off goes on without it)")]
     Landlock(#[from] landlock::RulesetError),
-    /// No filter for this machine, or it is not accepted.
     #[error("seccomp: {0} (--seccomp off goes on without it)")]
     Seccomp(String),
 }
@@ -33,13 +32,9 @@ fn remember() {
     let _ = rustix::param::page_size();
 }
 
-/// Give up all files, network and signals to others, as far as this kernel can. `writable`: folders in
-/// which a file may still be written. `removable`: folders from which sockets are removed at the end.
-///
-/// # Errors
-///
-/// The kernel has landlock and refuses to use it.
-pub fn landlock(writable: &[&File], removable: &[&File]) -> Result<&'static str, SandboxError> {
+/// Give up all files, network and signals to others, as far as this kernel can. `removable`: folders from
+/// which sockets are removed at the end.
+pub fn landlock(removable: &[&File]) -> Result<&'static str, SandboxError> {
     remember();
     let newest = ABI::V6;
     let mut rules = Ruleset::default()
@@ -48,10 +43,6 @@ pub fn landlock(writable: &[&File], removable: &[&File]) -> Result<&'static str,
         .handle_access(AccessNet::from_all(newest))?
         .scope(Scope::from_all(newest))?
         .create()?;
-    for folder in writable {
-        let access = AccessFs::WriteFile | AccessFs::MakeReg | AccessFs::RemoveFile | AccessFs::Truncate;
-        rules = rules.add_rule(PathBeneath::new(folder, access))?;
-    }
     for folder in removable {
         rules = rules.add_rule(PathBeneath::new(folder, AccessFs::RemoveFile))?;
     }
@@ -62,12 +53,8 @@ pub fn landlock(writable: &[&File], removable: &[&File]) -> Result<&'static str,
     })
 }
 
-/// Allow the system calls that are needed from now on, on all threads. `files`: a text file is written.
-///
-/// # Errors
-///
-/// There is no filter for this machine, or the kernel does not take it.
-pub fn seccomp(action: Seccomp, files: bool) -> Result<&'static str, SandboxError> {
+/// Allow the system calls that are needed from now on, on all threads.
+pub fn seccomp(action: Seccomp) -> Result<&'static str, SandboxError> {
     let (otherwise, name) = match action {
         Seccomp::Off => return Ok("no seccomp (switched off)"),
         Seccomp::Kill => (SeccompAction::KillProcess, "seccomp"),
@@ -77,7 +64,7 @@ pub fn seccomp(action: Seccomp, files: bool) -> Result<&'static str, SandboxErro
     remember();
     let machine = std::env::consts::ARCH.try_into().map_err(|e| refused(&e))?;
     let filter =
-        SeccompFilter::new(rules(files).map_err(|e| refused(&e))?, otherwise, SeccompAction::Allow, machine)
+        SeccompFilter::new(rules().map_err(|e| refused(&e))?, otherwise, SeccompAction::Allow, machine)
             .map_err(|e| refused(&e))?;
     let program: BpfProgram = filter.try_into().map_err(|e| refused(&e))?;
     seccompiler::apply_filter_all_threads(&program).map_err(|e| refused(&e))?;
@@ -92,13 +79,8 @@ fn constant(value: c_int) -> u64 {
     u64::from(value.cast_unsigned())
 }
 
-fn rules(files: bool) -> Result<BTreeMap<i64, Vec<SeccompRule>>, seccompiler::BackendError> {
+fn rules() -> Result<BTreeMap<i64, Vec<SeccompRule>>, seccompiler::BackendError> {
     let mut rules: BTreeMap<i64, Vec<SeccompRule>> = ALWAYS.iter().map(|call| (*call, Vec::new())).collect();
-    if files {
-        rules.extend(
-            [libc::SYS_openat, libc::SYS_renameat, libc::SYS_renameat2].map(|call| (call, Vec::new())),
-        );
-    }
     // Holes, and nothing else: neither writing zeros nor collapsing nor growing a file.
     let hole = constant(libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE);
     rules.insert(libc::SYS_fallocate, vec![SeccompRule::new(vec![is(1, hole)?])?]);
@@ -150,16 +132,19 @@ const ALWAYS: &[c_long] = &[
     libc::SYS_newfstatat,
     libc::SYS_statx,
     libc::SYS_fstatfs,
-    libc::SYS_lseek,
+    libc::SYS_pread64,
+    libc::SYS_pwrite64,
     // memory
     libc::SYS_munmap,
     libc::SYS_mremap,
     libc::SYS_madvise,
+    libc::SYS_mincore,
     libc::SYS_brk,
     // threads and time
     libc::SYS_futex,
     libc::SYS_sched_yield,
     libc::SYS_clock_gettime,
+    libc::SYS_setitimer,
     libc::SYS_restart_syscall,
     libc::SYS_getpid,
     libc::SYS_gettid,

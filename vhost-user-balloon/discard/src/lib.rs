@@ -1,36 +1,55 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Gives a guest's memory back to the host, and knows whether it then reads as zero.
 //!
-//! "The call succeeded" is not "it reads as zero". A hole punched into a file on a filesystem whose
-//! holes are known to read as zero does, provided that the guest sees the file and not a private copy
-//! of it. `MADV_DONTNEED` does on private anonymous memory only: on a shared or file mapping it drops
-//! nothing, or brings the file's content back. So:
+//! "The call succeeded" is not "it reads as zero". A hole in a file of a filesystem in the table below
+//! reads as zero, if the guest sees the file and not a private copy of it. `MADV_DONTNEED` makes zeros of
+//! private anonymous memory only: on a shared or file mapping it drops nothing, or brings the file's
+//! content back.
 //!
-//! | what is behind the memory | how it is discarded | claimed to be zero |
+//! | backing | discarded by | claimed to be zero |
 //! |---|---|---|
-//! | tmpfs, memfd | hole punched with fallocate(2) | if known to be shared |
+//! | tmpfs, memfd | a hole, fallocate(2) | if known to be shared |
 //! | hugetlbfs, memfd with huge pages | the same, in whole huge pages | if known to be shared |
 //! | ext4, XFS | the same | if known to be shared |
-//! | any other file | the same, where that works | never |
-//! | a file with a name, not known to be shared | not at all: others may use the file | never |
-//! | a device | not at all | never |
+//! | any other file, a device | refused as a region: a server (FUSE, NFS) could stop the process | never |
+//! | a file with a name, not known to be shared | not discarded: others may use the file | never |
+//! | a part of a file that the guest sees twice | not discarded | never |
 //! | private anonymous memory of the VMM ([`discard_anonymous`]) | madvise(2) | yes |
 //!
-//! What cannot be seen from here:
+//! This crate cannot see two things:
 //!
-//! - A VMM that serves page faults of the guest itself, with userfaultfd(2), puts what it likes where a
-//!   hole was punched. With such a VMM nothing must be claimed at all.
-//! - A VMM that has pinned guest memory for long, as it does to pass a device through (VFIO), or whose
-//!   memory is registered for RDMA or io_uring. A hole drops the page from the file, while the IOMMU still
-//!   maps the old one: the device then reads and writes a page that the guest no longer sees, and the host
-//!   does not get it back either. With such a VMM nothing must be discarded at all.
+//! - A VMM that serves page faults of the guest with userfaultfd(2) decides what a hole reads as. With such
+//!   a VMM claim nothing.
+//! - A VMM that pins guest memory (VFIO, RDMA, io_uring) keeps the old page mapped for the device. The
+//!   guest no longer sees that page, and the host does not get it back. With such a VMM discard nothing.
+//!
+//! ```
+//! use balloon_discard::Region;
+//! use balloon_protocol::{Backing, Claim, Range};
+//! use std::os::unix::fs::FileExt;
+//!
+//! let memory = std::fs::File::from(rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::CLOEXEC)?);
+//! memory.set_len(4 << 20)?;
+//! memory.write_all_at(&[7; 8192], 0)?;
+//! // The guest sees the file's 4 MiB from address 1 GiB on.
+//! let mut region = Region::new(memory.try_clone()?, 0, 1 << 30, 4 << 20)?;
+//! // This VMM has mapped it shared.
+//! region.set_known_shared();
+//! let report = Range::new(1 << 30, 8192).expect("it is not empty");
+//! assert_eq!(region.discard(report).claim, Claim::Proven(Backing::Tmpfs));
+//! # let mut first = [1];
+//! # memory.read_exact_at(&mut first, 0)?;
+//! # assert_eq!(first, [0]);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
 use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
+use std::sync::Arc;
 
-use balloon_protocol::{Backing, Claim, HostPage, No, Range};
-use rustix::fs::{FallocateFlags, FileType, SealFlags};
+use balloon_protocol::{Backing, Claim, PAGE_SIZE, Range, Reason};
+use rustix::fs::{AtFlags, FallocateFlags, FileType, StatxFlags};
 use rustix::io::Errno;
 use thiserror::Error;
 
@@ -60,7 +79,7 @@ pub enum RegionError {
         /// The size of the file.
         size: u64,
     },
-    /// It passes the end of the address space, of the file's offsets, or is empty.
+    /// It passes the end of the address space or of the file's offsets, is empty, or is not made of (huge) pages.
     #[error("the region at {guest:#x} cannot have {length:#x} bytes from byte {offset:#x} of a file")]
     Extent {
         /// Where the region begins in the guest.
@@ -70,11 +89,21 @@ pub enum RegionError {
         /// Where it begins in the file.
         offset: u64,
     },
-    /// No file of bytes and no device that can be mapped.
-    #[error("the region at {guest:#x} is neither a file nor a device")]
+    /// No regular file.
+    #[error("the region at {guest:#x} is not a regular file (its mode is {mode:#o})")]
     Kind {
         /// Where the region begins in the guest.
         guest: u64,
+        /// Type and permissions of the descriptor.
+        mode: u32,
+    },
+    /// A filesystem whose holes are not known to read as zero, or that a server answers for.
+    #[error("the region at {guest:#x} is on device {device}, not on tmpfs, hugetlbfs, ext4 or XFS")]
+    Filesystem {
+        /// Where the region begins in the guest.
+        guest: u64,
+        /// Its device, as in /proc/PID/mountinfo.
+        device: String,
     },
 }
 
@@ -90,86 +119,100 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    fn kept(reason: No) -> Self {
-        Self { claim: Claim::No(reason), discarded: 0, errno: None }
+    fn kept(reason: Reason) -> Self {
+        Self { claim: Claim::Unproven(reason), discarded: 0, errno: None }
     }
 }
 
 /// Identifies a file, whatever descriptor it came by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct FileId {
-    device: u64,
+    device: (u32, u32),
     inode: u64,
 }
 
 /// A part of guest memory: a part of a file.
 #[derive(Debug)]
 pub struct Region {
-    file: File,
-    offset: u64,
+    file: Arc<File>,
+    in_file: Range,
     guest: Range,
     id: FileId,
-    backing: Option<Backing>,
-    is_file: bool,
+    backing: Backing,
     has_name: bool,
-    cannot_shrink: bool,
     host_page: u64,
+    fault_size: u64,
     known_shared: bool,
+    aliased: bool,
 }
 
 impl Region {
     /// Look at `file`, of which the guest sees `length` bytes from `offset` at address `guest`.
     ///
+    /// Never waits for a server behind the filesystem, such as one of FUSE.
+    ///
     /// # Errors
     ///
-    /// The file does not have that many bytes, or is not a thing that can be memory.
+    /// The file does not have that many bytes, or is not on a filesystem of the table.
     pub fn new(file: File, offset: u64, guest: u64, length: u64) -> Result<Self, RegionError> {
         let extent = RegionError::Extent { guest, length, offset };
         let stat = |source: Errno| RegionError::Stat { guest, source: source.into() };
-        let Some(range) = Range::new(guest, length) else { return Err(extent) };
+        let Some(range) = Range::new(guest, length).filter(|r| r.start().is_multiple_of(PAGE_SIZE)) else {
+            return Err(extent);
+        };
         let Some(in_file) = Range::new(offset, length).filter(|r| i64::try_from(r.end()).is_ok()) else {
             return Err(extent);
         };
-        let about = rustix::fs::fstat(&file).map_err(stat)?;
-        let is_file = match FileType::from_raw_mode(about.st_mode) {
-            FileType::RegularFile => true,
-            FileType::CharacterDevice | FileType::BlockDevice => false,
-            _ => return Err(RegionError::Kind { guest }),
-        };
-        let size = u64::try_from(about.st_size).unwrap_or(0);
-        if is_file && in_file.end() > size {
-            return Err(RegionError::PastEnd { guest, end: in_file.end(), size });
+        let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+        let about = rustix::fs::statx(&file, c"", flags, StatxFlags::BASIC_STATS).map_err(stat)?;
+        if FileType::from_raw_mode(about.stx_mode.into()) != FileType::RegularFile {
+            return Err(RegionError::Kind { guest, mode: about.stx_mode.into() });
         }
-        let filesystem = rustix::fs::fstatfs(&file).map_err(stat)?;
+        let filesystem = || RegionError::Filesystem {
+            guest,
+            device: format!("{}:{}", about.stx_dev_major, about.stx_dev_minor),
+        };
+        // Only memory has seals, and only disks have a major number: statfs(2) would wait for anything else.
+        let in_memory = rustix::fs::fcntl_get_seals(&file).is_ok();
+        if !in_memory && about.stx_dev_major == 0 {
+            return Err(filesystem());
+        }
+        let statfs = rustix::fs::fstatfs(&file).map_err(stat)?;
         // The types of these fields are not the same on every architecture.
         #[allow(clippy::useless_conversion)]
-        let (backing, block) = backing_of(
-            i64::try_from(filesystem.f_type).unwrap_or(0),
-            u64::try_from(filesystem.f_bsize).unwrap_or(0),
-        );
-        let seals = rustix::fs::fcntl_get_seals(&file).unwrap_or(SealFlags::empty());
+        let (backing, block) =
+            backing_of(i64::try_from(statfs.f_type).unwrap_or(0), u64::try_from(statfs.f_bsize).unwrap_or(0))
+                .ok_or_else(filesystem)?;
+        // A mapping of a part of a huge page cannot be unmapped.
+        if backing == Backing::Hugetlbfs && !in_file.is_aligned(block) {
+            return Err(extent);
+        }
+        if in_file.end() > about.stx_size {
+            return Err(RegionError::PastEnd { guest, end: in_file.end(), size: about.stx_size });
+        }
+        let page = u64::try_from(rustix::param::page_size()).unwrap_or(PAGE_SIZE);
         Ok(Self {
-            offset,
+            in_file,
             guest: range,
-            id: FileId { device: about.st_dev, inode: about.st_ino },
-            backing: if is_file { backing } else { None },
-            is_file,
-            has_name: about.st_nlink != 0,
-            cannot_shrink: seals.contains(SealFlags::SHRINK),
-            host_page: block.max(u64::try_from(rustix::param::page_size()).unwrap_or(4096)),
+            id: FileId { device: (about.stx_dev_major, about.stx_dev_minor), inode: about.stx_ino },
+            backing,
+            has_name: about.stx_nlink != 0,
+            host_page: block.max(page),
+            fault_size: u64::from(about.stx_blksize).max(page),
             known_shared: false,
-            file,
+            aliased: false,
+            file: Arc::new(file),
         })
     }
 
     /// The file itself.
-    pub fn file(&self) -> &File {
+    pub fn file(&self) -> &Arc<File> {
         &self.file
     }
 
-    /// Where the region begins in the file.
-    pub fn offset(&self) -> u64 {
-        self.offset
+    /// The bytes of the file that the guest sees.
+    pub fn in_file(&self) -> Range {
+        self.in_file
     }
 
     /// The guest's addresses.
@@ -182,8 +225,8 @@ impl Region {
         self.id
     }
 
-    /// What is known to be behind it.
-    pub fn backing(&self) -> Option<Backing> {
+    /// The filesystem it is on.
+    pub fn backing(&self) -> Backing {
         self.backing
     }
 
@@ -192,9 +235,9 @@ impl Region {
         self.host_page
     }
 
-    /// Whether the file is sealed against shrinking, so that touching it cannot be a SIGBUS.
-    pub fn cannot_shrink(&self) -> bool {
-        self.cannot_shrink
+    /// How much memory a hole takes when one byte of it is touched.
+    pub fn fault_size(&self) -> u64 {
+        self.fault_size
     }
 
     /// Whether the guest is known to see this very file.
@@ -207,13 +250,24 @@ impl Region {
         self.has_name
     }
 
-    /// It is known that the guest sees this file itself and not a private copy: whoever runs the VMM
-    /// vouches for it, or the file has no name and something that the guest wrote was seen to arrive in it.
+    /// The guest is known to see this file itself and not a private copy: the operator says so, or the file
+    /// has no name and something that the guest wrote was seen to arrive in it.
     ///
     /// Nothing that a guest does may be taken for proof where the file has a name: it would choose which
     /// of the files of its VMM, templates of other guests among them, are punched.
     pub fn set_known_shared(&mut self) {
         self.known_shared = true;
+    }
+
+    /// Whether the guest sees a byte of the file in both regions.
+    pub fn is_alias_of(&self, other: &Self) -> bool {
+        self.id == other.id && self.in_file.overlaps(other.in_file)
+    }
+
+    /// The guest sees a part of this region at another address, too: discard nothing. The other address may
+    /// be in use, by a ring of the device for example.
+    pub fn set_aliased(&mut self, aliased: bool) {
+        self.aliased = aliased;
     }
 
     /// Discard in units of `size` at least, a power of two: where the host has huge pages in a file on
@@ -224,63 +278,71 @@ impl Region {
         }
     }
 
-    /// Whether discarding can do anything at all here, and what the memory reads as afterwards.
+    /// What the region's memory reads as when it was discarded.
     pub fn promise(&self) -> Claim {
-        match self.backing {
-            None => Claim::No(No::UnknownBacking),
-            Some(_) if !self.known_shared => Claim::No(No::NotKnownShared),
-            Some(backing) => Claim::Proven(backing),
+        if self.aliased {
+            Claim::Unproven(Reason::Aliased)
+        } else if self.known_shared {
+            Claim::Proven(self.backing)
+        } else {
+            Claim::Unproven(Reason::NotKnownShared)
         }
     }
 
-    /// The host page that holds the balloon page at guest address `address`, the number of the page in
-    /// it, and how many it has. `None` if the address is not in the region or its pages are not those
-    /// of the file.
-    pub fn host_page_of(&self, region: usize, address: u64) -> Option<(HostPage, u32, u32)> {
-        let at = self.offset.checked_add(address.checked_sub(self.guest.start())?)?;
-        if address >= self.guest.end() || !at.is_multiple_of(balloon_protocol::PAGE_SIZE) {
-            return None;
-        }
-        let part = u32::try_from(at.checked_rem(self.host_page)? / balloon_protocol::PAGE_SIZE).ok()?;
-        let parts = u32::try_from(self.host_page / balloon_protocol::PAGE_SIZE).ok()?;
-        Some((HostPage { region, index: at.checked_div(self.host_page)? }, part, parts))
-    }
-
-    /// The guest's addresses of a host page, if all of it belongs to the region.
-    pub fn range_of(&self, page: HostPage) -> Option<Range> {
-        let at = page.index.checked_mul(self.host_page)?.checked_sub(self.offset)?;
-        let range = Range::new(self.guest.start().checked_add(at)?, self.host_page)?;
+    /// The guest's addresses of a range of the file.
+    fn to_guest(&self, in_file: Range) -> Option<Range> {
+        let at = in_file.start().checked_sub(self.in_file.start())?;
+        let range = Range::new(self.guest.start().checked_add(at)?, in_file.length())?;
         (range.intersection(self.guest) == Some(range)).then_some(range)
+    }
+
+    /// Where a range of the guest's addresses is in the file.
+    pub fn to_file(&self, range: Range) -> Option<Range> {
+        let inside = range.intersection(self.guest)?;
+        let at = inside.start().checked_sub(self.guest.start())?;
+        Range::new(self.in_file.start().checked_add(at)?, inside.length())
+    }
+
+    /// The part of a range of the guest's addresses that consists of whole host pages.
+    pub fn whole_pages(&self, range: Range) -> Option<Range> {
+        self.to_guest(self.to_file(range)?.whole_blocks(self.host_page)?)
+    }
+
+    /// The host pages that a range of the guest's addresses touches; those that belong to the region
+    /// entirely.
+    pub fn touched_pages(&self, range: Range) -> Option<Range> {
+        let touched = self.to_file(range)?;
+        let mask = self.host_page.checked_sub(1)?;
+        let start = touched.start() & !mask;
+        let end = touched.end().checked_add(mask)? & !mask;
+        let inside = Range::new(start, end.checked_sub(start)?)?.intersection(self.in_file)?;
+        self.to_guest(inside.whole_blocks(self.host_page)?)
     }
 
     /// Give `range` of the guest's addresses back to the host, as far as it is made of whole host pages.
     ///
     /// Nothing outside of the region is touched.
     pub fn discard(&self, range: Range) -> Outcome {
+        if let Claim::Unproven(reason) = self.promise()
+            && (self.has_name || self.aliased)
+        {
+            // The VMM may have mapped a named file privately, as a template of many guests.
+            return Outcome::kept(reason);
+        }
         let Some(inside) = range.intersection(self.guest) else {
-            return Outcome::kept(No::OutsideMemory);
+            return Outcome::kept(Reason::OutsideMemory);
         };
-        if !self.is_file {
-            return Outcome::kept(No::UnknownBacking);
-        }
-        if self.has_name && !self.known_shared {
-            // The VMM may have mapped it privately, as a template of many guests.
-            return Outcome::kept(No::NotKnownShared);
-        }
-        let at = inside.start().saturating_sub(self.guest.start()).saturating_add(self.offset);
-        let Some(in_file) = Range::new(at, inside.length()) else {
-            return Outcome::kept(No::OutsideMemory);
-        };
-        let Some(whole) = in_file.whole_blocks(self.host_page) else {
-            return Outcome::kept(No::PartOfHostPage);
+        let Some(whole) = self.to_file(inside).and_then(|range| range.whole_blocks(self.host_page)) else {
+            return Outcome::kept(Reason::PartOfHostPage);
         };
         if let Err(errno) = punch(&self.file, whole) {
-            return Outcome { claim: Claim::No(No::Failed), discarded: 0, errno: Some(errno.raw_os_error()) };
+            let errno = Some(errno.raw_os_error());
+            return Outcome { claim: Claim::Unproven(Reason::Failed), discarded: 0, errno };
         }
         let claim = if inside != range {
-            Claim::No(No::OutsideMemory)
-        } else if whole != in_file {
-            Claim::No(No::PartOfHostPage)
+            Claim::Unproven(Reason::OutsideMemory)
+        } else if whole.length() != inside.length() {
+            Claim::Unproven(Reason::PartOfHostPage)
         } else {
             self.promise()
         };
@@ -289,15 +351,15 @@ impl Region {
 }
 
 /// The backing by the magic number of its filesystem, and the unit in which it can be discarded.
-fn backing_of(magic: i64, block: u64) -> (Option<Backing>, u64) {
+fn backing_of(magic: i64, block: u64) -> Option<(Backing, u64)> {
     let block = if block.is_power_of_two() { block } else { 1 };
     // Some architectures sign-extend 32 bits.
     match magic & 0xffff_ffff {
-        TMPFS => (Some(Backing::Tmpfs), 1),
-        HUGETLBFS => (Some(Backing::Hugetlbfs), block),
-        EXT4 => (Some(Backing::Ext4), block),
-        XFS => (Some(Backing::Xfs), block),
-        _ => (None, block),
+        TMPFS => Some((Backing::Tmpfs, 1)),
+        HUGETLBFS => Some((Backing::Hugetlbfs, block)),
+        EXT4 => Some((Backing::Ext4, block)),
+        XFS => Some((Backing::Xfs, block)),
+        _ => None,
     }
 }
 
@@ -326,14 +388,14 @@ pub unsafe fn discard_anonymous(address: *mut u8, length: usize) -> Claim {
     // SAFETY: the caller vouches that the mapping exists and that its content may go.
     match unsafe { rustix::mm::madvise(address.cast(), length, rustix::mm::Advice::LinuxDontNeed) } {
         Ok(()) => Claim::Proven(Backing::Anonymous),
-        Err(_) => Claim::No(No::Failed),
+        Err(_) => Claim::Unproven(Reason::Failed),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rustix::fs::MemfdFlags;
+    use rustix::fs::{MemfdFlags, SealFlags};
     use std::io::Write;
     use std::os::unix::fs::{FileExt, MetadataExt};
 
@@ -388,10 +450,10 @@ mod tests {
         let file = filled(4 * MIB);
         let region = shared(file.try_clone().unwrap(), MIB, 0, MIB);
         let outcome = region.discard(r(MIB - 0x1000, 2 * MIB));
-        assert_eq!(outcome.claim, Claim::No(No::OutsideMemory));
+        assert_eq!(outcome.claim, Claim::Unproven(Reason::OutsideMemory));
         assert_eq!(outcome.discarded, 0x1000);
         assert_eq!(byte(&file, 2 * MIB), 0x5a);
-        assert_eq!(region.discard(r(MIB, MIB)).claim, Claim::No(No::OutsideMemory));
+        assert_eq!(region.discard(r(MIB, MIB)).claim, Claim::Unproven(Reason::OutsideMemory));
         assert_eq!(byte(&file, 2 * MIB), 0x5a);
     }
 
@@ -399,9 +461,9 @@ mod tests {
     fn a_part_of_a_page_is_not_discarded() {
         let file = filled(MIB);
         let region = shared(file.try_clone().unwrap(), 0, 0, MIB);
-        assert_eq!(region.discard(r(0x10, 0x100)), Outcome::kept(No::PartOfHostPage));
+        assert_eq!(region.discard(r(0x10, 0x100)), Outcome::kept(Reason::PartOfHostPage));
         let outcome = region.discard(r(0x10, 0x2000));
-        assert_eq!((outcome.claim, outcome.discarded), (Claim::No(No::PartOfHostPage), 0x1000));
+        assert_eq!((outcome.claim, outcome.discarded), (Claim::Unproven(Reason::PartOfHostPage), 0x1000));
         assert_eq!((byte(&file, 0x20), byte(&file, 0x1000), byte(&file, 0x2008)), (0x5a, 0, 0x5a));
     }
 
@@ -409,24 +471,19 @@ mod tests {
     fn without_proof_of_sharing_nothing_is_claimed() {
         let region = Region::new(filled(MIB), 0, 0, MIB).unwrap();
         let outcome = region.discard(r(0, MIB));
-        assert_eq!((outcome.claim, outcome.discarded), (Claim::No(No::NotKnownShared), MIB));
+        assert_eq!((outcome.claim, outcome.discarded), (Claim::Unproven(Reason::NotKnownShared), MIB));
     }
 
     #[test]
     fn a_named_file_that_may_be_a_template_is_left_alone() {
-        let mut named = tempfile::NamedTempFile::new().unwrap();
+        let mut named = tempfile::NamedTempFile::new_in("/dev/shm").unwrap();
         named.write_all(&[0x5a; 8192]).unwrap();
         let mut region = Region::new(named.reopen().unwrap(), 0, 0, 8192).unwrap();
-        assert_eq!(region.discard(r(0, 8192)), Outcome::kept(No::NotKnownShared));
+        assert_eq!(region.discard(r(0, 8192)), Outcome::kept(Reason::NotKnownShared));
         assert_eq!(byte(named.as_file(), 0), 0x5a);
         region.set_known_shared();
         let outcome = region.discard(r(0, 8192));
-        // Whether it is claimed depends on where temporary files are; it must agree with the content.
-        if outcome.claim.is_proven() {
-            assert_eq!(byte(named.as_file(), 0), 0);
-        } else {
-            assert_eq!(region.backing(), None);
-        }
+        assert_eq!((outcome.claim, byte(named.as_file(), 0)), (Claim::Proven(Backing::Tmpfs), 0));
     }
 
     #[test]
@@ -443,15 +500,27 @@ mod tests {
     fn what_is_no_memory_is_refused() {
         let (pipe, _other) = rustix::pipe::pipe().unwrap();
         assert!(matches!(Region::new(File::from(pipe), 0, 0, 4096), Err(RegionError::Kind { .. })));
-        let folder = File::open("/").unwrap();
-        assert!(matches!(Region::new(folder, 0, 0, 4096), Err(RegionError::Kind { .. })));
+        for (path, file) in [("/", false), ("/dev/zero", false), ("/proc/version", true)] {
+            let refused = Region::new(File::open(path).unwrap(), 0, 0, 4096);
+            assert_eq!(matches!(refused, Err(RegionError::Kind { .. })), !file, "{path}: {refused:?}");
+            assert_eq!(matches!(refused, Err(RegionError::Filesystem { .. })), file, "{path}: {refused:?}");
+        }
+        assert!(matches!(Region::new(memfd(MIB), 0, 1, 4096), Err(RegionError::Extent { .. })));
     }
 
     #[test]
-    fn a_device_is_never_discarded() {
-        let mut region = Region::new(File::open("/dev/zero").unwrap(), 0, 0, MIB).unwrap();
-        region.set_known_shared();
-        assert_eq!(region.discard(r(0, MIB)), Outcome::kept(No::UnknownBacking));
+    fn what_is_seen_twice_is_kept() {
+        let file = filled(4 * MIB);
+        let mut one = shared(file.try_clone().unwrap(), 0, 0, 2 * MIB);
+        let two = shared(file.try_clone().unwrap(), 2 * MIB - 4096, 8 * MIB, MIB);
+        let three = shared(file.try_clone().unwrap(), 2 * MIB, 16 * MIB, MIB);
+        assert!(one.is_alias_of(&two) && two.is_alias_of(&one));
+        assert!(!one.is_alias_of(&three) && !one.is_alias_of(&shared(filled(MIB), 0, 0, MIB)));
+        one.set_aliased(true);
+        assert_eq!(one.discard(r(0, MIB)), Outcome::kept(Reason::Aliased));
+        assert_eq!(byte(&file, 0), 0x5a);
+        one.set_aliased(false);
+        assert!(one.discard(r(0, MIB)).claim.is_proven());
     }
 
     #[test]
@@ -459,26 +528,18 @@ mod tests {
         let file = filled(MIB);
         rustix::fs::fcntl_add_seals(&file, SealFlags::WRITE).unwrap();
         let outcome = shared(file, 0, 0, MIB).discard(r(0, MIB));
-        assert_eq!(outcome.claim, Claim::No(No::Failed));
+        assert_eq!(outcome.claim, Claim::Unproven(Reason::Failed));
         assert_eq!((outcome.discarded, outcome.errno), (0, Some(Errno::PERM.raw_os_error())));
     }
 
     #[test]
-    fn seals_are_seen() {
-        let file = memfd(MIB);
-        assert!(!Region::new(file.try_clone().unwrap(), 0, 0, MIB).unwrap().cannot_shrink());
-        rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK).unwrap();
-        assert!(Region::new(file, 0, 0, MIB).unwrap().cannot_shrink());
-    }
-
-    #[test]
     fn filesystems() {
-        assert_eq!(backing_of(TMPFS, 4096), (Some(Backing::Tmpfs), 1));
-        assert_eq!(backing_of(HUGETLBFS, 2 * MIB), (Some(Backing::Hugetlbfs), 2 * MIB));
-        assert_eq!(backing_of(HUGETLBFS - (1 << 32), 2 * MIB).0, Some(Backing::Hugetlbfs), "sign-extended");
-        assert_eq!(backing_of(EXT4, 1024).0, Some(Backing::Ext4));
-        assert_eq!(backing_of(0x6969, 4096).0, None, "NFS");
-        assert_eq!(backing_of(0x794c_7630, 4096).0, None, "overlayfs");
+        assert_eq!(backing_of(TMPFS, 4096), Some((Backing::Tmpfs, 1)));
+        assert_eq!(backing_of(HUGETLBFS, 2 * MIB), Some((Backing::Hugetlbfs, 2 * MIB)));
+        assert!(backing_of(HUGETLBFS - (1 << 32), 2 * MIB).is_some(), "sign-extended");
+        assert_eq!(backing_of(EXT4, 1024), Some((Backing::Ext4, 1024)));
+        assert_eq!(backing_of(0x6969, 4096), None, "NFS");
+        assert_eq!(backing_of(0x794c_7630, 4096), None, "overlayfs");
     }
 
     /// Needs no huge pages: only where things are is computed.
@@ -489,18 +550,13 @@ mod tests {
         region.coarsen(3);
         region.coarsen(4096);
         // The file's first huge page begins before the region.
-        let (page, part, parts) = region.host_page_of(4, 100 * MIB).unwrap();
-        assert_eq!((page, part, parts), (HostPage { region: 4, index: 0 }, 256, 512));
-        assert_eq!(region.range_of(page), None);
-        let (page, part, _) = region.host_page_of(4, 101 * MIB + 0x1fff).map_or_else(
-            || region.host_page_of(4, 101 * MIB + 0x1000).unwrap(),
-            |_| panic!("no page begins there"),
-        );
-        assert_eq!((page.index, part), (1, 1));
-        assert_eq!(region.range_of(page), Some(r(101 * MIB, 2 * MIB)));
-        assert_eq!(region.host_page_of(4, 107 * MIB), None);
-        assert_eq!(region.host_page_of(4, 0), None);
-        assert_eq!(region.range_of(HostPage { region: 4, index: u64::MAX }), None);
+        assert_eq!(region.touched_pages(r(100 * MIB, 4096)), None);
+        assert_eq!(region.touched_pages(r(100 * MIB, 2 * MIB)), Some(r(101 * MIB, 2 * MIB)));
+        assert_eq!(region.touched_pages(r(101 * MIB + 4096, 4096)), Some(r(101 * MIB, 2 * MIB)));
+        assert_eq!(region.touched_pages(r(107 * MIB, 4096)), None);
+        assert_eq!(region.whole_pages(r(100 * MIB, 4 * MIB)), Some(r(101 * MIB, 2 * MIB)));
+        assert_eq!(region.whole_pages(r(101 * MIB, 2 * MIB - 1)), None);
+        assert_eq!(region.to_file(r(0, 200 * MIB)), Some(r(MIB, 7 * MIB)));
     }
 
     #[test]

@@ -33,7 +33,7 @@ impl Backing {
 
 /// Why memory is not said to read as zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum No {
+pub enum Reason {
     /// Not (only) memory of the guest.
     OutsideMemory,
     /// Not made of whole pages.
@@ -42,8 +42,8 @@ pub enum No {
     PartOfHostPage,
     /// The driver poisons pages, and the device would have to fill them with its value.
     Poison,
-    /// Nothing is known of what this backing reads as after a discard.
-    UnknownBacking,
+    /// The guest sees the memory at a second address, where it may be in use.
+    Aliased,
     /// Not known to be shared with the guest: a private copy would survive the discard.
     NotKnownShared,
     /// The call that discards failed.
@@ -54,14 +54,14 @@ pub enum No {
     Inhibited,
 }
 
-impl No {
+impl Reason {
     /// Every reason, for metrics that shall exist from the start.
     pub const ALL: [Self; 9] = [
         Self::OutsideMemory,
         Self::Misaligned,
         Self::PartOfHostPage,
         Self::Poison,
-        Self::UnknownBacking,
+        Self::Aliased,
         Self::NotKnownShared,
         Self::Failed,
         Self::Malformed,
@@ -75,7 +75,7 @@ impl No {
             Self::Misaligned => "misaligned",
             Self::PartOfHostPage => "part_of_host_page",
             Self::Poison => "poison",
-            Self::UnknownBacking => "unknown_backing",
+            Self::Aliased => "aliased",
             Self::NotKnownShared => "not_known_shared",
             Self::Failed => "failed",
             Self::Malformed => "malformed",
@@ -86,14 +86,14 @@ impl No {
 
 /// The truth about a piece of memory: it reads as zero and this is why, or no such thing is said.
 ///
-/// There is no way to make a [`Claim::Proven`] out of a [`Claim::No`]: combining claims with
+/// There is no way to make a [`Claim::Proven`] out of a [`Claim::Unproven`]: combining claims with
 /// [`Claim::and`] keeps the first doubt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Claim {
     /// Discarded by a call that succeeded, on a backing that then reads as zero.
     Proven(Backing),
     /// Not said to be zero.
-    No(No),
+    Unproven(Reason),
 }
 
 impl Claim {
@@ -106,8 +106,8 @@ impl Claim {
     #[must_use]
     pub const fn and(self, other: Self) -> Self {
         match (self, other) {
-            (Self::No(reason), _) => Self::No(reason),
-            (_, Self::No(reason)) => Self::No(reason),
+            (Self::Unproven(reason), _) => Self::Unproven(reason),
+            (_, Self::Unproven(reason)) => Self::Unproven(reason),
             (proven, Self::Proven(_)) => proven,
         }
     }
@@ -118,7 +118,7 @@ impl Claim {
     pub const fn used_length(self, length: u32) -> u32 {
         match self {
             Self::Proven(_) => length,
-            Self::No(_) => 0,
+            Self::Unproven(_) => 0,
         }
     }
 }
@@ -127,7 +127,7 @@ impl fmt::Display for Claim {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Proven(backing) => write!(f, "zero ({})", backing.label()),
-            Self::No(reason) => write!(f, "not said to be zero ({})", reason.label()),
+            Self::Unproven(reason) => write!(f, "not said to be zero ({})", reason.label()),
         }
     }
 }
@@ -139,18 +139,18 @@ mod tests {
     #[test]
     fn a_doubt_is_never_lost() {
         let yes = Claim::Proven(Backing::Tmpfs);
-        let no = Claim::No(No::Failed);
+        let no = Claim::Unproven(Reason::Failed);
         assert_eq!(yes.and(Claim::Proven(Backing::Ext4)), yes);
         assert_eq!(yes.and(no), no);
         assert_eq!(no.and(yes), no);
-        assert_eq!(no.and(Claim::No(No::Poison)), no);
+        assert_eq!(no.and(Claim::Unproven(Reason::Poison)), no);
     }
 
     #[test]
     fn used_length_is_all_or_nothing() {
         assert_eq!(Claim::Proven(Backing::Tmpfs).used_length(0x20_0000), 0x20_0000);
-        for reason in No::ALL {
-            assert_eq!(Claim::No(reason).used_length(0x20_0000), 0);
+        for reason in Reason::ALL {
+            assert_eq!(Claim::Unproven(reason).used_length(0x20_0000), 0);
         }
     }
 }

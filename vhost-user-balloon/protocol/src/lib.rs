@@ -10,7 +10,7 @@
 //! The device side of one inflate request, with a backing whose host pages are 4 KiB:
 //!
 //! ```
-//! use balloon_protocol::{Backing, Bitmap, Claim, Features, No, QueueKind, QueueMap, parse_pfns, runs};
+//! use balloon_protocol::{Backing, Bitmap, Claim, Features, Reason, QueueKind, QueueMap, parse_pfns, runs};
 //!
 //! // What the driver accepted decides which queues there are.
 //! let features = Features::negotiated(
@@ -29,7 +29,7 @@
 //!     if u64::from(first) + u64::from(pages) <= 0x40000 {
 //!         Claim::Proven(Backing::Tmpfs)
 //!     } else {
-//!         Claim::No(No::OutsideMemory)
+//!         Claim::Unproven(Reason::OutsideMemory)
 //!     }
 //! };
 //! let mut bitmap = Bitmap::new(pfns.len());
@@ -55,16 +55,16 @@ mod bitmap;
 mod claim;
 mod config;
 mod features;
-mod hostpages;
+mod pageset;
 mod pfn;
 mod range;
 mod stats;
 
 pub use bitmap::Bitmap;
-pub use claim::{Backing, Claim, No};
+pub use claim::{Backing, Claim, Reason};
 pub use config::{Config, ConfigError, ConfigWrite};
 pub use features::{Features, QueueKind, QueueMap};
-pub use hostpages::{HostPage, HostPages};
+pub use pageset::PageSet;
 pub use pfn::{MAX_PFNS, PfnError, Run, parse_pfns, runs};
 pub use range::{Piece, Range, clip};
 pub use stats::{MAX_STATS_BYTES, Statistics};

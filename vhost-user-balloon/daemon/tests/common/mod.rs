@@ -45,6 +45,8 @@ pub fn options() -> Options {
         discard_unit: 4096,
         inhibit_one_in: None,
         stats_interval: None,
+        #[cfg(feature = "lying")]
+        lie: None,
     }
 }
 

@@ -1,26 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Local clients of the control and metrics sockets, served without ever waiting for one.
 
-use std::fs::File;
-use std::io::{self, Write};
-use std::os::fd::AsFd;
+use std::io;
 use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
-use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::path::Path;
+use std::time::Instant;
 
 use rustix::event::{PollFd, PollFlags};
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::Mode;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 
 /// More than this is not one request.
 const MAX_REQUEST: usize = 8192;
-/// More than this is not read by the other side.
-const MAX_PENDING: usize = 1 << 18;
-/// More at a time are turned away: whoever is allowed to connect could use up all descriptors.
+/// For one more, the one that has been idle for longest has to go.
 const MAX_CLIENTS: usize = 16;
-/// Nobody needs so long for one request or answer.
-const PATIENCE: Duration = Duration::from_secs(30);
 
 /// One connection.
 #[derive(Debug)]
@@ -50,18 +44,18 @@ impl Client {
 
     /// What to wait for.
     pub fn poll(&self) -> PollFd<'_> {
-        let mut events = PollFlags::IN;
-        if !self.output.is_empty() {
-            events |= PollFlags::OUT;
-        }
-        PollFd::new(&self.socket, events)
+        // Nothing is read before the last answer was taken: one answer for each client is all that is kept.
+        PollFd::new(&self.socket, if self.output.is_empty() { PollFlags::IN } else { PollFlags::OUT })
     }
 
-    /// Read what there is. `false`: it is gone, or sends what nobody can want.
+    /// Read what there is. `false`: it has hung up, or sends too much.
     pub fn read(&mut self) -> bool {
+        if !self.output.is_empty() {
+            return true;
+        }
         let mut bytes = [0; 2048];
         match rustix::net::recv(&self.socket, &mut bytes, RecvFlags::DONTWAIT) {
-            Ok((_, 0)) => self.last && !self.output.is_empty(),
+            Ok((_, 0)) => false,
             Ok((_, got)) => {
                 self.touched = Instant::now();
                 self.input.extend(bytes.iter().take(got));
@@ -72,8 +66,11 @@ impl Client {
         }
     }
 
-    /// The next whole line of what was read.
+    /// The next whole line of what was read, unless an answer is owed.
     pub fn line(&mut self) -> Option<Vec<u8>> {
+        if self.waits_until.is_some() || !self.output.is_empty() {
+            return None;
+        }
         let end = self.input.iter().position(|byte| *byte == b'\n')?;
         let rest = self.input.split_off(end.saturating_add(1));
         let mut line = std::mem::replace(&mut self.input, rest);
@@ -113,17 +110,11 @@ impl Client {
                     self.output.drain(..sent.min(self.output.len()));
                     self.touched = Instant::now();
                 }
-                Err(Errno::AGAIN | Errno::INTR) => return self.output.len() <= MAX_PENDING,
+                Err(Errno::AGAIN | Errno::INTR) => return true,
                 Err(_) => return false,
             }
         }
         !self.last
-    }
-
-    fn is_patient(&self, now: Instant) -> bool {
-        // One that has sent nothing and is owed nothing may stay, as `watch`-like tools do.
-        (self.input.is_empty() && self.output.is_empty())
-            || now.saturating_duration_since(self.touched) < PATIENCE
     }
 }
 
@@ -143,29 +134,37 @@ impl Service {
         Ok(Self { listener, clients: Vec::new() })
     }
 
-    /// What to wait for: the listener first, and then each client.
-    pub fn polls<'a>(&'a self, into: &mut Vec<PollFd<'a>>) {
-        into.push(PollFd::new(&self.listener, PollFlags::IN));
+    /// What to wait for: the listener first, if more are let in, and then each client.
+    pub fn polls<'a>(&'a self, listens: bool, into: &mut Vec<PollFd<'a>>) {
+        if listens {
+            into.push(PollFd::new(&self.listener, PollFlags::IN));
+        }
         into.extend(self.clients.iter().map(Client::poll));
     }
 
-    /// How many entries `polls` has made.
-    pub fn poll_count(&self) -> usize {
-        self.clients.len().saturating_add(1)
-    }
-
-    /// Let one more in, if there is room.
-    pub fn accept(&mut self) {
-        let now = Instant::now();
-        self.clients.retain(|client| client.is_patient(now));
-        // An error is for the one who tried to connect.
-        if let Ok((socket, _)) = self.listener.accept()
-            && self.clients.len() < MAX_CLIENTS
-            && let Ok(client) = Client::new(socket)
-        {
-            self.clients.push(client);
+    /// Let one more in. `false`: there is no descriptor for it, and it keeps waiting.
+    pub fn accept(&mut self) -> bool {
+        let socket = match self.listener.accept() {
+            Ok((socket, _)) => socket,
+            Err(error) => return is_for_the_peer(&error),
+        };
+        if self.clients.len() >= MAX_CLIENTS {
+            let idle = self.clients.iter().enumerate().min_by_key(|(_, client)| client.touched);
+            if let Some((index, _)) = idle {
+                self.clients.swap_remove(index);
+            }
         }
+        self.clients.extend(Client::new(socket));
+        true
     }
+}
+
+/// Whether accept(2) failed because of the one who connects, and will not fail again at once.
+pub fn is_for_the_peer(error: &io::Error) -> bool {
+    matches!(
+        Errno::from_io_error(error),
+        Some(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED | Errno::PROTO | Errno::PERM)
+    )
 }
 
 /// Listen on a unix socket that only this user can connect to.
@@ -176,61 +175,15 @@ pub fn listen(path: &Path) -> io::Result<UnixListener> {
     if let Ok(about) = std::fs::symlink_metadata(path)
         && about.file_type().is_socket()
     {
-        // A socket of another type cannot connect, so whoever listens there does not notice; it is told
-        // whether there is anybody.
+        // A socket of another type cannot connect, so a process that listens there does not notice; the
+        // error says whether there is one.
         match UnixDatagram::unbound()?.connect(path) {
             Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => std::fs::remove_file(path)?,
-            _ => return Err(io::Error::new(io::ErrorKind::AddrInUse, "somebody listens there")),
+            _ => return Err(io::Error::new(io::ErrorKind::AddrInUse, "another process listens there")),
         }
     }
     let before = rustix::process::umask(Mode::RWXG | Mode::RWXO);
     let listener = UnixListener::bind(path);
     rustix::process::umask(before);
     listener
-}
-
-/// The file of the textfile collector. Its folder is opened once, and nothing outside of it is named.
-#[derive(Debug)]
-pub struct TextFile {
-    folder: File,
-    name: PathBuf,
-    part: PathBuf,
-    next: Instant,
-}
-
-const TEXTFILE_INTERVAL: Duration = Duration::from_secs(15);
-
-impl TextFile {
-    /// A file at `path`, which shall name a file in a folder that exists.
-    pub fn new(path: &Path) -> io::Result<Self> {
-        let name =
-            path.file_name().ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "not a file name"))?;
-        let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or_else(|| Path::new("."));
-        let mut part = std::ffi::OsString::from(".");
-        part.push(name);
-        part.push(".part");
-        Ok(Self { folder: File::open(folder)?, name: name.into(), part: part.into(), next: Instant::now() })
-    }
-
-    /// The folder it is in.
-    pub fn folder(&self) -> &File {
-        &self.folder
-    }
-
-    /// When it shall be written next.
-    pub fn next(&self) -> Instant {
-        self.next
-    }
-
-    /// Write it, so that a reader sees the old one or the new one.
-    pub fn write(&mut self, text: &str) -> io::Result<()> {
-        let now = Instant::now();
-        self.next = now.checked_add(TEXTFILE_INTERVAL).unwrap_or(now);
-        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-        let mode = Mode::RUSR | Mode::WUSR | Mode::RGRP | Mode::ROTH;
-        let descriptor = rustix::fs::openat(self.folder.as_fd(), &self.part, flags, mode)?;
-        File::from(descriptor).write_all(text.as_bytes())?;
-        rustix::fs::renameat(self.folder.as_fd(), &self.part, self.folder.as_fd(), &self.name)?;
-        Ok(())
-    }
 }

@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: GPL-2.0
+"""The benches of the allocation job: thp, order0, hugetlb, deflate and zerobytes."""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from lab.bench import host, hotpath
+from lab.bench.jobs import BASE_COUNTS, HUGE, MODES, TOUCHED, Phase, allocate
+from lab.bench.plugin import build_plugin
+from lab.bench.repeat import NOTE as REPEATED
+from lab.bench.repeat import Values, turns
+from lab.bench.runner import Pair, Run
+from lab.bench.session import DROP, MIB, PAGE, Side, settle_both
+from lab.boot import balloon
+from lab.core.errors import TestFailure
+from lab.core.progress import step
+from lab.report.results import Metric, Target
+
+# The savings of the posted series for populate and for surplus pages, and this project's target for touch_all.
+SAVINGS: dict[str, float | None] = {"populate": 78.0, "touch_line": None, "touch_all": 40.0}
+SURPLUS_SAVING = 70.0
+ZEROED_LIMIT = 1.0  # percent
+SKIPPED_AT_LEAST = 21.0
+
+
+def thp(run: Run) -> None:
+    """The main job, order 0, host memory, and the hot paths."""
+    run.note(BASE_COUNTS, TOUCHED)
+    with run.pair() as both:
+        for mode in MODES:
+            phase = allocate(run, both, f"thp.{mode}", mode, "thp")
+            phase.check_huge()
+            phase.zeroed(ZEROED_LIMIT)
+            phase.clock(SAVINGS[mode])
+            phase.host()
+        run.note(_host_share(phase))
+        small_pages(run, both)
+        host.figures(run, both, least=run.pairs)
+    hotpath.idle(run, boots=1)
+
+
+def _host_share(phase: Phase) -> str:
+    base, ours = (sum(runs.host_system_ms) / len(runs.host_system_ms) for runs in (phase.base, phase.ours))
+    return (
+        f"When everything is touched, the host's kernel takes {phase.ours.host_share[0]:.0f} % of the task-clock on ours, "
+        f"{ours:.0f} ms a run ({base:.0f} ms on base): mostly page faults, since the host finds and zeroes the memory "
+        "when it is touched. The guest cannot save that part."
+    )
+
+
+def small_pages(run: Run, both: Pair) -> None:
+    """Populate with huge pages off."""
+
+    def enough(metric: Metric) -> Target:
+        return Target(f"at least {SKIPPED_AT_LEAST:.0f} %", metric.ours.median >= SKIPPED_AT_LEAST)
+
+    phase = allocate(run, both, "order0.populate", "populate", "nothp", kind=", 4 KiB pages")
+    values = phase.base.skipped_percent, phase.ours.skipped_percent
+    words = "4 KiB pages whose zeroing was skipped: of all pages of the job; they were known to be zero."
+    run.add("order0.populate.skipped_percent", "percent", values, words, enough)
+    phase.clock()
+    phase.zeroed()
+
+
+def order0(run: Run) -> None:
+    """Order 0 alone."""
+    run.note(BASE_COUNTS)
+    with run.pair() as both:
+        small_pages(run, both)
+
+
+POOL = "/proc/sys/vm/nr_hugepages"
+OVERCOMMIT = "/proc/sys/vm/nr_overcommit_hugepages"
+POOL_NOTE = (
+    "Surplus pages are allocated while the job maps its memory, so that is part of the measurement. The persistent "
+    "pool is grown before each job and given back after it, unmeasured; on ours growing it must not zero anything."
+)
+
+
+def cleared(side: Side) -> int:
+    """Bytes the guest's kernel has zeroed so far; 0 for a kernel without the counter."""
+    lines = side.sh("grep ^pgzeroed_cleared /proc/vmstat || true")
+    return int(lines[-1].split()[1]) * PAGE if lines else 0
+
+
+@contextmanager
+def surplus(side: Side, pages: int) -> Iterator[None]:
+    """An empty pool that may grow by ``pages``."""
+    side.sh(f"echo {pages} > {OVERCOMMIT}")
+    yield
+    side.sh(f"echo 0 > {OVERCOMMIT}")
+
+
+@contextmanager
+def persistent(side: Side, pages: int) -> Iterator[None]:
+    """A pool of ``pages``; TestFailure when growing it zeroes memory."""
+    before = cleared(side)
+    side.sh(f"echo {pages} > {POOL}; test $(cat {POOL}) = {pages}")
+    if (zeroed := cleared(side) - before) > pages * HUGE * ZEROED_LIMIT / 100:
+        why = f"{zeroed} bytes for {pages} pages in the {side.name} guest"
+        fix = "find the place with the page_zeroed tracepoints"
+        raise TestFailure("Growing the pool of huge pages zeroes memory", why, fix)
+    yield
+    side.sh(f"echo 0 > {POOL}; test $(cat {POOL}) = 0")
+
+
+def hugetlb(run: Run) -> None:
+    """Populate from surplus pages, made on demand, and from a persistent pool."""
+    run.note(BASE_COUNTS, POOL_NOTE)
+    pages = run.options.size_mb * MIB // HUGE
+    with run.pair() as both:
+        for prepared, words in ((surplus, "surplus pages"), (persistent, "pages of a persistent pool")):
+            around, name = functools.partial(prepared, pages=pages), f"hugetlb.{prepared.__name__}.populate"
+            phase = allocate(
+                run, both, name, "populate", "hugetlb", around=around, kind=", hugetlb", words=words
+            )
+            phase.clock(SURPLUS_SAVING)
+            phase.zeroed(ZEROED_LIMIT)
+
+
+LEFT_MB = 448  # memory of the guest while the balloon is full
+SPARE_MB = 80  # kept for the kernel; a file takes the rest of the memory that never was in the balloon
+# The spared memory is in smaller blocks than the balloon gives back, so it would be allocated first.
+REST, FRAGMENTS = "/tmp/rest", "/tmp/fragments"
+KEEP_FRAGMENTS = f"dd if=/dev/zero of={FRAGMENTS} bs=1M count={SPARE_MB} 2> /dev/null"
+KEEP_REST = (
+    f"dd if=/dev/zero of={REST} bs=1M "
+    f"count=$(($(awk '/^MemFree/ {{ print $2 }}' /proc/meminfo) / 1024 - {SPARE_MB})) 2> /dev/null"
+)
+REST_IN_USE = (
+    f"While the balloon is full, a file takes all free memory except for {SPARE_MB} MB, so that the job uses pages that "
+    f"were in the balloon. A second file takes {SPARE_MB} MB afterwards, since the smallest free blocks go first."
+)
+
+
+def in_and_out(side: Side, counts: bool = True) -> None:
+    """Make free memory dirty, put it into the balloon, and take it out again."""
+    full = balloon.actual(side.guest)
+    side.sh(f"rm -f {REST} {FRAGMENTS}; fillfree --share 85")
+    side.sh(DROP)
+    balloon.resize(side.guest, LEFT_MB * MIB)
+    side.sh(KEEP_REST)
+    balloon.resize(side.guest, full)
+    side.sh(KEEP_FRAGMENTS)
+
+
+def deflate(run: Run) -> None:
+    """Both kinds of pages, each time from memory that has just left the balloon."""
+    run.note(BASE_COUNTS, REST_IN_USE)
+    of = ", memory that was in the balloon"
+    # Without reporting: nothing else makes memory known to be zero.
+    with run.pair(balloon=balloon.device(device_init_on_inflate="on")) as both:
+        for pages, words in (("thp", "huge pages"), ("nothp", "4 KiB pages")):
+            name = f"deflate.{pages}"
+            phase = allocate(run, both, name, "populate", pages, prepare=in_and_out, kind=of, words=words)
+            if pages == "thp":
+                phase.check_huge()
+            phase.zeroed(ZEROED_LIMIT)
+            phase.clock()
+            phase.host()
+
+
+BEHIND_S = 0.05  # the plugin writes its count every few milliseconds
+STOS_NOTE = (
+    "A TCG plugin outside the guest counts every byte the guest's kernel stores with `rep stos`, the instruction that "
+    "clears pages on this CPU model. The kernel fills a little other memory that way as well."
+)
+
+
+def _stored(file: Path) -> int:
+    time.sleep(BEHIND_S)
+    return int.from_bytes(file.read_bytes()[:8], "little")
+
+
+def _job(side: Side, size_mb: int, mode: str, file: Path) -> float:
+    before = _stored(file)
+    side.json("alloc_once", "--size", str(size_mb), "--mode", mode, "--pages", "thp")
+    return float(_stored(file) - before)
+
+
+def zerobytes(run: Run) -> None:
+    """The job in both guests under the plugin that counts ``rep stos``."""
+    run.note(STOS_NOTE, REPEATED)
+    plugin, found, size = build_plugin("zerobytes"), Values(), run.options.size_mb
+    with tempfile.TemporaryDirectory(prefix="zerobytes-") as folder:
+        files = {name: Path(folder) / name for name in ("base", "ours")}
+        extra = {name: ["-plugin", f"{plugin},out={file}"] for name, file in files.items()}
+        with (
+            run.pair(extra=extra) as both,
+            step(f"bytes stored by rep stos: up to {run.pairs} pairs of each mode"),
+        ):
+            before = functools.partial(settle_both, both)
+            for mode in ("populate", "touch_all"):
+                for side, _ in turns(both, run.pairs, found.both(mode), warm_ups=0, before=before):
+                    found[side.name, mode].append(_job(side, size, mode, files[side.name]))
+    for mode in ("populate", "touch_all"):
+        share = max(found["ours", mode]) / (size * MIB) * 100
+        target = Target(f"at most {ZEROED_LIMIT:.0f} % of the memory ({share:.2f} %)", share <= ZEROED_LIMIT)
+        words = f"Bytes the guest's kernel fills with rep stos for {size} MB: {MODES[mode]}."
+        run.add(f"zerobytes.{mode}.rep_stos_bytes", "bytes", found.both(mode), words, target)

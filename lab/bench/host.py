@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: GPL-2.0
+"""Host memory: the size of the VMM before the guest fills its memory, full, and after it freed it."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Sequence
+
+from lab.bench.repeat import NOTE as REPEATED
+from lab.bench.repeat import Values, turns
+from lab.bench.runner import Pair, Run
+from lab.bench.session import DELAY, MIB, Side, resident, warm_host
+from lab.core.errors import LabError, TestFailure
+from lab.core.progress import step
+from lab.report.results import Target
+
+FILL_MB = 768
+BACK_AT_LEAST = 95.0
+SIZES, MORE = (1, 2, 4), 8  # GB of guests, and of one more where the machine has room
+ROOM = 1.2  # memory needed for each GB of guests that are all full
+
+
+def available_gb() -> float:
+    """Memory that the machine can give to guests, in GB."""
+    with open("/proc/meminfo", encoding="ascii") as file:
+        for line in file:
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) / 2**20
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
+
+
+def needed_gb(gbs: Sequence[int]) -> float:
+    """Memory that must be available for guests of these sizes, in GB."""
+    return ROOM * sum(gbs)
+
+
+def sizes(available: float) -> tuple[int, ...]:
+    """The guests that fit into so many GB; LabError when the usual ones do not."""
+    if available >= needed_gb((*SIZES, MORE)):
+        return (*SIZES, MORE)
+    if available < needed_gb(SIZES):
+        why = f"{available:.1f} GB are available, {needed_gb(SIZES):.1f} GB are needed"
+        fix = "end other programs on the machine"
+        raise LabError("Not enough memory to measure guests of up to 4 GB", why, fix)
+    return SIZES
+
+
+def fill_mb(gb: int, percent: int) -> int:
+    """So many percent of a guest's memory in MB; a multiple of 16, which fillfree takes at once."""
+    return gb * 1024 * percent // 100 // 16 * 16
+
+
+def fill(side: Side, size_mb: int = FILL_MB, processes: int = 1, *, more: str = "", warm: bool = True) -> int:
+    """Have ``processes`` fill ``size_mb`` each and hold them; resident bytes of the VMM then.
+
+    ``more``: options of fillfree. ``warm``: see ``warm_host``; needed for times.
+    """
+    if warm:
+        warm_host(processes * size_mb * MIB)
+    # In the background: the shell goes on while the memory stays filled.
+    side.sh("rm -f /tmp/hold /tmp/filled*; mkfifo /tmp/hold")
+    numbers = " ".join(map(str, range(processes)))
+    side.sh(
+        f"for n in {numbers}; do (fillfree --size {size_mb} {more} --hold < /tmp/hold > /tmp/filled$n) & done; "
+        "exec 9> /tmp/hold"
+    )
+    filled = side.sh(
+        f"for i in $(seq 600); do test $(cat /tmp/filled* | grep -c filled_bytes) = {processes} && break; "
+        "sleep 0.1; done; cat /tmp/filled*"
+    )
+    if [json.loads(line).get("filled_bytes") for line in filled if line.startswith("{")] != [
+        size_mb * MIB
+    ] * processes:
+        why = f"fillfree printed {filled}"
+        fix = "give the guest more memory with --memory"
+        raise TestFailure(f"The {side.name} guest did not fill {processes} times {size_mb} MB", why, fix)
+    return resident(side.guest.pid)
+
+
+def release(side: Side) -> None:
+    """Have the processes of ``fill`` free their memory; does not wait until they have."""
+    side.sh("echo >&9; exec 9>&-")
+
+
+def until_back(side: Side, full: int, wanted: int, timeout: float = 120.0) -> None:
+    """Wait until the VMM, which had ``full`` resident bytes, has ``wanted`` less; TestFailure after ``timeout`` s."""
+    began = time.monotonic()
+    while (back := full - resident(side.guest.pid)) < wanted:
+        if time.monotonic() - began > timeout:
+            why = f"after {timeout:.0f} s it has {back // MIB} MB of the expected {wanted // MIB} MB"
+            fix = f"look at {DELAY} in the guest, and at the status of the balloon"
+            raise TestFailure(f"The host does not get its memory back ({side.name})", why, fix)
+        time.sleep(0.005)
+
+
+def fill_and_free(side: Side) -> tuple[float, float]:
+    """Resident bytes of the VMM when the guest's memory is full, and after it was freed."""
+    full = fill(side)
+    release(side)
+    side.sh("wait")
+    return float(full), float(side.settle())
+
+
+def figures(run: Run, both: Pair, least: int = 0) -> None:
+    """Fill and free much of the memory, --pairs times or until that is known, but at least ``least`` times."""
+    names = ("before_fill", "full", "after_free")
+    found = Values()
+    known = [found[side, name] for side in ("base", "ours") for name in names]
+    with step(f"host memory: {FILL_MB} MB filled and freed, up to {run.pairs} times in each guest"):
+        before = {side.name: float(side.settle()) for side in both}
+        for side, _ in turns(both, run.pairs, known, least=least, warm_ups=0):
+            full, after = fill_and_free(side)
+            found.note(side.name, before_fill=before[side.name], full=full, after_free=after)
+            before[side.name] = after
+    ours = zip(*(found["ours", name] for name in names), strict=True)
+    worst = min(1 - (after - before) / max(1.0, full - before) for before, full, after in ours) * 100
+    back = Target(
+        f"at least {BACK_AT_LEAST:.0f} % of what was filled comes back ({worst:.1f} %)",
+        worst >= BACK_AT_LEAST,
+    )
+    for name, words in (
+        ("before_fill", "before the guest fills its memory"),
+        ("full", f"while the guest holds {FILL_MB} MB"),
+        ("after_free", "after the guest freed and reported it; base reports with a delay and leaves a rest"),
+    ):
+        target = back if name == "after_free" else None
+        sentence = f"Host memory held by the VMM: {words}."
+        run.add(f"host.resident_{name}_bytes", "bytes", found.both(name), sentence, target)
+
+
+def measure(run: Run) -> None:
+    """Host memory alone."""
+    run.note(REPEATED)
+    run.job = {"size_mb": FILL_MB, "memory": run.options.memory, "cpus": 1, "pairs": run.pairs}
+    with run.pair() as both:
+        figures(run, both)

@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: GPL-2.0
+"""The runner of all benches: builds, boots, times, and makes the Result from the figures of a bench."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import platform
+import shlex
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from lab.bench import Bench, BenchOptions
+from lab.bench.session import BALLOON, Side, guests, spec_for
+from lab.boot.spec import BootSpec
+from lab.build import ahead
+from lab.build.images import metadata
+from lab.build.linux import VARIANTS, build_linux, find_linux
+from lab.build.qemu import build_qemu, find_qemu
+from lab.core.paths import REPO
+from lab.machine import tools
+from lab.report.results import SIDES, Goal, Metric, Result, Target
+
+
+class Pair(NamedTuple):
+    """Both guests of a bench."""
+
+    base: Side
+    ours: Side
+
+
+@dataclass(frozen=True)
+class Built:
+    """The images of a run. They stay the same when the sources change meanwhile."""
+
+    qemu: Path
+    base: str | Path
+    ours: str | Path
+
+    def versions(self) -> dict[str, str]:
+        """QEMU's version, this repository's commit, and the names of the images in the cache."""
+        found = {"qemu": _first_line([str(self.qemu), "--version"]), "knownzero": commit()}
+        for side, image in (("base", self.base), ("ours", self.ours)):
+            found[f"image_{side}"] = image.parent.name if isinstance(image, Path) else image
+            if about := kernel_facts(image):
+                found[f"linux_{side}"] = about
+        return found
+
+
+def built(options: BenchOptions) -> Built:
+    """Build or find QEMU and both kernels; LabError when that fails."""
+
+    def image(kernel: str) -> str | Path:
+        return build_linux(kernel) if kernel in VARIANTS else kernel
+
+    kernels = [kernel for kernel in (options.base, options.ours) if kernel in VARIANTS]
+    if not find_qemu() and not all(find_linux(kernel) for kernel in kernels):
+        tools.need(*tools.DEMO)
+        with ahead.of_kernels():
+            build_qemu("knownzero")
+    return Built(build_qemu("knownzero"), image(options.base), image(options.ours))
+
+
+@dataclass
+class Run:
+    """A bench that is being measured: its images, and the figures so far."""
+
+    bench: Bench
+    options: BenchOptions
+    images: Built
+    accel: str = ""  # of the first guests, unless the bench has a fixed one
+    metrics: list[Metric] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    job: dict[str, Any] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+    sides: Sequence[str] = SIDES
+
+    @property
+    def pairs(self) -> int:
+        """The repetitions asked for."""
+        return self.options.pairs
+
+    def add(
+        self,
+        name: str,
+        unit: str,
+        values: tuple[Sequence[float], Sequence[float]],
+        sentence: str,
+        target: Target | Goal | None = None,
+    ) -> Metric:
+        """Add a figure with the values of base and ours; see ``Metric``."""
+        made = Metric.of(name, unit, *values, sentence=sentence, target=target)
+        self.metrics.append(made)
+        return made
+
+    def note(self, *texts: str) -> None:
+        """Add sentences about the method, each once."""
+        self.notes = list(dict.fromkeys([*self.notes, *texts]))
+
+    def spec(self, kernel: str, **more: Any) -> BootSpec:
+        """The boot of a guest with the base kernel, or with ours for any other name."""
+        image = self.images.base if kernel == "base" else self.images.ours
+        return spec_for(self.options, image, self.images.qemu, **more)
+
+    @contextmanager
+    def guests(self, specs: Sequence[tuple[str, BootSpec]]) -> Iterator[list[Side]]:
+        """Running guests, prepared; the accelerator of the run is that of the first ones."""
+        with guests(specs) as sides:
+            self.accel = self.accel or sides[0].guest.accel
+            yield sides
+
+    @contextmanager
+    def pair(
+        self, balloon: str | None = BALLOON, extra: dict[str, list[str]] | None = None
+    ) -> Iterator[Pair]:
+        """The base kernel and ours, with the same device; ``extra``: further arguments of QEMU by side."""
+        devices = [balloon] if balloon else []
+        kernels = ("base", "ours")
+        specs = [
+            (name, self.spec(name, devices=devices, extra_qemu=(extra or {}).get(name, [])))
+            for name in kernels
+        ]
+        with self.guests(specs) as sides:
+            yield Pair(*sides)
+
+
+def measure(bench: Bench, options: BenchOptions) -> Result:
+    """Measure a bench; LabError when that is not possible."""
+    began = time.monotonic()
+    if bench.accel:
+        options = options.with_accel(bench.accel)
+    images = built(options if bench.both else replace(options, base=options.ours))
+    run = Run(bench, options, images, accel=bench.accel)
+    bench.measure(run)
+    options = run.options
+    usual = {"size_mb": options.size_mb, "memory": options.memory, "cpus": 1, "pairs": options.pairs}
+    return Result(
+        name=bench.name,
+        accelerator=run.accel,
+        versions=images.versions() | run.versions,
+        reproduce=reproduce(bench.name, options, run.accel),
+        metrics=run.metrics,
+        job=run.job or usual,
+        host=host_facts(),
+        notes=run.notes,
+        sides=list(run.sides),
+        seconds=round(time.monotonic() - began, 1),
+    )
+
+
+def kernel_facts(image: str | Path) -> str:
+    """Release, configuration and compiler of a kernel, as far as the files beside its image have them."""
+    path = Path(image)
+    if path.parent == Path():
+        return ""  # the name of an image, and no path
+    about = metadata(path)
+    facts = [f"Linux {about['release']}"] if "release" in about else []
+    with contextlib.suppress(OSError):
+        config = hashlib.sha256((path.parent / ".config").read_bytes()).hexdigest()
+        facts.append(f".config sha256 {config[:16]}")
+    return ", ".join([*facts, *filter(None, [str(about.get("compiler", ""))])])
+
+
+def _first_line(argv: list[str]) -> str:
+    try:
+        done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=30)
+    except (OSError, subprocess.TimeoutExpired):
+        return "unknown"
+    return done.stdout.partition("\n")[0].strip() or "unknown"
+
+
+def commit() -> str:
+    """This repository's commit, as git describes it."""
+    return _first_line(["git", "-C", str(REPO), "describe", "--always", "--dirty", "--tags"])
+
+
+def host_facts() -> dict[str, str]:
+    """The facts about the machine that change figures."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return {"cpu": next(models, "unknown"), "cpus": str(os.cpu_count() or 0), "kernel": platform.release()}
+
+
+def reproduce(name: str, options: BenchOptions, accel: str) -> str:
+    """The command line that repeats a run."""
+    argv = [
+        "./kz",
+        "bench",
+        name,
+        "--pairs",
+        str(options.pairs),
+        "--size",
+        str(options.size_mb),
+        "--accel",
+        accel,
+    ]
+    usual = BenchOptions()
+    for flag in ("memory", "base", "ours"):
+        if (value := getattr(options, flag)) != getattr(usual, flag):
+            argv += [f"--{flag}", value]
+    return shlex.join(argv)

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: GPL-2.0
+"""What `kz publish` writes to docs/results, and the runs that it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from lab.bench.commands import app
+from lab.core.errors import FAILED, LabError, TestFailure
+from lab.report import publish as publishing
+from lab.report.publish import publish
+from lab.report.results import Metric, Result, Target, load, results_of, save_error
+
+BENCHES = ["thp", "order0"]
+BASE = [100.0, 104, 98, 101, 99, 103]
+
+
+def result(name: str, met: bool = True, **more: Any) -> Result:
+    job, size = "CPU time of the job: populate.", "Bytes the guest sets to zero: populate."
+    metrics = [
+        Metric.of("thp.populate.zeroed", "bytes", BASE, BASE[::-1], sentence=size),
+        Metric.of(
+            "thp.populate.clock", "ms", BASE, [v / 2 for v in BASE], sentence=job, target=Target("less", met)
+        ),
+        Metric.of("thp.third", "faults", BASE, BASE, sentence="Faults."),
+    ]
+    fields: dict[str, Any] = {
+        "versions": {"knownzero": "v1-3-gabc"},
+        "host": {"cpu": "Z80"},
+        "metrics": metrics,
+    }
+    return Result(name=name, accelerator="tcg", reproduce=f"./kz {name} --pairs 6", **(fields | more))
+
+
+@pytest.fixture
+def to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(publishing, "FOLDER", tmp_path / "results")
+    return tmp_path / "results"
+
+
+def test_a_run_is_published_reduced_with_its_main_charts(tmp_path: Path, to: Path) -> None:
+    first = result("demo")
+    first.save(tmp_path / "run")
+    assert publish(tmp_path / "run", BENCHES, to=to) == [to / "demo"]
+    assert {file.name for file in (to / "demo").iterdir()} == {"result.json", "thp-light.svg", "thp-dark.svg"}
+    (again,) = results_of(to / "demo").values()
+    for one, two in zip(first.metrics, again.metrics, strict=True):
+        # Medians, spread, n, interval, significance and target: all but the single values.
+        assert (two.base, two.ours, two.change_interval) == (one.base, one.ours, one.change_interval)
+        assert (two.significance, two.target, two.values) == (one.significance, one.target, {})
+    svg = (to / "demo" / "thp-dark.svg").read_text()
+    assert "Bytes the guest sets to zero" in svg and "CPU time of the job" in svg and "Faults" not in svg
+    assert svg != (to / "demo" / "thp-light.svg").read_text()
+
+
+def test_the_page_has_every_figure_of_every_published_run(tmp_path: Path, to: Path) -> None:
+    for name in ("order0", "demo"):
+        result(name, when="2026-11-24T01:02:03+0000").save(tmp_path / name)
+        publish(tmp_path / name, BENCHES, to=to)
+    page = (to / "README.md").read_text()
+    assert [line for line in page.splitlines() if line.startswith("## ")] == ["## demo", "## order0"]
+    assert (
+        page.count(
+            "`thp.populate.clock` | 100 ms (98.5 ms … 104 ms; 6) | 50.2 ms (49.2 ms … 51.8 ms; 6) | -50 %"
+        )
+        == 2
+    )
+    for word in ("`./kz demo --pairs 6`", "tcg", "v1-3-gabc", "2026-11-24", "cpu Z80", "1 of 1", "met: less"):
+        assert word in page
+    # Publishing again replaces the run.
+    before = sorted(to.rglob("*"))
+    publish(tmp_path / "demo", BENCHES, to=to)
+    assert sorted(to.rglob("*")) == before and (to / "README.md").read_text() == page
+
+
+def refused(run: Path, to: Path) -> str:
+    there = {path: path.stat().st_mtime_ns for path in to.rglob("*")}
+    with pytest.raises(LabError) as caught:
+        publish(run, BENCHES, to=to)
+    assert {path: path.stat().st_mtime_ns for path in to.rglob("*")} == there, "something was written"
+    assert caught.value.what and caught.value.fix and caught.value.code
+    return caught.value.why
+
+
+def test_a_missed_target_is_refused_unless_anyway(tmp_path: Path, to: Path) -> None:
+    result("demo").save(tmp_path / "good")
+    publish(tmp_path / "good", BENCHES, to=to)
+    result("demo", met=False).save(tmp_path / "run")
+    assert "demo: thp.populate.clock misses its target: less" in refused(tmp_path / "run", to)
+    publish(tmp_path / "run", BENCHES, anyway=True, to=to)
+    assert "MISSED: less" in (to / "README.md").read_text()
+
+
+def test_a_run_of_another_format_or_without_a_result_is_refused(tmp_path: Path, to: Path) -> None:
+    path = result("demo").save(tmp_path / "run")
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"format": 2}))
+    assert "its format is 2" in refused(tmp_path / "run", to)
+    (tmp_path / "empty").mkdir()
+    assert "result.json" in refused(tmp_path / "empty", to)
+    save_error(TestFailure("it broke", "a guest died", "mend it"), tmp_path / "failed")
+    assert "a guest died" in refused(tmp_path / "failed", to)
+    result("demo", metrics=[]).save(tmp_path / "bare")
+    assert "no figures" in refused(tmp_path / "bare", to)
+    assert not to.exists()
+
+
+def test_a_run_of_all_benches_is_published_whole(tmp_path: Path, to: Path) -> None:
+    run = tmp_path / "all"
+    result("thp").save(run / "thp")
+    save_error(TestFailure("it broke", "a guest died", "mend it"), run / "order0")
+    assert "order0: it broke: a guest died" in refused(run, to)
+    (run / "order0" / "error.json").unlink()
+    assert f"order0: Cannot read the run {run / 'order0'}" in refused(run, to)
+    assert publish(run, BENCHES, anyway=True, to=to) == [to / "thp"]
+    result("order0").save(run / "order0")
+    assert publish(run, BENCHES, to=to) == [to / "thp", to / "order0"]
+    assert {one.name for one in results_of(to).values()} == {"thp", "order0"}
+
+
+def test_the_published_results_stay_small(tmp_path: Path, to: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    result("demo").save(tmp_path / "run")
+    publish(tmp_path / "run", BENCHES, to=to)
+    size = sum(file.stat().st_size for file in to.rglob("*") if file.is_file())
+    monkeypatch.setattr(publishing, "LIMIT", size)
+    publish(tmp_path / "run", BENCHES, to=to)
+    result("other").save(tmp_path / "other")
+    assert f"of at most {size:,}" in refused(tmp_path / "other", to)
+
+
+def test_the_verb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publishing.publish, "__defaults__", (False, tmp_path / "results"))
+    result("demo", met=False).save(tmp_path / "run")
+    done = CliRunner().invoke(app, ["publish", str(tmp_path / "run")])
+    assert isinstance(done.exception, TestFailure) and done.exception.code == FAILED
+    done = CliRunner().invoke(app, ["publish", str(tmp_path / "run"), "--anyway"])
+    assert done.exit_code == 0 and done.stdout.split() == [str(tmp_path / "results" / "demo")]
+    assert load(tmp_path / "results" / "demo").name == "demo"

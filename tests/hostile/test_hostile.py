@@ -1,0 +1,1089 @@
+# SPDX-License-Identifier: GPL-2.0
+"""The release build against front ends, guests and control clients that want to do harm.
+
+Whatever they send or withhold: another connection is served within a second, the daemon grows no further than
+docs/explanation/trust.md says, no byte outside of the guest's regions changes, and the next front end is served.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import re
+import resource
+import signal
+import socket
+import struct
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from lab.build import daemon
+from tests.hostile import fuse
+from tests.hostile.peer import (
+    ALL,
+    ANSWER,
+    DEFLATE,
+    EXTENDED,
+    INFLATE,
+    LIST,
+    MIB,
+    PAGE,
+    PLAY,
+    PROMISE,
+    RAM,
+    REPORTING,
+    STATS,
+    USER,
+    Device,
+    FrontEnd,
+    eventually,
+    limited_memory,
+    memfd,
+)
+
+pytestmark = [pytest.mark.slow]
+Start = Callable[..., Device]
+
+
+@pytest.fixture(scope="session")
+def binary() -> Path:
+    """KNOWNZERO_DAEMON names another build, to see that it fails."""
+    return Path(os.environ.get("KNOWNZERO_DAEMON") or daemon.build("release"))
+
+
+@pytest.fixture
+def start(binary: Path) -> Iterator[Start]:
+    started: list[Device] = []
+
+    def one(*options: str, **popen: object) -> Device:
+        started.append(Device(binary, *options, **popen))
+        return started[-1]
+
+    yield one
+    for device in started:
+        device.close()
+
+
+@pytest.fixture
+def device(start: Start) -> Iterator[Device]:
+    """One that serves the next front end when the test is over."""
+    one = start()
+    yield one
+    one.serves()
+
+
+@pytest.fixture
+def vm(device: Device) -> Iterator[FrontEnd]:
+    """A front end with a driver that has started."""
+    with FrontEnd(device) as one:
+        one.start()
+        one.works()
+        yield one
+
+
+def longs(*values: int) -> bytes:
+    return struct.pack(f"={len(values)}Q", *values)
+
+
+def words(*values: int) -> bytes:
+    return struct.pack(f"={len(values)}I", *(value & 0xFFFF_FFFF for value in values))
+
+
+# D1: messages and replies
+
+
+MESSAGE = words(2, 1, 8) + longs(EXTENDED)
+
+
+def test_d1_a_message_that_stops_at_each_byte(start: Start) -> None:
+    devices = [start() for _ in range(1, len(MESSAGE))]
+    peers = [FrontEnd(device) for device in devices]
+    for sent, (device, peer) in enumerate(zip(devices, peers, strict=True), 1):
+        peer.raw(MESSAGE[:sent])
+        device.status()
+    for device, peer in zip(devices, peers, strict=True):
+        assert peer.hung_up(2 * PROMISE), device.log()
+        peer.close()
+        device.serves()
+
+
+def test_d1_a_byte_now_and_then_is_not_enough(device: Device) -> None:
+    with FrontEnd(device) as peer:
+        began = time.monotonic()
+        with pytest.raises(ConnectionError):
+            for n in range(100):
+                peer.raw(MESSAGE[n % 8 : n % 8 + 1] if n else MESSAGE[:1])
+                device.status()
+                time.sleep(0.15)
+        assert time.monotonic() - began < 2.5 * PROMISE
+
+
+@pytest.mark.parametrize("step", [1, 7])
+def test_d1_a_message_in_pieces_is_one_message(device: Device, step: int) -> None:
+    with FrontEnd(device) as peer:
+        for at in range(0, len(MESSAGE), step):
+            peer.raw(MESSAGE[at : at + step])
+        peer.start()
+        peer.works()
+
+
+def test_d1_replies_that_nobody_reads(device: Device) -> None:
+    with FrontEnd(device) as peer:
+        peer.socket.setblocking(False)
+        with pytest.raises((BlockingIOError, ConnectionError)):
+            while True:
+                peer.raw(words(1, 1, 0) * 100)
+        device.status()
+        # It is left, so that the other end of the socket is closed.
+        assert eventually(lambda: "unread" in device.log(), 2 * PROMISE)
+
+
+@pytest.mark.parametrize("held", [1, 8, 31])
+def test_descriptors_of_half_a_message(device: Device, held: int) -> None:
+    before = len(os.listdir(f"/proc/{device.process.pid}/fd"))
+    for _ in range(3):
+        with FrontEnd(device) as peer:
+            peer.raw(MESSAGE[:5], [peer.fd] * held)
+            peer.raw(MESSAGE[5:6], [peer.fd])
+            device.status()
+    assert eventually(lambda: len(os.listdir(f"/proc/{device.process.pid}/fd")) <= before)
+
+
+def test_more_descriptors_than_a_message_can_have(device: Device) -> None:
+    with FrontEnd(device) as peer:
+        for byte in MESSAGE[:10]:
+            with contextlib.suppress(ConnectionError):
+                peer.raw(bytes([byte]), [peer.fd] * 30)
+        assert peer.hung_up()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        words(0, 1, 0),
+        words(200, 1, 0),
+        words(1, 2, 0),
+        words(1, 5, 0),
+        words(2, 1, 0xFFFF_FFFF),
+        words(2, 1, 4) + bytes(4),
+        words(5, 1, 9) + bytes(9),
+        words(9, 1, 8) + bytes(8),
+        words(11, 1, 8) + words(77, 0),
+        words(24, 1, 12) + words(0, 5000, 0),
+        words(6, 1, 16) + bytes(16),
+        b"\xff" * 12,
+    ],
+    ids=lambda data: data[:12].hex(),
+)
+def test_messages_that_are_none(device: Device, data: bytes) -> None:
+    with FrontEnd(device) as peer:
+        peer.raw(data)
+        assert peer.hung_up(PROMISE)
+    assert eventually(lambda: "does not keep to the protocol" in device.log())
+
+
+def test_the_front_end_goes_at_each_step(device: Device) -> None:
+    steps: list[Callable[[FrontEnd], object]] = [
+        lambda peer: peer.send("SET_OWNER"),
+        lambda peer: peer.negotiate(),
+        lambda peer: peer.table((0, RAM, USER, 0)),
+        lambda peer: peer.address(0),
+        lambda peer: peer.start_ring(0),
+        lambda peer: peer.start_ring(3),
+        lambda peer: peer.put(3, (0, RAM, True)),
+        lambda peer: peer.kick(3),
+        lambda peer: peer.raw(MESSAGE[:15]),
+    ]
+    for count in range(len(steps) + 1):
+        with FrontEnd(device) as peer:
+            for step in steps[:count]:
+                step(peer)
+        device.status()
+    device.serves()
+
+
+def test_d6_a_second_front_end_is_refused_at_once(start: Start, binary: Path, tmp_path: Path) -> None:
+    path = tmp_path / "front"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        one = Device.__new__(Device)
+        one.binary, one.folder, one.options = binary, tmp_path, ()
+        one.front, one.control = path, tmp_path / "control"
+        # As a service manager passes it.
+        fd = listener.fileno()
+        one.start(f"--fd={fd}", front=False, pass_fds=[fd])
+        try:
+            with FrontEnd(one) as first:
+                first.start()
+                with FrontEnd(one) as second:
+                    assert second.hung_up(PROMISE)
+                first.works()
+            one.serves()
+        finally:
+            one.process.kill()
+            one.process.wait()
+
+
+# D2: who is charged for guest memory
+
+
+def holes(vm: FrontEnd) -> int:
+    """What the guest's memory is without what rings and lists take."""
+    vm.memory[LIST : LIST + 2 * PAGE] = bytes(2 * PAGE)
+    return vm.blocks()
+
+
+def test_d2_lists_in_holes_stay_holes(vm: FrontEnd) -> None:
+    before = holes(vm)
+    for at in range(PLAY, RAM - 2 * MIB, 0x4000):
+        for ring in (INFLATE, DEFLATE):
+            vm.put(ring, (at, 0x4000, False))
+        vm.put(STATS, (at, 0x4000, False))
+        for ring in (INFLATE, DEFLATE, STATS):
+            vm.kick(ring)
+        for ring in (INFLATE, DEFLATE):
+            vm.used(ring)
+    assert vm.blocks() <= before + 64 * PAGE
+
+
+def test_d2_indirect_tables_in_holes_stay_holes(vm: FrontEnd) -> None:
+    before = holes(vm)
+    for at in range(PLAY, PLAY + 16 * MIB, PAGE):
+        vm.descriptor(REPORTING, 0, at, PAGE, 4)
+        vm.offer(REPORTING, 0)
+        vm.kick(REPORTING)
+        assert vm.used(REPORTING) == 0
+    assert vm.blocks() <= before + 64 * PAGE
+
+
+def test_d2_answers_in_holes_have_a_bound(vm: FrontEnd) -> None:
+    before = holes(vm)
+    vm.memory[LIST : LIST + 4] = words(PLAY >> 12)
+    lengths = {vm.ask(INFLATE, (LIST, 4, False), (at, 1, True)) for at in range(2 * PLAY, RAM - MIB, PAGE)}
+    assert lengths == {0, 1}
+    assert vm.blocks() <= before + 17 * MIB
+
+
+def test_d2_rings_in_holes_have_a_bound(device: Device) -> None:
+    """A guest that resets its device over and over, each time with rings somewhere else."""
+    with FrontEnd(device) as vm:
+        vm.start()
+        before = holes(vm)
+        refused = False
+        for base in range(PLAY, RAM - 2 * MIB, 0x3000):
+            vm.stop_ring(DEFLATE)
+            done = vm.address(DEFLATE, base)
+            refused = not done
+            assert vm.accepted("SET_VRING_KICK", longs(DEFLATE), [vm.kicks[DEFLATE]])
+            vm.kick(DEFLATE)
+        device.status()
+        assert refused, "there is an end to it"
+        assert vm.blocks() <= before + 17 * MIB
+
+
+def test_d2_in_a_cgroup_of_64_mib(device: Device) -> None:
+    """The daemon is not charged for the guest's memory: 512 MiB of lists in holes."""
+    size = 512 * MIB
+    with limited_memory(64 * MIB) as group, FrontEnd(device, size) as vm:
+        if group is None:
+            pytest.skip("no cgroup can be made here")
+        (group / "cgroup.procs").write_text(str(device.process.pid))
+        try:
+            vm.start()
+            for at in range(PLAY, size - 2 * MIB, 0x4000):
+                vm.put(INFLATE, (at, 0x4000, False))
+                if at % 0x10_0000 == 0:
+                    vm.kick(INFLATE)
+                    vm.used(INFLATE)
+                    vm.seen[INFLATE] = vm.next[INFLATE]
+                    assert eventually(lambda: vm.used_index(INFLATE) == vm.next[INFLATE])
+            vm.works()
+        finally:
+            with contextlib.suppress(OSError):
+                (group.parent / "cgroup.procs").write_text(str(device.process.pid))
+
+
+# D3: what an operator has said
+
+
+def test_d3_discard_off_survives_a_reconnect(device: Device) -> None:
+    with FrontEnd(device) as vm:
+        vm.start()
+        device.ask(command="discard", enabled=False)
+        device.ask(command="target", bytes=8 * MIB)
+    with FrontEnd(device) as vm:
+        vm.start()
+        vm.fill(PLAY, MIB)
+        assert vm.ask(REPORTING, (PLAY, MIB, True)) == 0
+        assert vm.holds(PLAY, MIB) == 0x5A
+        assert device.ask(command="target")["target"] == 8 * MIB
+    device.ask(command="discard", enabled=True)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_d3_discard_off_survives_a_restart(start: Start, tmp_path: Path, number: int) -> None:
+    device = start("--state", str(tmp_path / "state"), "--target", "1M")
+    assert device.ask(command="target")["target"] == MIB
+    device.ask(command="target", bytes=8 * MIB)
+    device.ask(command="discard", enabled=False)
+    assert device.end(number) in (0, -signal.SIGKILL)
+    device.start()
+    assert device.ask(command="target")["target"] == 8 * MIB
+    with FrontEnd(device) as vm:
+        vm.start()
+        vm.fill(PLAY, MIB)
+        assert vm.ask(REPORTING, (PLAY, MIB, True)) == 0
+        assert vm.holds(PLAY, MIB) == 0x5A
+
+
+@pytest.mark.parametrize("content", ['{"target": -1}', "x", '{"target": 1}', "\0"])
+def test_d3_a_state_file_of_another_program(binary: Path, tmp_path: Path, content: str) -> None:
+    state = tmp_path / "state"
+    state.write_text(content)
+    done = subprocess.run(
+        [binary, "--socket-path", tmp_path / "front", "--state", state],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert str(state) in done.stderr and "remove it" in done.stderr
+    assert state.read_text() == content
+
+
+# D4: descriptors
+
+
+@pytest.fixture
+def silent(tmp_path: Path) -> Iterator[int]:
+    folder = tmp_path / "fuse"
+    folder.mkdir()
+    with contextlib.ExitStack() as stack:
+        try:
+            fd = stack.enter_context(fuse.silent_file(folder))
+        except OSError as error:
+            pytest.skip(f"no FUSE here: {error}")
+        yield fd
+
+
+@pytest.mark.parametrize("name", ["SET_MEM_TABLE", "SET_VRING_KICK", "SET_BACKEND_REQ_FD", "GET_FEATURES"])
+def test_d4_a_file_of_a_server_that_is_silent(device: Device, silent: int, name: str) -> None:
+    bodies = {
+        "SET_MEM_TABLE": words(1, 0) + longs(0, RAM, USER, 0),
+        "SET_VRING_KICK": longs(0),
+        "SET_BACKEND_REQ_FD": b"",
+        "GET_FEATURES": b"",
+    }
+    with FrontEnd(device) as peer:
+        peer.negotiate()
+        peer.send(name, bodies[name], [silent], 9)
+        assert (peer.reply() == longs(0)) is False
+        device.status()
+    device.serves()
+
+
+def test_d4_half_a_message_with_such_a_file(device: Device, silent: int) -> None:
+    with FrontEnd(device) as peer:
+        peer.raw(MESSAGE[:3], [silent])
+        device.status()
+    device.serves()
+
+
+def test_a_tcp_connection_that_lingers(device: Device) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, FrontEnd(device) as peer:
+        peer.negotiate()
+        one = socket.create_connection(server.getsockname())
+        other, _ = server.accept()
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 1000))
+        one.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                one.send(bytes(1 << 16))
+        peer.send("SET_VRING_KICK", longs(0), [one.fileno()])
+        # The last one who closes it waits.
+        fd = one.detach()
+        threading.Thread(target=os.close, args=(fd,), daemon=True).start()
+        time.sleep(0.05)
+        device.status()
+        other.close()
+
+
+@pytest.mark.parametrize("kind", ["eventfd", "pipe"])
+def test_an_event_that_blocks_again(vm: FrontEnd, kind: str) -> None:
+    """The front end shares the description, and takes its O_NONBLOCK away."""
+    if kind == "eventfd":
+        full = os.eventfd(0)
+        os.eventfd_write(full, 2**64 - 2)
+        ends = [full]
+    else:
+        ends = list(os.pipe())
+        os.set_blocking(ends[1], False)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                os.write(ends[1], bytes(4096))
+        full = ends[1]
+    assert vm.accepted("SET_VRING_CALL", longs(REPORTING), [full])
+    os.set_blocking(full, True)
+    began = time.monotonic()
+    vm.works()
+    vm.device.status()
+    assert time.monotonic() - began < PROMISE
+    vm.works()
+    for end in ends:
+        os.close(end)
+
+
+def test_kicks_that_are_none(vm: FrontEnd) -> None:
+    with open("/dev/zero") as zero, open("/proc/version") as proc:
+        for name in ("SET_VRING_KICK", "SET_VRING_CALL", "SET_VRING_ERR"):
+            for fd in (zero.fileno(), proc.fileno(), vm.fd, vm.socket.fileno()):
+                assert not vm.accepted(name, longs(0), [fd])
+            assert not vm.accepted(name, longs(0), [])
+            assert not vm.accepted(name, longs(0), [vm.kicks[0]] * 2)
+            assert not vm.accepted(name, longs(9), [vm.kicks[0]])
+    reader, writer = os.pipe()
+    assert vm.accepted("SET_VRING_KICK", longs(0), [reader])
+    os.close(writer)
+    os.close(reader)
+    assert vm.accepted("SET_VRING_KICK", longs(1 | 0x100))
+    used = vm.device.cpu()
+    time.sleep(0.5)
+    assert vm.device.cpu() - used < 0.2, "a pipe without a writer is readable for ever"
+    vm.works()
+
+
+def test_kicks_at_a_mhz(vm: FrontEnd) -> None:
+    stop = threading.Event()
+
+    def guest() -> None:
+        while not stop.is_set():
+            for ring in range(4):
+                vm.kick(ring)
+
+    threads = [threading.Thread(target=guest) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in range(20):
+            vm.device.status()
+            vm.get("GET_FEATURES")
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    vm.works()
+
+
+def test_d7_no_guest_memory_in_a_core_dump(vm: FrontEnd) -> None:
+    maps = Path(f"/proc/{vm.device.process.pid}/smaps").read_text()
+    guest = re.findall(r"memfd:guest.*\n(?:\w+:.*\n)*?VmFlags: (.*)", maps)
+    assert guest and all("dd" in flags.split() for flags in guest)
+
+
+# D5: sockets
+
+
+def test_d5_a_successors_socket_is_left(start: Start) -> None:
+    one = start()
+    with FrontEnd(one):
+        one.front.unlink()
+        one.control.unlink()
+        old = one.process
+        one.start()
+        old.send_signal(signal.SIGTERM)
+        assert old.wait(PROMISE) == 0
+    one.serves()
+    assert one.end() == 0
+    assert not one.front.exists() and not one.control.exists()
+
+
+def test_a_socket_in_use_is_left(start: Start, binary: Path) -> None:
+    one = start()
+    with FrontEnd(one) as vm:
+        vm.start()
+        done = subprocess.run(
+            [binary, "--socket-path", one.front], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 1
+        assert f"cannot listen on {one.front}" in done.stderr and "another process" in done.stderr
+        vm.works()
+    one.serves()
+
+
+# D8, D9: memory
+
+
+def test_d8_a_file_that_the_guest_sees_twice(vm: FrontEnd) -> None:
+    alias = 1 << 32
+    assert vm.table((0, RAM, USER, 0), (alias, RAM, USER + alias, 0))
+    for ring in range(4):
+        vm.start_ring(ring)
+    vm.fill(PLAY, MIB)
+    ring = vm.bases[REPORTING]
+    assert vm.ask(REPORTING, (alias + ring, 0x3000, True)) == 0
+    assert vm.ask(REPORTING, (alias + PLAY, MIB, True), (PLAY, MIB, True)) == 0
+    assert vm.pages(INFLATE, [(alias + ring) >> 12], 1) == 1
+    assert vm.memory[ANSWER] == 0
+    assert vm.holds(PLAY, MIB) == 0x5A
+    assert vm.device.status()["skipped"]["aliased"] == 0x3000 + 2 * MIB + PAGE
+    # Without it there is memory to be given back again.
+    assert vm.accepted("REM_MEM_REG", longs(0, alias, RAM, USER + alias, 0), [])
+    vm.works()
+
+
+@pytest.mark.parametrize("overlap", [PAGE, RAM // 2])
+def test_d8_two_regions_that_share_a_part(vm: FrontEnd, overlap: int) -> None:
+    half = RAM // 2
+    assert vm.table((0, half, USER, 0), (half, half, USER + half, half - overlap))
+    for ring in range(4):
+        vm.start_ring(ring)
+    vm.fill(PLAY, MIB)
+    assert vm.ask(REPORTING, (PLAY, MIB, True)) == 0
+    assert vm.holds(PLAY, MIB) == 0x5A
+    assert vm.table((0, RAM, USER, 0))
+    for ring in range(4):
+        vm.start_ring(ring)
+
+
+def test_d9_a_pool_of_huge_pages_that_is_empty(device: Device) -> None:
+    try:
+        huge = memfd(4 * MIB, os.MFD_HUGETLB)
+    except OSError as error:
+        pytest.skip(f"no huge pages here: {error}")
+    if Path("/proc/sys/vm/nr_hugepages").read_text().strip() != "0":
+        pytest.skip("the pool is not empty")
+    with FrontEnd(device) as peer:
+        peer.negotiate()
+        assert peer.table((0, 4 * MIB, USER, 0), fds=[huge])
+        peer.send("SET_VRING_ADDR", words(0, 0) + longs(USER, USER + 0x2000, USER + 0x1000, 0), flags=9)
+        assert peer.hung_up(PROMISE)
+    os.close(huge)
+    assert eventually(lambda: "pool of huge pages" in device.log())
+    assert "truncated" not in device.log()
+
+
+def test_mappings_of_parts_of_huge_pages_do_not_pile_up(device: Device) -> None:
+    """munmap(2) refuses a part of a huge page, so the mapping would stay for ever."""
+    try:
+        huge = memfd(4 * MIB, os.MFD_HUGETLB)
+    except OSError as error:
+        pytest.skip(f"no huge pages here: {error}")
+    with FrontEnd(device) as peer:
+        peer.negotiate()
+        for length in (PAGE, 2 * MIB, 3 * MIB) * 10:
+            assert peer.table((0, length, USER, 0), fds=[huge]) is (length == 2 * MIB)
+        assert Path(f"/proc/{device.process.pid}/maps").read_text().count("memfd:guest") <= 1
+    os.close(huge)
+
+
+@pytest.mark.parametrize("when", ["request", "kick"])
+def test_guest_memory_that_is_truncated(device: Device, when: str) -> None:
+    with FrontEnd(device) as peer:
+        peer.start()
+        peer.put(REPORTING, (PLAY, MIB, True))
+        os.ftruncate(peer.fd, 0)
+        if when == "kick":
+            peer.kick(REPORTING)
+        else:
+            peer.send("SET_VRING_ADDR", words(0, 0) + longs(USER, USER + 0x2000, USER + 0x1000, 0))
+        assert peer.hung_up(PROMISE)
+    assert eventually(lambda: "truncated by the front end" in device.log())
+
+
+@pytest.mark.parametrize(
+    "region",
+    [
+        (0, RAM + 1, USER, 0),
+        (0, RAM, USER, PAGE),
+        (0, PAGE, USER, 1),
+        (1, PAGE, USER, 0),
+        (0, 0, USER, 0),
+        (2**64 - PAGE, 2 * PAGE, USER, 0),
+        (0, PAGE, 2**64 - 1, 0),
+        (0, PAGE, USER, 2**63),
+        (0, 1 << 62, USER, 0),
+    ],
+)
+def test_memory_that_is_none(vm: FrontEnd, region: tuple[int, int, int, int]) -> None:
+    assert not vm.table(region)
+    # What there was is no longer the guest's, and is left alone.
+    assert vm.device.status()["regions"] == []
+    vm.fill(PLAY, MIB)
+    vm.put(REPORTING, (PLAY, MIB, True))
+    vm.kick(REPORTING)
+    vm.device.status()
+    assert vm.holds(PLAY, MIB) == 0x5A
+
+
+def test_tables_that_overlap(vm: FrontEnd) -> None:
+    half = RAM // 2
+    for second in ((half - 1, half, USER + RAM, 0), (0, PAGE, USER + RAM, 0), (RAM, RAM, USER, 0)):
+        assert not vm.table((0, half, USER, 0), second)
+    assert not vm.table((0, RAM, USER, 0), fds=[vm.fd, vm.fd])
+    assert not vm.table(*[(n * PAGE, PAGE, USER + n * PAGE, n * PAGE) for n in range(33)], fds=[vm.fd] * 32)
+    assert vm.table((0, RAM, USER, 0))
+    assert not vm.accepted("ADD_MEM_REG", longs(0, half, MIB, USER + half, 0), [vm.fd])
+    assert not vm.accepted("REM_MEM_REG", longs(0, half, MIB, USER + half, 0), [])
+    for ring in range(4):
+        vm.start_ring(ring)
+
+
+def test_memory_goes_while_rings_are_in_it(vm: FrontEnd) -> None:
+    assert vm.accepted("REM_MEM_REG", longs(0, 0, RAM, USER, 0), [])
+    for ring in range(4):
+        vm.put(ring, (PLAY, PAGE, True))
+        vm.kick(ring)
+    assert eventually(lambda: vm.device.status()["queues"][3]["state"] == "broken")
+    assert vm.table((0, RAM, USER, 0))
+    for ring in range(4):
+        vm.start_ring(ring)
+    vm.works()
+
+
+def test_nothing_outside_of_the_regions_changes(vm: FrontEnd) -> None:
+    """A region in the middle of a file."""
+    third = RAM // 4
+    vm.fill(0, RAM)
+    for at in vm.bases:
+        vm.memory[at + third : at + third + 0x3000] = bytes(0x3000)
+    guest = PLAY * 4
+    assert vm.table((guest, third, USER, third))
+    vm.bases = [base + third for base in vm.bases]
+    for ring in range(4):
+        vm.start_ring(ring, USER - third)
+    for start, length in ((guest - PAGE, 2 * PAGE), (0, 2**32 - PAGE), (guest + third - PAGE, 2 * PAGE)):
+        vm.ask(REPORTING, (start, length, True))
+    vm.memory[third + LIST : third + LIST + 4000] = words(*range((guest >> 12) - 500, (guest >> 12) + 500))
+    vm.ask(INFLATE, (guest + LIST, 4000, False))
+    assert vm.holds(0, third) == 0x5A
+    assert vm.holds(2 * third, RAM - 2 * third) == 0x5A
+
+
+# D10: control clients
+
+
+def test_d10_idle_clients_keep_nobody_out(device: Device) -> None:
+    idle = [device.connect() for _ in range(64)]
+    assert device.status()["ok"] is True
+    for each in idle:
+        each.close()
+
+
+def test_control_clients_that_are_none(device: Device) -> None:
+    deaf, endless, half = device.connect(), device.connect(), device.connect()
+    deaf.setblocking(False)
+    with contextlib.suppress(BlockingIOError, ConnectionError):
+        while True:
+            deaf.send(b'{"command":"metrics"}\n' * 100)
+    with contextlib.suppress(ConnectionError):
+        for _ in range(100):
+            endless.sendall(b"x" * 1000)
+    half.sendall(b'{"command":')
+    grown = device.about("RssAnon")
+    for request in (b"\xff\xfe\n", b"[]\n", b'{"command":"quit"}\n', b'{"command":"target","bytes":-1}\n'):
+        with device.connect() as other:
+            other.sendall(request)
+            assert json.loads(other.recv(4096))["ok"] is False
+    with device.connect() as several:
+        several.sendall(b'{"command":"status"}\n' * 50)
+        with several.makefile("rb") as answers:
+            assert all(json.loads(answers.readline())["ok"] for _ in range(50))
+    assert device.about("RssAnon") < grown + 2048
+    for each in (deaf, endless, half):
+        each.close()
+
+
+def test_a_scraper_that_never_reads(start: Start, tmp_path: Path) -> None:
+    path = tmp_path / "metrics"
+    device = start("--metrics-socket", str(path))
+    slow = [device.connect(path) for _ in range(40)]
+    for each in slow:
+        with contextlib.suppress(ConnectionError):
+            each.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
+    with device.connect(path) as scraper:
+        scraper.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
+        assert scraper.recv(20).startswith(b"HTTP/1.0 200")
+    device.serves()
+    for each in slow:
+        each.close()
+
+
+# D11, D12: the balloon
+
+
+def test_d11_what_was_kept_goes_when_discarding_goes_on(vm: FrontEnd) -> None:
+    device = vm.device
+    device.ask(command="discard", enabled=False)
+    vm.fill(PLAY, 4 * MIB)
+    first = PLAY >> 12
+    for at in range(first, first + 1024, 256):
+        vm.pages(INFLATE, range(at, at + 256))
+    vm.pages(DEFLATE, range(first, first + 256))
+    assert vm.holds(PLAY, 4 * MIB) == 0x5A
+    before = device.status()["discarded"]
+    device.ask(command="discard", enabled=True)
+    assert eventually(lambda: device.status()["discarded"] == before + 3 * MIB)
+    assert vm.holds(PLAY, MIB) == 0x5A, "the guest has it again"
+    assert vm.holds(PLAY + MIB, 3 * MIB) == 0
+    device.ask(command="discard", enabled=False)
+    device.ask(command="discard", enabled=True)
+    device.status()
+    assert device.status()["discarded"] == before + 3 * MIB, "once"
+
+
+@pytest.mark.parametrize("options", [(), ("--discard-unit", "2M"), ("--discard", "off")])
+def test_d12_16_gib_in_the_balloon(start: Start, options: Sequence[str]) -> None:
+    size = 16 << 30
+    device = start(*options)
+    with FrontEnd(device, size) as vm:
+        vm.start()
+        before = device.about("RssAnon")
+        # As far from each other as can be: each host page is touched by the first list.
+        frames = [at + n * 512 for at in range(512) for n in range(size >> 21)]
+        for at in range(0, len(frames), 4096 * 16):
+            for n in range(16):
+                part = frames[at + n * 4096 : at + (n + 1) * 4096]
+                vm.memory[PLAY + n * 0x4000 : PLAY + (n + 1) * 0x4000] = words(*part)
+                vm.put(INFLATE, (PLAY + n * 0x4000, 0x4000, False))
+            vm.kick(INFLATE)
+            last = vm.next[INFLATE]
+            assert eventually(lambda last=last: vm.used_index(INFLATE) == last, 20)
+            vm.seen[INFLATE] = last
+        # As docs/explanation/trust.md says, in KiB.
+        grown = device.about("RssAnon") - before
+        assert grown < 2 * (size // 16 // MIB) * 640 // 1024 + 1024, f"{grown} KiB"
+        print(f"{grown} KiB for 16 GiB, options {options}")
+
+
+# D13 and time
+
+
+def test_d13_no_descriptor_left(start: Start) -> None:
+    def few() -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (14, 14))
+
+    device = start(preexec_fn=few)
+    crowd = [device.connect() for _ in range(10)]
+    fronts = [device.connect(device.front) for _ in range(10)]
+    time.sleep(0.2)
+    used = device.cpu()
+    time.sleep(1)
+    assert device.cpu() - used < 0.3, "it turns round"
+    for each in (*crowd, *fronts):
+        each.close()
+    assert eventually(device.answers, PROMISE)
+
+
+def test_a_chain_of_many_gib_is_done_in_steps(device: Device) -> None:
+    """One system call for all of it would stop the others for as long as it takes."""
+    size = 3 << 30
+    with FrontEnd(device, size) as vm:
+        vm.start()
+        os.posix_fallocate(vm.fd, 0, size)
+        vm.put(REPORTING, (16 * MIB, size - 16 * MIB, True))
+        vm.kick(REPORTING)
+        slowest, began = 0.0, time.monotonic()
+        while vm.used_index(REPORTING) == 0:
+            asked = time.monotonic()
+            device.status()
+            slowest = max(slowest, time.monotonic() - asked)
+            assert asked - began < 30
+        assert vm.used(REPORTING) == size - 16 * MIB
+        assert vm.blocks() < 32 * MIB
+        text = device.ask(command="metrics")["text"]
+        calls = re.search(r"discard_seconds_count (\d+)", text)
+        assert calls and int(calls[1]) >= size // (32 * MIB) - 1
+        assert slowest < PROMISE / 2
+
+
+def test_a_chain_of_4_tib(vm: FrontEnd) -> None:
+    vm.put(REPORTING, *[(0, 2**32 - PAGE, True)] * 100)
+    vm.kick(REPORTING)
+    vm.device.status()
+    assert vm.used(REPORTING) == 0
+    vm.works()
+
+
+def test_a_report_that_is_interrupted_is_done_again(vm: FrontEnd) -> None:
+    vm.put(REPORTING, *[(PLAY, 32 * MIB, True)] * 100)
+    vm.kick(REPORTING)
+    index = vm.stop_ring(REPORTING)
+    assert index - vm.used_index(REPORTING) in (0, 1) or vm.used_index(REPORTING) == index
+    assert vm.used_index(REPORTING) == index & 0xFFFF, "what was not returned counts as not taken"
+
+
+def test_a_guest_that_refills_its_ring(vm: FrontEnd) -> None:
+    list_at = 32 * MIB
+    vm.memory[list_at : list_at + 0x4000] = words(*((PLAY >> 12) + n * 2 % 0x1800 for n in range(4096)))
+    at = vm.bases[INFLATE]
+    for slot in range(128):
+        vm.descriptor(INFLATE, slot, list_at, 0x4000)
+        vm.memory[at + 0x1004 + slot * 2 : at + 0x1006 + slot * 2] = struct.pack("<H", slot)
+    stop = threading.Event()
+
+    def guest() -> None:
+        while not stop.is_set():
+            index = vm.used_index(INFLATE) + 128 & 0xFFFF
+            vm.memory[at + 0x1002 : at + 0x1004] = struct.pack("<H", index)
+
+    thread = threading.Thread(target=guest)
+    thread.start()
+    try:
+        vm.kick(INFLATE)
+        assert eventually(lambda: vm.used_index(INFLATE) > 1)
+        for _ in range(10):
+            began = time.monotonic()
+            vm.get("GET_FEATURES")
+            vm.device.status()
+            assert time.monotonic() - began < PROMISE
+        before = vm.used_index(INFLATE)
+        assert eventually(lambda: vm.used_index(INFLATE) != before)
+        vm.stop_ring(INFLATE)
+    finally:
+        stop.set()
+        thread.join()
+
+
+# chains
+
+
+@pytest.mark.parametrize(
+    "links",
+    [[(0, 0)], [(0, 1), (1, 0)], [(0, 127), (127, 5), (5, 0)], [(0, 60_000)]],
+    ids=["itself", "two", "three", "nowhere"],
+)
+@pytest.mark.parametrize("ring", [INFLATE, DEFLATE, REPORTING])
+def test_chains_that_loop(vm: FrontEnd, links: list[tuple[int, int]], ring: int) -> None:
+    vm.fill(PLAY, MIB)
+    for slot, following in links:
+        vm.descriptor(ring, slot, PLAY, PAGE, 1 | (2 if ring == REPORTING else 0), following)
+    vm.offer(ring, 0)
+    vm.kick(ring)
+    assert vm.used(ring) == 0
+    assert vm.holds(PLAY, MIB) == 0x5A
+
+
+def test_indirect_tables_that_loop(vm: FrontEnd) -> None:
+    vm.fill(2 * PLAY, MIB)
+    vm.memory[PLAY : PLAY + 32] = struct.pack("<QIHHQIHH", PLAY, 32, 5, 1, 2 * PLAY, PAGE, 3, 0)
+    for flags in (4, 5, 6, 7):
+        vm.descriptor(REPORTING, 0, PLAY, 32, flags, 0)
+        vm.offer(REPORTING, 0)
+        vm.kick(REPORTING)
+        assert vm.used(REPORTING) == 0
+    assert vm.holds(2 * PLAY, MIB) == 0x5A
+
+
+@pytest.mark.parametrize(
+    ("address", "length"),
+    [
+        (2**64 - 1, 2**32 - 1),
+        (2**64 - PAGE, PAGE),
+        (0, 2**32 - 1),
+        (RAM - PAGE, 2**32 - PAGE),
+        (1 << 63, 1 << 31),
+        (PLAY, 0),
+    ],
+)
+def test_addresses_and_lengths_that_overflow(vm: FrontEnd, address: int, length: int) -> None:
+    for writable in (True, False):
+        for ring in (INFLATE, DEFLATE, REPORTING):
+            if address or ring != REPORTING:
+                assert vm.ask(ring, (address, length, writable)) == 0
+        vm.put(STATS, (address, length, writable))
+        vm.kick(STATS)
+    assert vm.ask(INFLATE, (LIST, 2**32 - 1, False), (LIST, 2**32 - 1, False)) == 0
+
+
+def test_an_available_index_from_nowhere(vm: FrontEnd) -> None:
+    at = vm.bases[INFLATE] + 0x1002
+    vm.memory[at : at + 2] = struct.pack("<H", 40_000)
+    for _ in range(2000):
+        vm.kick(INFLATE)
+    assert eventually(lambda: vm.device.status()["queues"][0]["state"] == "broken")
+    assert vm.device.status()["malformed"] == 1
+    vm.works()
+    vm.stop_ring(INFLATE)
+    vm.start_ring(INFLATE)
+    assert vm.pages(INFLATE, [PLAY >> 12], 1) == 1
+    assert len(vm.device.log()) < 10_000
+
+
+def test_rings_are_not_punched(vm: FrontEnd) -> None:
+    for base in vm.bases[:4]:
+        for at in range(base, base + 0x3000, PAGE):
+            assert vm.ask(REPORTING, (at, PAGE, True)) == 0
+            assert vm.pages(INFLATE, [at >> 12], 1) == 1
+            assert vm.memory[ANSWER] == 0
+    vm.fill(PLAY, MIB)
+    assert vm.ask(REPORTING, (0, RAM, True)) == 0
+
+
+def test_rings_that_move(vm: FrontEnd) -> None:
+    """Over pages that were just called zero, and back, while they are used."""
+    for n in range(50):
+        base = PLAY + n * 0x4000
+        vm.fill(base, 0x4000)
+        assert vm.ask(REPORTING, (base, 0x4000, True)) == 0x4000
+        old, vm.bases[REPORTING] = vm.bases[REPORTING], base
+        vm.start_ring(REPORTING)
+        assert vm.ask(REPORTING, (base, 0x4000, True)) == 0
+        vm.bases[REPORTING] = old
+        vm.start_ring(REPORTING)
+
+
+def test_rings_that_are_none(vm: FrontEnd) -> None:
+    assert vm.stop_ring(INFLATE) == 0
+    for ring, size in ((0, 0), (0, 3), (0, 2048), (0, 65_536), (0, -1), (5, 128), (-1, 128)):
+        assert not vm.accepted("SET_VRING_NUM", words(ring, size)), (ring, size)
+    for ring, base in ((0, 65_536), (9, 0)):
+        assert not vm.accepted("SET_VRING_BASE", words(ring, base))
+    for ring, value in ((7, 1), (0, 2)):
+        assert not vm.accepted("SET_VRING_ENABLE", words(ring, value))
+    for places in ((0, 0, 0), (USER + RAM, USER, USER), (USER, USER + RAM, USER), (2**64 - 16, USER, USER)):
+        assert not vm.accepted("SET_VRING_ADDR", words(0, 0) + longs(*places, 0)), places
+    assert vm.accepted(
+        "SET_VRING_ADDR", words(0, 0) + longs(USER + RAM - 16, USER + LIST, USER + RAM - 64, 0)
+    )
+    vm.kick(INFLATE)
+    vm.works()
+
+
+def test_lists_of_any_length(vm: FrontEnd) -> None:
+    vm.memory[32 * MIB : 36 * MIB] = words(PLAY >> 12) * MIB
+    vm.fill(PLAY, PAGE)
+    for length in (4 * MIB, 0x4004, 1, 2, 3, 5, 1023):
+        assert vm.ask(INFLATE, (32 * MIB, length, False)) == 0
+        assert vm.holds(PLAY, PAGE) == 0x5A, length
+    vm.put(INFLATE, (32 * MIB, 2, False), (32 * MIB + 2, 2, False))
+    vm.kick(INFLATE)
+    vm.used(INFLATE)
+    assert vm.holds(PLAY, PAGE) == 0
+
+
+def test_parts_in_the_wrong_order(vm: FrontEnd) -> None:
+    vm.memory[LIST : LIST + 4] = words(PLAY >> 12)
+    vm.memory[ANSWER] = 0xFF
+    vm.fill(PLAY, PAGE)
+    assert vm.ask(INFLATE, (ANSWER, 1, True), (LIST, 4, False)) == 0
+    assert vm.memory[ANSWER] == 0xFF
+    assert vm.holds(PLAY, PAGE) == 0x5A
+    assert vm.ask(INFLATE, (LIST, 4, False), (4 * RAM, 8, True)) == 0
+
+
+def test_statistics_without_end(vm: FrontEnd) -> None:
+    vm.put(STATS, (2 * RAM, 5, False), (PLAY, 32 * MIB, False))
+    vm.kick(STATS)
+    assert vm.used(STATS) == 0
+    for _ in range(200):
+        vm.put(STATS, (PLAY, 32 * MIB, False))
+        vm.kick(STATS)
+        vm.device.status()
+    assert vm.device.status()["ok"]
+
+
+def test_features_that_were_not_offered(vm: FrontEnd) -> None:
+    for bits in (1 << 3, 1 << 8, 1 << 28, 1 << 29, 1 << 34, 2**64 - 1):
+        assert not vm.accepted("SET_FEATURES", longs(bits))
+    vm.works()
+
+
+def test_configuration_out_of_bounds(vm: FrontEnd) -> None:
+    for offset, data in ((4090, bytes(4)), (14, bytes(4)), (4, bytes(3)), (2**32 - 4, bytes(8))):
+        assert not vm.accepted("SET_CONFIG", words(offset, len(data), 0) + data)
+    assert not vm.accepted("SET_CONFIG", words(0, 2**32 - 1, 0) + bytes(4))
+    assert vm.get("GET_CONFIG", words(12, 200, 0) + bytes(200))[16:] == bytes(196)
+    assert vm.get("GET_CONFIG", words(2**32 - 1, 16, 0) + bytes(16))[12:] == bytes(16)
+
+
+def test_channels_that_are_none(vm: FrontEnd) -> None:
+    reader, writer = os.pipe()
+    one, two = socket.socketpair()
+    datagrams = socket.socketpair(type=socket.SOCK_DGRAM)
+    for fds in ([], [reader], [one.fileno(), two.fileno()], [datagrams[0].fileno()], [vm.fd]):
+        assert not vm.accepted("SET_BACKEND_REQ_FD", b"", fds)
+    assert vm.accepted("SET_BACKEND_REQ_FD", b"", [one.fileno()])
+    one.setblocking(True)
+    # Nobody reads it: it fills up, and nothing waits for it.
+    for n in range(400):
+        vm.device.ask(command="target", bytes=n % 9 * PAGE)
+    for each in (one, two, *datagrams):
+        each.close()
+    vm.device.ask(command="target", bytes=PAGE)
+    os.close(reader)
+    os.close(writer)
+    vm.works()
+
+
+def test_rings_full_of_noise(vm: FrontEnd) -> None:
+    chance = random.Random(1)
+    for _ in range(150):
+        for ring in range(4):
+            base = vm.bases[ring]
+            table = b"".join(
+                struct.pack(
+                    "<QIHH",
+                    chance.randrange(RAM * 2),
+                    chance.randrange(0x20_0000),
+                    chance.randrange(8),
+                    chance.randrange(130),
+                )
+                for _ in range(128)
+            )
+            heads = struct.pack("<128H", *(chance.randrange(130) for _ in range(128)))
+            vm.memory[base : base + len(table)] = table
+            vm.memory[base + 0x1004 : base + 0x1004 + 256] = heads
+            index = vm.used_index(ring) + chance.randrange(129) & 0xFFFF
+            vm.memory[base + 0x1002 : base + 0x1004] = struct.pack("<H", index)
+            vm.kick(ring)
+        if "broken" in str(vm.device.status()["queues"]):
+            for ring in range(4):
+                vm.stop_ring(ring)
+                vm.start_ring(ring)
+    for ring in range(4):
+        vm.stop_ring(ring)
+        vm.start_ring(ring)
+    vm.works()
+
+
+# the end
+
+
+@pytest.mark.parametrize("state", ["idle", "half a message", "started", "busy", "unread", "memory lost"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_it_ends_in_each_state(start: Start, state: str, number: int) -> None:
+    device = start()
+    with FrontEnd(device) as peer:
+        if state == "half a message":
+            peer.raw(MESSAGE[:9])
+        elif state == "unread":
+            peer.socket.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    peer.raw(words(1, 1, 0) * 100)
+        elif state != "idle":
+            peer.start()
+        if state == "busy":
+            peer.put(REPORTING, *[(0, 2**32 - PAGE, True)] * 100)
+            peer.kick(REPORTING)
+        if state == "memory lost":
+            os.ftruncate(peer.fd, 0)
+            peer.kick(REPORTING)
+        assert device.end(number) == 0
+    assert not device.front.exists() and not device.control.exists()
+
+
+def test_features_of_the_default(start: Start) -> None:
+    """Nothing above was turned on for the tests alone: bit 7 is all that they add."""
+    device = start()
+    with FrontEnd(device) as peer:
+        assert peer.get("GET_FEATURES") == longs(ALL | EXTENDED)
+    assert "seccomp, " in device.status()["sandbox"]

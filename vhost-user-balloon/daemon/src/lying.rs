@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! A device that lies, for tests of guests and of `kz conform`. Never part of a package: the cargo feature
+//! `lying` is off by default.
+
+use balloon_discard::Outcome;
+use balloon_protocol::{Backing, Bitmap, Claim, Range};
+use clap::ValueEnum;
+
+/// What to lie about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Lie {
+    /// Claim zeros and discard nothing
+    NoDiscard,
+    /// Return the full length of each report, whether or not bit 6 was negotiated or memory discarded
+    FullLength,
+    /// Bits of the bitmap begin with the most significant one
+    BitOrder,
+    /// Return the length of the bitmap and leave what was in it
+    StaleBitmap,
+    /// Return half of the length of a report, and a bitmap that is one byte short
+    ShortLength,
+    /// Bit 6 counts pages, and nothing is discarded
+    Bit6,
+}
+
+/// What is returned instead of discarding.
+pub fn discard(lie: Option<Lie>, range: Range) -> Option<Outcome> {
+    let discarded = range.length();
+    matches!(lie, Some(Lie::NoDiscard | Lie::Bit6)).then_some(Outcome {
+        claim: Claim::Proven(Backing::Tmpfs),
+        discarded,
+        errno: None,
+    })
+}
+
+/// What is returned as the used length of a report.
+pub fn reported(lie: Option<Lie>, length: u32) -> Option<u32> {
+    match lie? {
+        Lie::FullLength => Some(length),
+        Lie::ShortLength => Some(length / 2),
+        Lie::Bit6 => Some(length >> 12),
+        Lie::NoDiscard | Lie::BitOrder | Lie::StaleBitmap => None,
+    }
+}
+
+/// What is returned as bitmap and used length of an inflate request.
+pub fn inflated(lie: Option<Lie>, bitmap: Bitmap, length: u32) -> (Bitmap, u32) {
+    match lie {
+        Some(Lie::BitOrder) => {
+            let bits = bitmap.as_bytes().len().saturating_mul(8);
+            let mut turned = Bitmap::new(bits);
+            (0..bits).filter(|n| bitmap.get(*n)).for_each(|n| turned.set(n ^ 7));
+            (turned, length)
+        }
+        // Nothing is written of a bitmap without pages.
+        Some(Lie::StaleBitmap) => (Bitmap::new(0), length),
+        Some(Lie::ShortLength) => (bitmap, length.saturating_sub(1)),
+        _ => (bitmap, length),
+    }
+}

@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The program: its options, sandbox and exit status.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::fd::{FromRawFd, OwnedFd, RawFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::process::ExitCode;
+
+use crate::cli::{Cli, Command, Daemon, LogFormat, LogLevel, Switch, capabilities};
+use crate::notify::Manager;
+use crate::server::{Server, ServerError, Source};
+use crate::state::{StateError, StateFile};
+use crate::{run, sandbox, signals, subcommand, threads};
+use clap::Parser;
+use tracing_subscriber::filter::LevelFilter;
+
+/// What ends the program before its time.
+#[derive(Debug, thiserror::Error)]
+enum MainError {
+    #[error(transparent)]
+    Server(#[from] ServerError),
+    #[error(transparent)]
+    Sandbox(#[from] sandbox::SandboxError),
+    #[error(transparent)]
+    State(#[from] StateError),
+    #[error("signals and threads: {0}")]
+    Signals(io::Error),
+    #[error("cannot open the folder of {path}: {source}")]
+    Folder { path: String, source: io::Error },
+}
+
+#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+const MEMORY_LOST: u8 = signals::MEMORY_LOST as u8;
+
+/// Run the program.
+pub fn main() -> ExitCode {
+    let cli = Cli::parse();
+    match &cli.command {
+        Some(Command::Run { vmm, .. }) => {
+            // The options were parsed to see that they are valid; the device parses them again.
+            let own = std::env::args_os().skip(2).take_while(|argument| argument != "--");
+            return fail(&run::run(&own.collect::<Vec<_>>(), vmm));
+        }
+        Some(command) => {
+            return match subcommand::run(command) {
+                Ok(text) => print(&text),
+                Err(error) => fail(&error),
+            };
+        }
+        None if cli.daemon.print_capabilities => return print(&capabilities()),
+        None => {}
+    }
+    if let Some(path) = cli.daemon.socket_path.as_ref().filter(|_| cli.daemon.print_qemu_args) {
+        return print(&run::qemu_args(path));
+    }
+    if cli.daemon.socket_path.is_none() && cli.daemon.fd.is_none() {
+        let _ = writeln!(io::stderr(), "vhost-user-balloon: needs --socket-path or --fd; see --help");
+        return ExitCode::from(2);
+    }
+    log(&cli.daemon);
+    match serve(&cli.daemon) {
+        Ok(()) => {
+            signals::remove_sockets();
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            signals::remove_sockets();
+            tracing::error!("{error}");
+            match error {
+                MainError::Server(ServerError::MemoryLost(_)) => ExitCode::from(MEMORY_LOST),
+                _ => ExitCode::FAILURE,
+            }
+        }
+    }
+}
+
+fn print(text: &str) -> ExitCode {
+    match writeln!(io::stdout(), "{text}") {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(_) => ExitCode::FAILURE,
+    }
+}
+
+fn fail(error: &dyn std::fmt::Display) -> ExitCode {
+    let _ = writeln!(io::stderr(), "vhost-user-balloon: {error}");
+    ExitCode::FAILURE
+}
+
+fn log(daemon: &Daemon) {
+    let level = match daemon.log_level {
+        LogLevel::Error => LevelFilter::ERROR,
+        LogLevel::Warn => LevelFilter::WARN,
+        LogLevel::Info => LevelFilter::INFO,
+        LogLevel::Debug => LevelFilter::DEBUG,
+        LogLevel::Trace => LevelFilter::TRACE,
+    };
+    let lines = tracing_subscriber::fmt()
+        .with_max_level(level)
+        .with_writer(io::stderr)
+        .with_target(false)
+        // It would tell on standard error that standard error is gone, and panic.
+        .log_internal_errors(false);
+    match daemon.log_format {
+        // The journal has the time.
+        LogFormat::Text => lines.without_time().with_ansi(false).init(),
+        LogFormat::Json => lines.json().flatten_event(true).init(),
+    }
+}
+
+fn serve(daemon: &Daemon) -> Result<(), MainError> {
+    let ending = signals::block().map_err(MainError::Signals)?;
+    signals::install().map_err(MainError::Signals)?;
+
+    let mut server = Server::new(daemon.options())?;
+    let source = match (&daemon.socket_path, daemon.fd) {
+        (Some(path), _) => Source::listen(path)?,
+        (None, Some(fd)) => inherited(fd)?,
+        // main() has asked for one of them.
+        (None, None) => return Ok(()),
+    };
+    let mut sockets: Vec<&Path> = daemon.socket_path.as_deref().into_iter().collect();
+    if let Some(path) = &daemon.control {
+        server.control(path)?;
+        sockets.push(path);
+    }
+    if let Some(path) = &daemon.metrics_socket {
+        server.metrics(path)?;
+        sockets.push(path);
+    }
+    signals::remove_at_the_end(&sockets);
+    if let Some(path) = &daemon.state {
+        let (file, state) = StateFile::open(path)?;
+        server.keep_state(file, state);
+    }
+    // In the sandbox there is no way to reach it.
+    let manager = Manager::connect();
+
+    let landlock = match daemon.landlock {
+        Switch::Off => "no landlock (switched off)",
+        Switch::On => {
+            let mut folders = Vec::new();
+            for path in &sockets {
+                folders.push(folder(path)?);
+            }
+            let folders: Vec<&File> = folders.iter().collect();
+            sandbox::landlock(&folders)?
+        }
+    };
+    ending.end_when_told().map_err(MainError::Signals)?;
+    threads::start_closer().map_err(MainError::Signals)?;
+    let seccomp = sandbox::seccomp(daemon.seccomp)?;
+    let how = format!("{seccomp}, {landlock}");
+    tracing::info!(sandbox = how, "ready");
+    server.set_sandbox(how);
+    // A supervisor may connect its VMM now.
+    if let Err(error) = manager.and_then(Manager::ready) {
+        tracing::warn!(%error, "the service manager does not know that it is ready");
+    }
+    Ok(server.run(source)?)
+}
+
+fn folder(path: &Path) -> Result<File, MainError> {
+    let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or_else(|| Path::new("."));
+    File::open(folder).map_err(|source| MainError::Folder { path: path.display().to_string(), source })
+}
+
+fn inherited(fd: RawFd) -> Result<Source, ServerError> {
+    let failed = |source: io::Error| ServerError::Descriptor { fd, source };
+    if fd <= 2 {
+        return Err(failed(io::Error::from(io::ErrorKind::InvalidInput)));
+    }
+    // SAFETY: whoever started the program says on the command line that it passes this descriptor; this
+    // is the first thing that opens or takes one, but for the standard ones, which were just excluded. A
+    // number that is no descriptor makes the next call fail.
+    let owned = unsafe { OwnedFd::from_raw_fd(fd) };
+    let listens = match rustix::net::sockopt::socket_acceptconn(&owned) {
+        Ok(listens) => listens,
+        Err(error) => {
+            // Closing a number that is no descriptor would end the program.
+            std::mem::forget(owned);
+            return Err(failed(error.into()));
+        }
+    };
+    rustix::io::fcntl_setfd(&owned, rustix::io::FdFlags::CLOEXEC).map_err(|e| failed(e.into()))?;
+    Ok(if listens {
+        Source::Listener(UnixListener::from(owned))
+    } else {
+        Source::Stream(UnixStream::from(owned))
+    })
+}

@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The pages in the balloon: a host page larger than 4 KiB goes when the balloon holds all of it.
+
+use alloc::boxed::Box;
+use alloc::collections::BTreeMap;
+
+use crate::Run;
+
+const WORDS: usize = 64;
+/// How many pages a chunk covers: 16 MiB of guest memory.
+const CHUNK: u32 = 64 * 64;
+
+/// A set of page frames.
+///
+/// It costs at most 640 bytes for each 16 MiB of guest memory that has a page in the set, so the size of
+/// guest memory bounds it: 640 KiB for 16 GiB.
+///
+/// A device can rely on it over requests only if the driver has to tell before it uses a page again
+/// (`MUST_TELL_HOST`).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PageSet {
+    chunks: BTreeMap<u32, Box<[u64; WORDS]>>,
+}
+
+/// The parts of a run by chunk and word: chunk, number of the word, bits.
+fn words(run: Run) -> impl Iterator<Item = (u32, usize, u64)> {
+    let end = u64::from(run.first).saturating_add(u64::from(run.pages)).min(1 << 32);
+    let mut at = u64::from(run.first);
+    core::iter::from_fn(move || {
+        let page = u32::try_from(at).ok().filter(|_| at < end)?;
+        let bit = page % 64;
+        let count = end.saturating_sub(at).min(u64::from(64_u32.saturating_sub(bit)));
+        at = at.saturating_add(count);
+        let ones = if count == 64 { u64::MAX } else { (1_u64 << count).wrapping_sub(1) };
+        let word = usize::try_from(page % CHUNK / 64).unwrap_or(usize::MAX);
+        Some((page / CHUNK, word, ones << bit))
+    })
+}
+
+impl PageSet {
+    /// An empty set.
+    pub const fn new() -> Self {
+        Self { chunks: BTreeMap::new() }
+    }
+
+    /// Add the pages of a run.
+    pub fn insert(&mut self, run: Run) {
+        for (chunk, word, bits) in words(run) {
+            let words = self.chunks.entry(chunk).or_insert_with(|| Box::new([0; WORDS]));
+            if let Some(word) = words.get_mut(word) {
+                *word |= bits;
+            }
+        }
+    }
+
+    /// Remove the pages of a run.
+    pub fn remove(&mut self, run: Run) {
+        for (chunk, word, bits) in words(run) {
+            let Some(words) = self.chunks.get_mut(&chunk) else { continue };
+            if let Some(word) = words.get_mut(word) {
+                *word &= !bits;
+            }
+            if words.iter().all(|word| *word == 0) {
+                self.chunks.remove(&chunk);
+            }
+        }
+    }
+
+    /// Whether all pages of a run are in the set.
+    pub fn contains(&self, run: Run) -> bool {
+        words(run).all(|(chunk, word, bits)| {
+            let found = self.chunks.get(&chunk).and_then(|words| words.get(word));
+            found.is_some_and(|found| found & bits == bits)
+        })
+    }
+
+    /// The first run of pages from `page` on; it ends at a border of 16 MiB at the latest.
+    pub fn next_run(&self, page: u32) -> Option<Run> {
+        self.chunks.range(page / CHUNK..).find_map(|(chunk, words)| {
+            let base = chunk.saturating_mul(CHUNK);
+            let skip = page.saturating_sub(base);
+            let has = |bit: u32| {
+                let word = usize::try_from(bit / 64).ok().and_then(|word| words.get(word));
+                word.is_some_and(|word| word & (1 << (bit % 64)) != 0)
+            };
+            let first = (skip..CHUNK).find(|bit| has(*bit))?;
+            let end = (first..CHUNK).find(|bit| !has(*bit)).unwrap_or(CHUNK);
+            Some(Run { first: base.saturating_add(first), pages: end.saturating_sub(first) })
+        })
+    }
+
+    /// Remove all pages.
+    pub fn clear(&mut self) {
+        self.chunks.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::BTreeSet;
+    use std::vec::Vec;
+
+    #[test]
+    fn the_very_last_page() {
+        let mut set = PageSet::new();
+        set.insert(Run { first: u32::MAX, pages: 9 });
+        assert_eq!(set.next_run(0), Some(Run { first: u32::MAX, pages: 1 }));
+        set.remove(Run { first: u32::MAX - 100, pages: 101 });
+        assert_eq!(set, PageSet::new(), "an empty chunk is freed");
+    }
+
+    proptest! {
+        #[test]
+        fn like_a_set(steps in proptest::collection::vec((any::<bool>(), 0_u32..9000, 1_u32..5000), 0..20), at in 0_u32..9000, length in 1_u32..200) {
+            let mut set = PageSet::new();
+            let mut model = BTreeSet::new();
+            for (insert, first, pages) in steps {
+                let run = Run { first, pages };
+                if insert {
+                    set.insert(run);
+                    model.extend(first..first + pages);
+                } else {
+                    set.remove(run);
+                    model.retain(|page| !run.contains(*page));
+                }
+            }
+            let wanted = (at..at + length).all(|page| model.contains(&page));
+            prop_assert_eq!(set.contains(Run { first: at, pages: length }), wanted);
+            let mut found = Vec::new();
+            let mut next = 0;
+            while let Some(run) = set.next_run(next) {
+                found.extend(run.first..run.first + run.pages);
+                next = run.first + run.pages;
+            }
+            prop_assert_eq!(found, model.into_iter().collect::<Vec<_>>());
+        }
+    }
+}
