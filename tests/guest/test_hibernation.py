@@ -119,7 +119,7 @@ def test_resume_under_another_device(tmp_path: Path, saved: str, resumed: str) -
             command=[
                 "sh",
                 "-c",
-                f"set -e; trap 'echo hibernation-test-failed > /dev/ttyS0' EXIT\n{ELSEWHERE}",
+                f"set -e; trap 'echo hibernation-test-failed > /dev/ttyS0' EXIT\n{ELSEWHERE}trap - EXIT",
             ],
         )
 
