@@ -79,9 +79,10 @@ def expect_at_most(found: float, most: float) -> None:
         raise OutOfLuck(f"{found} is more than {most}")
 
 
-# Commands that wait until kzeropaged has been idle for two seconds.
+# What kzeropaged has zeroed, in pages; and commands that wait until it has been idle for two seconds.
+PREZEROED = "sed -n 's/^pgzeroed_set_prezeroed //p' /proc/vmstat"
 SETTLE = (
-    "b=-1; for i in $(seq 120); do n=$(cat /sys/kernel/mm/zero_page/bytes_zeroed); "
+    f"b=-1; for i in $(seq 120); do n=$({PREZEROED}); "
     'if [ $n = $b ]; then break; fi; b=$n; sleep 2; done; [ "$n" = "$b" ]'
 )
 
