@@ -169,6 +169,7 @@ def test_migration_between_nodes() -> None:
 
 READ_AND_GROW = r"""
 set +e
+echo 1 > /proc/sys/vm/overcommit_memory
 refpage_bench --method refpage --map 4294967296 --touch 4096 --loops 1000 --check >/dev/null &
 reader=
 for i in $(seq 90); do
