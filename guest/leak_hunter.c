@@ -221,7 +221,7 @@ static long run_map(void)
 	return check_map(fd, bytes, flags, current->check);
 }
 
-/* What a child of this worker returns. */
+/* Results of the children of this worker. */
 static struct {
 	long pages;
 	char why[sizeof(why)];

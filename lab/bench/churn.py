@@ -46,7 +46,7 @@ JOBS = {"loop": Job("one process with 256 MB", 1, 256), "six": Job("six processe
 SIX = JOBS["six"]
 FILL_MB = SIX.processes * SIX.size_mb  # a bit more than 2 GiB
 MEMORY = "3G"
-# What is measured of a job: unit, title, sentence.
+# The figures of a job: unit, title, sentence.
 KINDS = {
     "alloc_wall": ("ms", "Time of one allocation"),
     "alloc_task_clock": ("ms", "CPU time of one allocation"),

@@ -524,7 +524,7 @@ def test_kzeropaged_is_seen_at_work() -> None:
     assert used["state"] == "working"
     expect_at_least(used["sources"]["prezeroed"]["skip_pages"], 64 << 7)
     assert ended["kzeropaged"]["threads"] == []
-    # What was zeroed remains known; with no source on, the answer is no.
+    # Zeroed memory remains known; with no source on, the answer is no.
     assert ended["state"] == "off"
     assert not ended["sources"]["prezeroed"]["on"]
 

@@ -444,8 +444,7 @@ def test_an_event_that_blocks_again(vm: FrontEnd, kind: str) -> None:
 def test_kicks_that_are_none(vm: FrontEnd) -> None:
     with open("/dev/zero") as zero, open("/proc/version") as proc:
         for name in ("SET_VRING_KICK", "SET_VRING_CALL", "SET_VRING_ERR"):
-            # A unix socket is accepted: User-Mode Linux makes its pipes with socketpair(2).
-            for fd in (zero.fileno(), proc.fileno(), vm.fd):
+            for fd in (zero.fileno(), proc.fileno(), vm.fd, vm.socket.fileno()):
                 assert not vm.accepted(name, longs(0), [fd])
             assert not vm.accepted(name, longs(0), [])
             assert not vm.accepted(name, longs(0), [vm.kicks[0]] * 2)
@@ -459,6 +458,16 @@ def test_kicks_that_are_none(vm: FrontEnd) -> None:
     time.sleep(0.5)
     assert vm.device.cpu() - used < 0.2, "a pipe without a writer is readable for ever"
     vm.works()
+
+
+@pytest.mark.parametrize("name", ["SET_VRING_KICK", "SET_VRING_CALL"])
+def test_its_own_socket_as_an_event_harms_only_its_connection(device: Device, name: str) -> None:
+    with FrontEnd(device) as vm, contextlib.suppress(OSError, TimeoutError, AssertionError):
+        vm.start()
+        vm.accepted(name, longs(0), [vm.socket.fileno()])
+    with FrontEnd(device) as vm:
+        vm.start()
+        vm.works()
 
 
 def test_kicks_at_a_mhz(vm: FrontEnd) -> None:
@@ -615,7 +624,7 @@ def test_guest_memory_that_is_truncated(device: Device, when: str) -> None:
 )
 def test_memory_that_is_none(vm: FrontEnd, region: tuple[int, int, int, int]) -> None:
     assert not vm.table(region)
-    # What there was is no longer the guest's, and is left alone.
+    # The memory of the old table is not the guest's any more: it is left alone.
     assert vm.device.status()["regions"] == []
     vm.fill(PLAY, MIB)
     vm.put(REPORTING, (PLAY, MIB, True))

@@ -120,6 +120,7 @@ const ALWAYS: &[c_long] = &[
     libc::SYS_sendmsg,
     libc::SYS_sendto,
     libc::SYS_accept4,
+    libc::SYS_getpeername,
     libc::SYS_getsockopt,
     libc::SYS_setsockopt,
     libc::SYS_shutdown,

@@ -220,6 +220,12 @@ impl Message {
             // User-Mode Linux makes its pipes with socketpair(2).
             let kinds = [Kind::Event, Kind::Pipe, Kind::UnixSocket];
             let event = descriptor.take("an event, a pipe or a unix socket", &kinds)?;
+            // Its own end of a connection to us would keep that connection open for ever.
+            let socket = UnixStream::from(event);
+            if socket.peer_addr().is_ok_and(|peer| !peer.is_unnamed()) {
+                return Err(Refusal::Kind { found: "a connection", wanted: "a pair of sockets" });
+            }
+            let event = OwnedFd::from(socket);
             let flags = rustix::fs::fcntl_getfl(&event)?;
             rustix::fs::fcntl_setfl(&event, flags | OFlags::NONBLOCK)?;
             Ok((ring, Some(File::from(event))))
