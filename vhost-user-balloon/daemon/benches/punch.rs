@@ -16,13 +16,13 @@ mod common;
 use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use common::*;
 use rustix::fs::FallocateFlags;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
-use vhost::{VhostBackend, VhostUserMemoryRegionInfo};
+use vhost::VhostBackend;
 use vmm_sys_util::poll::PollContext;
 
 /// How many blocks Linux reports at a time.
@@ -112,15 +112,6 @@ fn on<T: Send>(cpu: usize, work: impl FnOnce() -> T + Send) -> T {
     })
 }
 
-struct Daemon(Child);
-
-impl Drop for Daemon {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
 fn main() {
     let (here, there) = cpus();
     on(here, || measure(there));
@@ -130,29 +121,18 @@ fn measure(there: usize) {
     let rounds = number("--rounds", 10);
     let bytes = number("--mib", 256) * MIB;
     let end = PLAY + bytes;
-    let folder = tempfile::tempdir().unwrap();
-    let front = folder.path().join("front");
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    // The daemon inherits this one, and ends when the other is closed.
+    rustix::io::fcntl_setfd(&theirs, rustix::io::FdFlags::empty()).unwrap();
     let mut command = Command::new(env!("CARGO_BIN_EXE_vhost-user-balloon"));
-    command.arg("--socket-path").arg(&front).stdin(Stdio::null()).stderr(Stdio::null());
-    let daemon = on(there, || command.spawn().unwrap());
-    let _daemon = Daemon(daemon);
-    let mut socket = None;
-    assert!(eventually(|| {
-        socket = UnixStream::connect(&front).ok();
-        socket.is_some()
-    }));
-    let control = folder.path().join("control");
-    let mut vm = Vm::with(socket.unwrap(), control, tempfile::tempdir().unwrap(), None);
+    command.arg(format!("--fd={}", theirs.as_raw_fd())).stdin(Stdio::null()).stderr(Stdio::null());
+    let mut daemon = on(there, || command.spawn().unwrap());
+    drop(theirs);
+    let folder = tempfile::tempdir().unwrap();
+    let mut vm = Vm::with(ours, folder.path().join("control"), folder, None);
     vm.memory = memfd(end);
     vm.negotiate();
-    let region = VhostUserMemoryRegionInfo {
-        guest_phys_addr: 0,
-        memory_size: end,
-        userspace_addr: USER,
-        mmap_offset: 0,
-        mmap_handle: vm.memory.as_raw_fd(),
-    };
-    vm.frontend.set_mem_table(&[region]).unwrap();
+    vm.frontend.set_mem_table(&[vm.region(0, end, 0)]).unwrap();
     vm.start_device(ALL & !(1 << 7));
 
     let called = PollContext::new().unwrap();
@@ -175,6 +155,8 @@ fn measure(there: usize) {
             }
         }
     }
+    drop(vm);
+    daemon.wait().unwrap();
     let [bare, daemon] = found;
     println!(
         "{}",

@@ -61,22 +61,22 @@ pub struct Daemon {
     /// Whether to offer reports of free memory (feature bit 5)
     #[arg(long, value_name = "SWITCH", default_value = "on")]
     pub free_page_reporting: Switch,
-    /// Whether to say which reported memory reads as zero (feature bit 6). Turn it off for a VMM that
+    /// Whether to claim zeros for reported memory (feature bit 6). Turn it off for a VMM that
     /// serves page faults of the guest itself (userfaultfd), and for guests that use the bit otherwise
     #[arg(long, value_name = "SWITCH", default_value = "on")]
     pub device_init_reported: Switch,
-    /// Whether to say which inflated pages read as zero (feature bit 7)
+    /// Whether to claim zeros for inflated pages (feature bit 7)
     #[arg(long, value_name = "SWITCH", default_value = "off")]
     pub device_init_on_inflate: Switch,
     /// Whether the guest may take pages back by itself when it is short of memory (feature bit 2)
     #[arg(long, value_name = "SWITCH", default_value = "on")]
     pub deflate_on_oom: Switch,
     /// The front end maps all of the guest's memory shared. Without this a file without a name is only
-    /// said to be zero once something the guest writes was seen to change in it, and a file with a name
+    /// claimed to be zero once something the guest writes was seen to change in it, and a file with a name
     /// is left alone
     #[arg(long)]
     pub memory_is_shared: bool,
-    /// Whether to give memory back from the start; off: not before the subcommand "discard on" says so.
+    /// Whether to give memory back from the start; off: not before the subcommand "discard on".
     /// For VMMs that pin guest memory, as they do to pass devices through (VFIO)
     #[arg(long, value_name = "SWITCH", default_value = "on")]
     pub discard: Switch,
@@ -98,8 +98,8 @@ pub struct Daemon {
     #[arg(long, value_name = "SWITCH", default_value = "on")]
     pub landlock: Switch,
     /// The least important messages to log
-    #[arg(long, value_name = "LEVEL", default_value = "info")]
-    pub log_level: LogLevel,
+    #[arg(long, value_name = "LEVEL", default_value = "info", value_parser = ["error", "warn", "info", "debug", "trace"])]
+    pub log_level: String,
     /// How log lines look
     #[arg(long, value_name = "FORMAT", default_value = "text")]
     pub log_format: LogFormat,
@@ -107,7 +107,6 @@ pub struct Daemon {
 
 /// On or off.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-#[allow(missing_docs)]
 pub enum Switch {
     On,
     Off,
@@ -122,17 +121,6 @@ pub enum Seccomp {
     Log,
     /// Nothing
     Off,
-}
-
-/// How much is logged.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-#[allow(missing_docs)]
-pub enum LogLevel {
-    Error,
-    Warn,
-    Info,
-    Debug,
-    Trace,
 }
 
 /// How log lines look.
@@ -186,8 +174,6 @@ pub enum Command {
         /// Whether to give memory back
         state: Switch,
     },
-    /// Show the metrics
-    Metrics(Where),
     /// Start a device and a QEMU (10.1 or later) that has it; the device ends with QEMU
     Run {
         /// Options of the device
@@ -310,30 +296,5 @@ mod tests {
         assert!(features(&["--device-init-on-inflate", "on"]).contains(Features::DEVICE_INIT_ON_INFLATE));
         assert!(!features(&["--free-page-reporting", "off"]).contains(Features::DEVICE_INIT_REPORTED));
         assert!(!features(&[]).contains(Features::FREE_PAGE_HINT));
-    }
-
-    #[test]
-    fn discarding_from_the_start_or_not() {
-        let options = |arguments: &[&str]| {
-            Cli::try_parse_from([&["x", "--fd", "3"], arguments].concat()).unwrap().daemon.options()
-        };
-        assert!(!options(&[]).inhibited);
-        assert!(!options(&["--discard", "on"]).inhibited);
-        assert!(options(&["--discard", "off"]).inhibited);
-    }
-
-    #[test]
-    fn subcommands() {
-        let parsed = Cli::try_parse_from(["x", "target", "--control", "c", "1G", "--wait", "5"]).unwrap();
-        assert!(matches!(parsed.command, Some(Command::Target { size: Some(0x4000_0000), .. })));
-        assert!(Cli::try_parse_from(["x", "--fd", "3", "status", "--control", "c"]).is_err());
-        assert!(Cli::try_parse_from(["x", "--fd", "3", "--socket-path", "s"]).is_err());
-        for (unit, fine) in [("2M", true), ("4096", true), ("3M", false), ("2K", false), ("2G", false)] {
-            assert_eq!(
-                Cli::try_parse_from(["x", "--fd", "3", "--discard-unit", unit]).is_ok(),
-                fine,
-                "{unit}"
-            );
-        }
     }
 }

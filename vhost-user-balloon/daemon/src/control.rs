@@ -3,106 +3,35 @@
 //!
 //! | request | answer |
 //! |---|---|
-//! | `{"command":"status"}` | everything, see [`Status`] |
+//! | `{"command":"status"}` | everything, see [`status`] |
 //! | `{"command":"target"}` | `{"ok":true,"target":BYTES,"actual":BYTES}` |
 //! | `{"command":"target","bytes":N}` | the same, once the new target is set |
 //! | `{"command":"stats"}` | `{"ok":true,"stats":{…}}` when the guest has answered, at most 5 seconds later |
 //! | `{"command":"discard","enabled":BOOL}` | `{"ok":true,"enabled":BOOL}` |
-//! | `{"command":"metrics"}` | `{"ok":true,"text":"…"}` |
 //!
 //! Where something does not work the answer is `{"ok":false,"error":"…"}`.
 
 use std::collections::BTreeMap;
 
-use balloon_protocol::{Claim, Features, QueueMap, Reason, Statistics};
+use balloon_discard::Region;
+use balloon_protocol::{Claim, Features, PAGE_SIZE, QueueKind, QueueMap, Reason, Statistics};
 use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
 
 use crate::device::Device;
 
-/// What can be asked.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "command", rename_all = "lowercase", deny_unknown_fields)]
 pub enum Request {
-    /// How it is.
     Status,
-    /// Show or set the size the balloon shall have.
     Target {
-        /// The new size.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         bytes: Option<u64>,
     },
-    /// Ask the guest about its memory.
     Stats,
-    /// Suspend discarding or go on.
     Discard {
-        /// Whether to discard.
         enabled: bool,
     },
-    /// Everything that is counted.
-    Metrics,
-}
-
-/// A queue, for people.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct QueueStatus {
-    /// What it is for.
-    pub queue: String,
-    /// `running`, `stopped`, `disabled` or `broken`.
-    pub state: String,
-}
-
-/// A region of guest memory, for people.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct RegionStatus {
-    /// Where it begins in the guest.
-    pub address: u64,
-    /// Its length.
-    pub bytes: u64,
-    /// What is behind it.
-    pub backing: String,
-    /// The unit in which it can be discarded.
-    pub host_page: u64,
-    /// What discarded parts of it read as.
-    pub promise: String,
-}
-
-/// How it is.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Status {
-    /// Always true.
-    pub ok: bool,
-    /// Whether guest memory comes back to the host.
-    pub working: bool,
-    /// What stands in the way of that, or of claims about zeros.
-    pub problems: Vec<String>,
-    /// Features the driver has accepted.
-    pub features: Vec<String>,
-    /// The queues.
-    pub queues: Vec<QueueStatus>,
-    /// The memory.
-    pub regions: Vec<RegionStatus>,
-    /// The size the balloon shall have.
-    pub target: u64,
-    /// The size the driver says it has.
-    pub actual: u64,
-    /// Bytes that were put into the balloon.
-    pub inflated: u64,
-    /// Bytes that were reported as free.
-    pub reported: u64,
-    /// Bytes that went back to the host.
-    pub discarded: u64,
-    /// Bytes the driver was told read as zero.
-    pub proven_zero: u64,
-    /// Bytes that did not go back, by reason.
-    pub skipped: BTreeMap<String, u64>,
-    /// Bytes that went back and are not said to be zero, by reason.
-    pub unproven: BTreeMap<String, u64>,
-    /// Buffers and rings that made no sense.
-    pub malformed: u64,
-    /// Requests of the front end that were refused.
-    pub refused: u64,
-    /// How the process is confined.
-    pub sandbox: String,
 }
 
 const NAMES: [(Features, &str); 7] = [
@@ -115,75 +44,58 @@ const NAMES: [(Features, &str); 7] = [
     (Features::DEVICE_INIT_ON_INFLATE, "device-init-on-inflate"),
 ];
 
-impl Status {
-    /// Look at a device.
-    pub fn of(device: &Device, connected: bool, sandbox: &str) -> Self {
-        let totals = device.metrics().totals();
-        let owned =
-            |list: Vec<(&'static str, u64)>| list.into_iter().map(|(n, v)| (n.to_owned(), v)).collect();
-        let (working, problems) = problems(device, connected);
-        Self {
-            ok: true,
-            working,
-            problems,
-            features: NAMES
-                .iter()
-                .filter(|(feature, _)| device.features().contains(*feature))
-                .map(|(_, name)| (*name).to_owned())
-                .collect(),
-            queues: (0..QueueMap::MAX)
-                .filter_map(|index| Some((device.queues().kind(index)?, device.ring(index)?)))
-                .map(|(kind, ring)| QueueStatus {
-                    queue: kind.label().to_owned(),
-                    state: match (ring.is_broken(), ring.is_started(), ring.is_enabled()) {
-                        (true, _, _) => "broken",
-                        (_, false, _) => "stopped",
-                        (_, _, false) => "disabled",
-                        _ => "running",
-                    }
-                    .to_owned(),
-                })
-                .collect(),
-            regions: device
-                .memory()
-                .regions()
-                .map(|region| RegionStatus {
-                    address: region.guest().start(),
-                    bytes: region.guest().length(),
-                    backing: region.backing().label().to_owned(),
-                    host_page: region.host_page(),
-                    promise: region.promise().to_string(),
-                })
-                .collect(),
-            target: u64::from(device.config().num_pages).saturating_mul(balloon_protocol::PAGE_SIZE),
-            actual: device.actual(),
-            inflated: totals.inflated,
-            reported: totals.reported,
-            discarded: totals.discarded,
-            proven_zero: totals.proven,
-            skipped: owned(totals.skipped),
-            unproven: owned(totals.unproven),
-            malformed: totals.malformed,
-            refused: totals.refused,
-            sandbox: sandbox.to_owned(),
-        }
-    }
+/// How a device is. Sizes are in bytes.
+pub fn status(device: &Device, sandbox: &str) -> Value {
+    let (working, problems) = problems(device);
+    let features: Vec<&str> =
+        NAMES.iter().filter(|(bit, _)| device.features.contains(*bit)).map(|(_, name)| *name).collect();
+    let queues: Vec<Value> = (0..QueueMap::MAX)
+        .filter_map(|index| Some((device.queues.kind(index)?, device.ring(index)?)))
+        .map(|(kind, ring)| {
+            let state = match (ring.is_broken(), ring.is_started(), ring.is_enabled()) {
+                (true, _, _) => "broken",
+                (_, false, _) => "stopped",
+                (_, _, false) => "disabled",
+                _ => "running",
+            };
+            json!({ "queue": kind.label(), "state": state })
+        })
+        .collect();
+    let region = |region: &Region| {
+        json!({
+            "address": region.guest().start(), "bytes": region.guest().length(),
+            "backing": region.backing().label(), "host_page": region.host_page(),
+            "promise": region.promise().to_string(),
+        })
+    };
+    let counted = &device.metrics;
+    json!({
+        "ok": true, "working": working, "problems": problems, "features": features, "queues": queues,
+        "regions": device.memory.regions().map(region).collect::<Vec<_>>(),
+        "target": u64::from(device.config.num_pages).saturating_mul(PAGE_SIZE),
+        "actual": device.actual(),
+        "inflated": counted.received.get(QueueKind::Inflate.label()),
+        "reported": counted.received.get(QueueKind::Reporting.label()),
+        "discarded": counted.discarded.sum(), "proven_zero": counted.proven.sum(),
+        "skipped": counted.skipped.non_zero(), "unproven": counted.unproven.non_zero(),
+        "malformed": counted.malformed.get(), "refused": counted.refused.get(), "sandbox": sandbox,
+    })
 }
 
 /// What keeps memory from coming back, and claims from being made.
-fn problems(device: &Device, connected: bool) -> (bool, Vec<String>) {
-    if !connected {
+fn problems(device: &Device) -> (bool, Vec<String>) {
+    if device.memory.total() == 0 {
         return (false, vec!["no front end is connected".to_owned()]);
     }
     let mut found = Vec::new();
     let running =
         |index: Option<usize>| index.and_then(|i| device.ring(i)).is_some_and(|ring| ring.is_running());
-    let queues = device.queues();
-    let inflating = running(queues.index(balloon_protocol::QueueKind::Inflate));
-    let reporting = running(queues.index(balloon_protocol::QueueKind::Reporting));
+    let queues = device.queues;
+    let inflating = running(queues.index(QueueKind::Inflate));
+    let reporting = running(queues.index(QueueKind::Reporting));
     if !inflating && !reporting {
         found.push("the guest's driver has not started (or has stopped)".to_owned());
-    } else if !device.features().contains(Features::REPORTING) {
+    } else if !device.features.contains(Features::REPORTING) {
         found.push("the driver does not report free pages: only inflating gives memory back".to_owned());
     } else if !reporting {
         found.push("the reporting queue does not run".to_owned());
@@ -192,68 +104,42 @@ fn problems(device: &Device, connected: bool) -> (bool, Vec<String>) {
     if broken != 0 {
         found.push(format!("{broken} queue(s) made no sense and are no longer looked at"));
     }
-    if device.is_inhibited() {
+    if device.inhibited {
         found.push("giving memory back is suspended (subcommand discard, or --discard off)".to_owned());
     }
-    let poison = device.features().contains(Features::PAGE_POISON) && device.config().poison_val != 0;
+    let poison = device.features.contains(Features::PAGE_POISON) && device.config.poison_val != 0;
     if poison {
-        found.push(format!("the guest poisons free pages with {:#x}", device.config().poison_val));
+        found.push(format!("the guest poisons free pages with {:#x}", device.config.poison_val));
     }
     let mut any = false;
-    for region in device.memory().regions() {
+    for region in device.memory.regions() {
         let left_alone = region.has_name() && !region.known_shared();
         any |= !left_alone && region.promise() != Claim::Unproven(Reason::Aliased);
         if left_alone {
             found.push(format!(
-                "memory at {:#x} is neither given back nor said to be zero: its file has a name, so that \
-                 others may use it (--memory-is-shared vouches for it)",
+                "memory at {:#x} is not given back: its file has a name, so that \
+                 others may use it (--memory-is-shared states that it is shared)",
                 region.guest().start()
             ));
         } else if let Claim::Unproven(reason) = region.promise() {
             found.push(format!(
-                "memory at {:#x} is never said to be zero ({})",
+                "memory at {:#x} is never claimed to be zero ({})",
                 region.guest().start(),
                 reason.label()
             ));
         }
     }
-    let works = (inflating || (reporting && !poison)) && any && !device.is_inhibited();
-    if works && reporting && !device.features().contains(Features::DEVICE_INIT_REPORTED) {
+    let works = (inflating || (reporting && !poison)) && any && !device.inhibited;
+    if works && reporting && !device.features.contains(Features::DEVICE_INIT_REPORTED) {
         found.push("the driver does not know bit 6: it zeroes reported memory again".to_owned());
     }
     (works, found)
 }
 
-/// Statistics as an object.
-pub fn statistics(told: &Statistics) -> BTreeMap<String, u64> {
-    told.entries().map(|(name, _, value)| (name.to_owned(), value)).collect()
+pub fn statistics(statistics: &Statistics) -> BTreeMap<&'static str, u64> {
+    statistics.entries().collect()
 }
 
-/// An answer that something does not work.
 pub fn error(why: impl std::fmt::Display) -> String {
-    serde_json::json!({ "ok": false, "error": why.to_string() }).to_string()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn requests() {
-        let read = serde_json::from_str::<Request>;
-        assert_eq!(read(r#"{"command":"status"}"#).unwrap(), Request::Status);
-        assert_eq!(read(r#"{"command":"target","bytes":5}"#).unwrap(), Request::Target { bytes: Some(5) });
-        assert_eq!(read(r#"{"command":"target"}"#).unwrap(), Request::Target { bytes: None });
-        for wrong in [
-            "",
-            "[]",
-            "{}",
-            r#"{"command":"quit"}"#,
-            r#"{"command":"target","bytes":-1}"#,
-            r#"{"command":"target","byte":1}"#,
-            r#"{"command":"discard"}"#,
-        ] {
-            assert!(read(wrong).is_err(), "{wrong}");
-        }
-    }
+    json!({ "ok": false, "error": why.to_string() }).to_string()
 }

@@ -24,6 +24,14 @@ use crate::metrics::Metrics;
 use crate::ring::{Chain, Kick, Ring};
 use crate::vhost_user::Channel;
 
+/// Count and log a malformed request.
+macro_rules! malformed {
+    ($device:expr, $($message:tt)+) => {
+        $device.metrics.malformed.inc();
+        limited!($device.limiter, $($message)+);
+    };
+}
+
 /// The most a list of page frames may have, in bytes: 16 times as much as Linux sends. In the worst case
 /// each of them is a hole of its own.
 const MAX_LIST_BYTES: usize = 1 << 14;
@@ -35,25 +43,17 @@ const TURN: Duration = Duration::from_millis(10);
 /// How many pages that were kept are discarded at once: 4 MiB.
 const BACKLOG_PAGES: u32 = 1024;
 
-/// What the device is like; from the command line.
+/// The options of the command line that are for the device.
 #[derive(Debug, Clone, Copy)]
 pub struct Options {
-    /// What may be offered to a driver.
     pub features: Features,
-    /// The size of the balloon at first, in bytes.
     pub target: u64,
-    /// The operator says that all of the guest's memory is shared.
     pub memory_is_shared: bool,
-    /// Nothing is discarded until a command says so.
     pub inhibited: bool,
-    /// Nothing smaller than this is discarded; a power of two.
     pub discard_unit: u64,
-    /// About one in so many pieces of memory is left alone, at random, and the driver told so: for tests
-    /// of drivers. Inflated pages that follow each other are one piece, and so is each reported block.
+    /// Inflated pages that follow each other are one piece of memory, and so is each reported block.
     pub inhibit_one_in: Option<NonZeroU32>,
-    /// How often to ask for statistics.
     pub stats_interval: Option<Duration>,
-    /// What to lie about: for tests of guests.
     #[cfg(feature = "lying")]
     pub lie: Option<Lie>,
 }
@@ -78,13 +78,13 @@ impl Options {
 
 /// The device and all that it knows of its guest.
 pub struct Device {
-    options: Options,
-    accepted: u64,
-    features: Features,
-    queues: QueueMap,
-    config: Config,
-    target: u64,
-    memory: Memory,
+    pub(crate) options: Options,
+    pub(crate) accepted: u64,
+    pub(crate) features: Features,
+    pub(crate) queues: QueueMap,
+    pub(crate) config: Config,
+    pub(crate) target: u64,
+    pub(crate) memory: Memory,
     rings: Vec<Ring>,
     jobs: [Option<Job>; QueueMap::MAX],
     /// Pages in the balloon, where a page of the host has several of them.
@@ -93,17 +93,18 @@ pub struct Device {
     kept: PageSet,
     held_stats: Option<u16>,
     asked: Option<Instant>,
-    statistics: Option<(Statistics, Instant)>,
-    inhibited: bool,
+    pub(crate) statistics: Option<(Statistics, Instant)>,
+    /// Discarding is suspended. When it goes on, then also with what came into the balloon meanwhile, as far
+    /// as the driver has to deflate before it uses that again.
+    pub(crate) inhibited: bool,
     dice: u64,
     channel: Option<Channel>,
     tell_config: bool,
-    metrics: Metrics,
-    limiter: Limiter,
+    pub(crate) metrics: Metrics,
+    pub(crate) limiter: Limiter,
 }
 
 impl Device {
-    /// A device nobody has connected to.
     pub fn new(options: Options) -> Result<Self, virtio_queue::Error> {
         let mut rings = Vec::with_capacity(QueueMap::MAX);
         for _ in 0..QueueMap::MAX {
@@ -135,27 +136,6 @@ impl Device {
         Ok(device)
     }
 
-    /// The command line's choices.
-    pub fn options(&self) -> &Options {
-        &self.options
-    }
-
-    /// What is counted.
-    pub fn metrics(&self) -> &Metrics {
-        &self.metrics
-    }
-
-    /// What keeps the log short.
-    pub fn limiter(&mut self) -> &mut Limiter {
-        &mut self.limiter
-    }
-
-    /// The guest's memory.
-    pub fn memory(&self) -> &Memory {
-        &self.memory
-    }
-
-    /// A ring by its number.
     pub fn ring(&self, index: usize) -> Option<&Ring> {
         self.rings.get(index)
     }
@@ -166,30 +146,6 @@ impl Device {
 
     pub(crate) fn ring_and_memory(&mut self, index: usize) -> Option<(&mut Ring, &mut Memory)> {
         Some((self.rings.get_mut(index)?, &mut self.memory))
-    }
-
-    /// The configuration space.
-    pub fn config(&self) -> &Config {
-        &self.config
-    }
-
-    pub(crate) fn config_mut(&mut self) -> &mut Config {
-        &mut self.config
-    }
-
-    /// What the driver has accepted.
-    pub fn features(&self) -> Features {
-        self.features
-    }
-
-    /// The feature bits as they were accepted, transport bits included.
-    pub(crate) fn accepted(&self) -> u64 {
-        self.accepted
-    }
-
-    /// Which queue is what.
-    pub fn queues(&self) -> &QueueMap {
-        &self.queues
     }
 
     pub(crate) fn accept(&mut self, bits: u64) {
@@ -205,7 +161,6 @@ impl Device {
         self.queues = QueueMap::new(self.features);
     }
 
-    /// The driver begins anew.
     pub(crate) fn reset(&mut self) {
         self.accept(0);
         for ring in &mut self.rings {
@@ -219,7 +174,6 @@ impl Device {
         self.update_sizes();
     }
 
-    /// The front end is gone.
     pub fn disconnect(&mut self) {
         self.reset();
         self.channel = None;
@@ -255,11 +209,10 @@ impl Device {
         self.kept.clear();
     }
 
-    /// Change the guest's memory.
     pub(crate) fn change_memory<T>(&mut self, change: impl FnOnce(&mut Memory) -> T) -> T {
         self.forget_pages();
         for job in self.jobs.iter_mut().flatten() {
-            // What was discarded until now may be memory of nobody by now.
+            // What was discarded until now may be outside of memory by now.
             job.zero.clear();
             job.doubt(Reason::OutsideMemory);
         }
@@ -281,8 +234,7 @@ impl Device {
             self.watch(index);
         } else {
             ring.fail();
-            self.metrics.malformed();
-            limited!(self.limiter, ring = index, "stopped a ring: too many rings were in untouched memory");
+            malformed!(self, ring = index, "stopped a ring: too many rings were in untouched memory");
         }
     }
 
@@ -296,15 +248,10 @@ impl Device {
         }
     }
 
-    /// Where changes of the configuration are told.
+    /// The channel for changes of the configuration.
     pub(crate) fn set_channel(&mut self, channel: Channel) {
         self.channel = Some(channel);
         self.tell_config = false;
-    }
-
-    /// The size the balloon shall have, in bytes.
-    pub fn target(&self) -> u64 {
-        self.target
     }
 
     /// Let the balloon have another size: as many whole pages of it as the guest has memory.
@@ -324,7 +271,7 @@ impl Device {
         self.update_sizes();
     }
 
-    /// The size the driver says the balloon has, in bytes; no more than the guest has memory.
+    /// The size of the balloon by the driver, in bytes; no more than the guest has memory.
     pub fn actual(&self) -> u64 {
         u64::from(self.config.actual).saturating_mul(PAGE_SIZE).min(self.memory.total())
     }
@@ -334,15 +281,15 @@ impl Device {
         self.metrics.sizes(target, self.actual());
     }
 
-    /// Whether the driver is to be told that the configuration has changed.
+    /// Whether to notify the driver of a changed configuration.
     ///
     /// Before it has started a queue it has not read the configuration either, and some front ends do
-    /// not survive being told.
+    /// not survive the message.
     pub fn wants_to_tell(&self) -> bool {
         self.tell_config && self.channel.is_some() && self.rings.iter().any(Ring::is_started)
     }
 
-    /// What to wait for until it can be told.
+    /// What to wait for until it can be sent.
     pub(crate) fn channel_fd(&self) -> Option<BorrowedFd<'_>> {
         self.channel.as_ref().map(Channel::fd)
     }
@@ -355,26 +302,10 @@ impl Device {
             // It is full of messages already; later.
             Ok(false) => {}
             Err(error) => {
-                limited!(self.limiter, %error, "the front end cannot be told of a new target");
+                limited!(self.limiter, %error, "cannot send a new target to the front end");
                 self.channel = None;
             }
         }
-    }
-
-    /// Whether discarding is suspended.
-    pub fn is_inhibited(&self) -> bool {
-        self.inhibited
-    }
-
-    /// Suspend discarding, or go on with it: then also with what came into the balloon meanwhile, as far as
-    /// the driver has to tell before it uses that again.
-    pub fn set_inhibited(&mut self, inhibited: bool) {
-        self.inhibited = inhibited;
-    }
-
-    /// What the driver told last, and when.
-    pub fn statistics(&self) -> Option<&(Statistics, Instant)> {
-        self.statistics.as_ref()
     }
 
     /// Ask the driver for new statistics. Returns whether it can be asked: it answers one question at a
@@ -385,8 +316,7 @@ impl Device {
         let Some(ring) = self.rings.get_mut(index).filter(|ring| ring.is_running()) else { return false };
         let Some(head) = self.held_stats.take() else { return false };
         if let Err(error) = ring.push(self.memory.map(), head, 0) {
-            self.metrics.malformed();
-            limited!(self.limiter, %error, ring = index, "cannot ask for statistics");
+            malformed!(self, %error, ring = index, "cannot ask for statistics");
             return false;
         }
         ring.call();
@@ -410,8 +340,7 @@ impl Device {
             Kick::Yes => self.run_ring(index),
             Kick::No => false,
             Kick::Hangup => {
-                self.metrics.malformed();
-                limited!(self.limiter, ring = index, "the descriptor for kicks has come to its end");
+                malformed!(self, ring = index, "the descriptor for kicks has come to its end");
                 false
             }
         }
@@ -449,8 +378,7 @@ impl Device {
                 Err(error) => Err(error),
             };
             if let Err(error) = done {
-                self.metrics.malformed();
-                limited!(self.limiter, %error, ring = index, "stopped looking at a ring");
+                malformed!(self, %error, ring = index, "stopped looking at a ring");
                 break false;
             }
             if began.elapsed() >= TURN {
@@ -464,16 +392,14 @@ impl Device {
         more
     }
 
-    /// The next chain of a ring.
     fn next_job(&mut self, index: usize, kind: QueueKind) -> Result<Option<Job>, virtio_queue::Error> {
         let Some(ring) = self.rings.get_mut(index) else { return Ok(None) };
         let Some(chain) = ring.pop(self.memory.map())? else { return Ok(None) };
         self.watch(index);
         if chain.malformed {
-            self.metrics.malformed();
-            limited!(self.limiter, ring = index, head = chain.head, "a buffer without an end or in no order");
+            malformed!(self, ring = index, head = chain.head, "a buffer without an end or in no order");
         }
-        self.metrics.request(kind);
+        self.metrics.requests.add(kind.label(), 1);
         let mut job = Job::new(kind, chain);
         match kind {
             QueueKind::Inflate => self.inflate(&mut job),
@@ -484,7 +410,6 @@ impl Device {
         Ok(Some(job))
     }
 
-    /// Go on with a chain.
     fn work(&mut self, job: &mut Job, began: Instant) -> Progress {
         while let Some(range) = job.todo.pop() {
             let (step, rest) = self.memory.step(range);
@@ -517,12 +442,9 @@ impl Device {
 
     /// The page frames in a chain: of the whole chain, or `None` if it is not a list of page frames.
     fn list(&mut self, chain: &Chain) -> Option<Vec<u32>> {
-        let length = chain.readable.iter().fold(0_usize, |sum, (_, length)| {
-            sum.saturating_add(usize::try_from(*length).unwrap_or(usize::MAX))
-        });
+        let length = usize::try_from(total(&chain.readable)).unwrap_or(usize::MAX);
         if chain.malformed || length > MAX_LIST_BYTES {
-            self.metrics.malformed();
-            limited!(self.limiter, length, "a list of page frames that is too long or malformed");
+            malformed!(self, length, "a list of page frames that is too long or malformed");
             return None;
         }
         let mut bytes = vec![0; length];
@@ -531,8 +453,7 @@ impl Device {
             let length = usize::try_from(*length).unwrap_or(0).min(rest.len());
             let (part, later) = rest.split_at_mut(length);
             if let Err(error) = self.memory.read(*address, part) {
-                self.metrics.malformed();
-                limited!(self.limiter, %error, address, "a list of page frames outside of memory");
+                malformed!(self, %error, address, "a list of page frames outside of memory");
                 return None;
             }
             rest = later;
@@ -540,14 +461,13 @@ impl Device {
         match parse_pfns(&bytes) {
             Ok(pfns) => Some(pfns.collect()),
             Err(error) => {
-                self.metrics.malformed();
-                limited!(self.limiter, %error, "cannot read a list of page frames");
+                malformed!(self, %error, "cannot read a list of page frames");
                 None
             }
         }
     }
 
-    /// Whether pages in the balloon stay there until the driver says otherwise. Without that it can be using
+    /// Whether pages in the balloon stay there until a deflate request. Without that it can be using
     /// other parts of a host page by now, and only what comes in one request counts.
     fn remembers(&self) -> bool {
         self.features.contains(Features::MUST_TELL_HOST)
@@ -594,11 +514,11 @@ impl Device {
             } else {
                 let whole = region.whole_pages(piece);
                 let part = piece.length().saturating_sub(whole.map_or(0, Range::length));
-                self.metrics.skipped(Reason::PartOfHostPage, part);
+                self.metrics.skipped.add(Reason::PartOfHostPage.label(), part);
                 targets.extend(whole);
             }
         }
-        self.metrics.skipped(Reason::OutsideMemory, outside);
+        self.metrics.skipped.add(Reason::OutsideMemory.label(), outside);
     }
 
     /// Discard what came into the balloon while that was suspended, for a turn. Returns whether there is more.
@@ -622,20 +542,20 @@ impl Device {
         !self.inhibited && self.kept.next_run(0).is_some()
     }
 
-    /// The used length of an inflate request.
     fn inflated(&mut self, job: &Job) -> u32 {
         self.metrics.memory(QueueKind::Inflate, job.received, job.discarded);
-        if !self.features.contains(Features::DEVICE_INIT_ON_INFLATE) || job.chain.writable.is_empty() {
+        let negotiated = self.features.contains(Features::DEVICE_INIT_ON_INFLATE);
+        #[cfg(feature = "lying")]
+        let negotiated = negotiated || self.options.lie == Some(Lie::FullLength);
+        if !negotiated || job.chain.writable.is_empty() {
             return 0;
         }
         let (pfns, chain) = (&job.pfns, &job.chain);
-        let room =
-            chain.writable.iter().fold(0_u64, |sum, (_, length)| sum.saturating_add(u64::from(*length)));
+        let room = total(&chain.writable);
         let needed = Bitmap::bytes_for(pfns.len());
         let length = u32::try_from(needed).unwrap_or(u32::MAX);
         if chain.malformed || pfns.is_empty() || pfns.len() > MAX_PFNS || u64::from(length) > room {
-            self.metrics.malformed();
-            limited!(self.limiter, pages = pfns.len(), room, "an inflate request that cannot be answered");
+            malformed!(self, pages = pfns.len(), room, "an inflate request that cannot be answered");
             return 0;
         }
         // What is written of each part.
@@ -661,8 +581,7 @@ impl Device {
             }
         }
         if !self.memory.may_touch(answers.iter().copied()) {
-            self.metrics.malformed();
-            limited!(self.limiter, "too many answers to inflate requests were in untouched memory");
+            malformed!(self, "too many answers to inflate requests were in untouched memory");
             return 0;
         }
         #[cfg(feature = "lying")]
@@ -672,15 +591,14 @@ impl Device {
             let length = usize::try_from(answer.length()).unwrap_or(usize::MAX).min(rest.len());
             let (part, later) = rest.split_at(length);
             if let Err(error) = self.memory.map().write_slice(part, GuestAddress(answer.start())) {
-                self.metrics.malformed();
                 let address = answer.start();
-                limited!(self.limiter, %error, address, "an answer to an inflate request outside of memory");
+                malformed!(self, %error, address, "an answer to an inflate request outside of memory");
                 return 0;
             }
             rest = later;
         }
         if let Some(backing) = job.backing {
-            self.metrics.proven(backing, zero);
+            self.metrics.proven.add(backing.label(), zero);
         }
         length
     }
@@ -702,8 +620,7 @@ impl Device {
             let room = MAX_STATS_BYTES.saturating_sub(bytes.len());
             let mut part = vec![0; usize::try_from(*length).unwrap_or(usize::MAX).min(room)];
             if let Err(error) = self.memory.read(*address, &mut part) {
-                self.metrics.malformed();
-                limited!(self.limiter, %error, address, "statistics outside of memory");
+                malformed!(self, %error, address, "statistics outside of memory");
                 return Progress::Used(0);
             }
             bytes.extend(part);
@@ -721,11 +638,10 @@ impl Device {
 
     fn report(&mut self, job: &mut Job) {
         let chain = &job.chain;
-        job.received =
-            chain.writable.iter().fold(0_u64, |sum, (_, length)| sum.saturating_add(u64::from(*length)));
+        job.received = total(&chain.writable);
         let malformed = chain.malformed || !chain.readable.is_empty();
         if malformed {
-            self.metrics.malformed();
+            self.metrics.malformed.inc();
         }
         let mut refused = chain.writable.is_empty().then_some(Reason::Malformed);
         for (address, length) in &chain.writable {
@@ -738,7 +654,7 @@ impl Device {
                     continue;
                 }
             };
-            self.metrics.skipped(reason, u64::from(*length));
+            self.metrics.skipped.add(reason.label(), u64::from(*length));
             refused = Some(reason);
         }
         if let Some(reason) = refused {
@@ -746,7 +662,6 @@ impl Device {
         }
     }
 
-    /// The used length of a report.
     fn reported(&mut self, job: &Job) -> u32 {
         self.metrics.memory(QueueKind::Reporting, job.received, job.discarded);
         // There is no used length for 4 GiB and more.
@@ -759,7 +674,7 @@ impl Device {
             (None, Some(backing))
                 if self.features.contains(Features::DEVICE_INIT_REPORTED) && length != 0 =>
             {
-                self.metrics.proven(backing, job.received);
+                self.metrics.proven.add(backing.label(), job.received);
                 Claim::Proven(backing).used_length(length)
             }
             _ => 0,
@@ -806,11 +721,15 @@ impl Device {
             limited!(self.limiter, %error, start = range.start(), length = range.length(), "cannot discard");
         }
         if let Claim::Unproven(reason) = done.claim {
-            self.metrics.unproven(reason, done.discarded);
-            self.metrics.skipped(reason, range.length().saturating_sub(done.discarded));
+            self.metrics.unproven.add(reason.label(), done.discarded);
+            self.metrics.skipped.add(reason.label(), range.length().saturating_sub(done.discarded));
         }
         done
     }
+}
+
+fn total(parts: &[(u64, u32)]) -> u64 {
+    parts.iter().fold(0, |sum, (_, length)| sum.saturating_add(u64::from(*length)))
 }
 
 /// The pages of a range, if they have page frame numbers.

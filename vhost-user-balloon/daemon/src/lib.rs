@@ -2,9 +2,12 @@
 //! A virtio balloon as a process of its own, for any VMM that speaks vhost-user.
 //!
 //! One thread serves: requests of the front end, queues, control and metrics sockets. Others wait for
-//! signals, and close descriptors that nothing is known of. So nothing can still be discarding memory after the front end has been told that a
+//! signals, and close descriptors of unknown kinds. So no discard runs after the front end was notified that a
 //! ring has stopped or that a region of memory is no longer in use; with a worker thread beside the one
 //! that answers requests (as `vhost-user-backend` has it) that takes a lock around every discard.
+
+// The library is for the daemon's own tests, fuzzers and manual pages.
+#![allow(missing_docs)]
 
 pub mod cli;
 pub mod device;

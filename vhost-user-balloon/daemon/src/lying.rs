@@ -11,7 +11,7 @@ use clap::ValueEnum;
 pub enum Lie {
     /// Claim zeros and discard nothing
     NoDiscard,
-    /// Return the full length of each report, whether or not bit 6 was negotiated or memory discarded
+    /// Answer each report (full length) and inflate request, whether or not bits 6 and 7 were negotiated
     FullLength,
     /// Bits of the bitmap begin with the most significant one
     BitOrder,

@@ -7,11 +7,10 @@ use std::os::unix::fs::FileExt;
 
 use crate::signals;
 use balloon_discard::{FileId, Outcome, Region, RegionError};
-use balloon_protocol::{Claim, Range, Reason, clip};
+use balloon_protocol::{Claim, Range, Reason};
 use thiserror::Error;
 use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap, GuestRegionMmap, MmapRegion};
 
-/// The most regions a guest may have.
 pub const MAX_REGIONS: usize = 256;
 /// The most that is discarded by one system call, unless a page of the host is larger.
 pub const STEP: u64 = 32 << 20;
@@ -19,7 +18,6 @@ pub const STEP: u64 = 32 << 20;
 /// answers, which the guest may have placed in memory that it never wrote.
 pub const MAX_FAULTED: u64 = 16 << 20;
 
-/// Memory that is not taken over.
 #[derive(Debug, Error)]
 pub enum MemoryError {
     #[error(transparent)]
@@ -34,16 +32,11 @@ pub enum MemoryError {
     Missing { guest: u64, length: u64 },
 }
 
-/// What a front end tells of a region.
 #[derive(Debug, Clone, Copy)]
 pub struct Description {
-    /// Where it begins in the guest.
     pub guest: u64,
-    /// Its length.
     pub length: u64,
-    /// Where it begins in the front end.
     pub user: u64,
-    /// Where it begins in the file.
     pub offset: u64,
 }
 
@@ -57,7 +50,6 @@ struct Slot {
 
 type GuestRegionMmapArc = std::sync::Arc<GuestRegionMmap<()>>;
 
-/// All of the guest's memory.
 #[derive(Default)]
 pub struct Memory {
     slots: Vec<Slot>,
@@ -72,28 +64,20 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// No memory yet. `all_shared`: whoever runs the VMM vouches that no mapping of it is private.
+    /// No memory yet. `all_shared`: the operator states that no mapping of it is private.
     /// `unit`: nothing smaller is discarded.
     pub fn new(all_shared: bool, unit: u64) -> Self {
         Self { all_shared, unit, ..Self::default() }
     }
 
-    /// The mapped memory, for rings.
     pub fn map(&self) -> &GuestMemoryMmap<()> {
         &self.map
     }
 
-    /// The regions.
     pub fn regions(&self) -> impl Iterator<Item = &Region> {
         self.slots.iter().map(|slot| &slot.region)
     }
 
-    /// A region by its number.
-    pub fn region(&self, index: usize) -> Option<&Region> {
-        self.slots.get(index).map(|slot| &slot.region)
-    }
-
-    /// How much memory the guest has, in bytes.
     pub fn total(&self) -> u64 {
         self.regions().fold(0, |sum, region| sum.saturating_add(region.guest().length()))
     }
@@ -116,7 +100,7 @@ impl Memory {
         self.adopt(slots)
     }
 
-    /// Take one more region. On an error the memory stays as it was, or is gone if it cannot be mapped.
+    /// Take one more region. On an error the memory stays as it was, or is lost if it cannot be mapped.
     pub fn add(&mut self, description: Description, file: File) -> Result<(), MemoryError> {
         let mut slots = std::mem::take(&mut self.slots);
         let before = slots.len();
@@ -129,7 +113,6 @@ impl Memory {
         self.adopt(slots)
     }
 
-    /// Let a region go.
     pub fn remove(&mut self, description: Description) -> Result<(), MemoryError> {
         let missing = MemoryError::Missing { guest: description.guest, length: description.length };
         let range = Range::new(description.guest, description.length);
@@ -140,7 +123,6 @@ impl Memory {
         self.adopt(slots)
     }
 
-    /// Let all of it go.
     pub fn clear(&mut self) {
         self.slots.clear();
         self.map = GuestMemoryMmap::default();
@@ -215,7 +197,7 @@ impl Memory {
     ///
     /// With a name it is never known. It may be a template that many guests have mapped privately, and what
     /// changes in it may be another process's doing; a hole in it would be a hole in all of them. Without
-    /// a name nobody but the VMM has it, and a guest that has the device write its own index (as a part of
+    /// a name only the VMM has it, and a guest that has the device write its own index (as a part of
     /// another ring or answer) deceives only itself.
     pub fn written_by_guest(&mut self, address: u64) {
         let Some(id) = self
@@ -284,7 +266,6 @@ impl Memory {
         self.faulted <= limit
     }
 
-    /// The region an address is in.
     pub fn region_at(&self, address: u64) -> Option<&Region> {
         self.regions().find(|region| {
             let guest = region.guest();
@@ -299,7 +280,7 @@ impl Memory {
             region.in_file().end() > size
         };
         if self.regions().any(cut) {
-            "guest memory is gone: its file was truncated by the front end"
+            "guest memory is lost: its file was truncated by the front end"
         } else {
             "the host has no page for guest memory: its pool of huge pages or its filesystem is full"
         }
@@ -335,7 +316,6 @@ impl Memory {
 
     /// The parts of a range in each region.
     pub fn pieces(&self, range: Range) -> impl Iterator<Item = (&Region, Range)> {
-        clip(range, self.regions().map(Region::guest))
-            .filter_map(|piece| Some((self.region(piece.region)?, piece.range)))
+        self.regions().filter_map(move |region| Some((region, range.intersection(region.guest())?)))
     }
 }

@@ -2,29 +2,14 @@
 //! sd_notify(3) in two steps: the socket is connected before the sandbox, which forbids new sockets, and the
 //! message is sent from inside. The `sd-notify` crate does both at once.
 
-use std::ffi::OsString;
 use std::io;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 
-/// The service manager, if there is one.
-#[derive(Debug)]
-pub struct Manager(Option<UnixDatagram>);
-
-impl Manager {
-    /// Connect to the socket that the environment names.
-    pub fn connect() -> io::Result<Self> {
-        std::env::var_os("NOTIFY_SOCKET").map(connect_to).transpose().map(Self)
-    }
-
-    /// Send that the daemon is ready.
-    pub fn ready(self) -> io::Result<()> {
-        self.0.map_or(Ok(()), |socket| socket.send(b"READY=1\n").map(|_| ()))
-    }
-}
-
-fn connect_to(path: OsString) -> io::Result<UnixDatagram> {
+/// Connect to the service manager that the environment names, if it names one.
+pub fn connect() -> io::Result<Option<UnixDatagram>> {
+    let Some(path) = std::env::var_os("NOTIFY_SOCKET") else { return Ok(None) };
     let connected = || {
         let address = match path.as_bytes().strip_prefix(b"@") {
             Some(name) => SocketAddr::from_abstract_name(name)?,
@@ -32,10 +17,15 @@ fn connect_to(path: OsString) -> io::Result<UnixDatagram> {
         };
         let socket = UnixDatagram::unbound()?;
         socket.connect_addr(&address)?;
-        Ok(socket)
+        Ok(Some(socket))
     };
     connected().map_err(|error: io::Error| {
         let text = format!("cannot reach the service manager at {}: {error}", path.display());
         io::Error::new(error.kind(), text)
     })
+}
+
+/// Send that the daemon is ready.
+pub fn ready(manager: Option<UnixDatagram>) -> io::Result<()> {
+    manager.map_or(Ok(()), |socket| socket.send(b"READY=1\n").map(drop))
 }

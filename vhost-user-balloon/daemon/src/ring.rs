@@ -18,7 +18,6 @@ pub const MAX_QUEUE_SIZE: u16 = 1024;
 /// What a driver has put into a ring.
 #[derive(Debug, Default)]
 pub struct Chain {
-    /// What it is given back by.
     pub head: u16,
     /// What the device may read: address and length.
     pub readable: Vec<(u64, u32)>,
@@ -35,15 +34,12 @@ const INDIRECT: u16 = 4;
 /// What came of looking at a ring's kick.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kick {
-    /// The driver has something.
     Yes,
-    /// Nobody kicked.
     No,
     /// It will not be heard of again.
     Hangup,
 }
 
-/// One ring.
 #[derive(Debug)]
 pub struct Ring {
     queue: Queue,
@@ -53,14 +49,13 @@ pub struct Ring {
     enabled: bool,
     broken: bool,
     addressed: bool,
-    /// It may hold what nobody will kick for again: it has been started or enabled since it was looked at.
+    /// It may hold entries without a later kick: it has been started or enabled since it was looked at.
     pending: bool,
     /// The index of the available ring when it was looked at last, since it was set up.
     index: Option<u16>,
 }
 
 impl Ring {
-    /// A ring that has not been set up.
     pub fn new() -> Result<Self, virtio_queue::Error> {
         Ok(Self {
             queue: Queue::new(MAX_QUEUE_SIZE)?,
@@ -94,7 +89,6 @@ impl Ring {
         self.pending = false;
     }
 
-    /// How many descriptors it has.
     pub fn set_size(&mut self, size: u32) -> bool {
         match u16::try_from(size) {
             Ok(size) if size != 0 && size <= MAX_QUEUE_SIZE && size.is_power_of_two() => {
@@ -105,7 +99,6 @@ impl Ring {
         }
     }
 
-    /// Where it is in guest memory.
     pub fn set_addresses(
         &mut self,
         descriptors: u64,
@@ -131,12 +124,10 @@ impl Ring {
         Ok(())
     }
 
-    /// The next entry of the available ring.
     pub fn set_base(&mut self, base: u16) {
         self.queue.set_next_avail(base);
     }
 
-    /// The next entry of the available ring.
     pub fn next_available(&self) -> u16 {
         self.queue.next_avail()
     }
@@ -147,7 +138,6 @@ impl Ring {
         self.pending |= enabled;
     }
 
-    /// Whether its use is allowed.
     pub fn is_enabled(&self) -> bool {
         self.enabled
     }
@@ -157,18 +147,16 @@ impl Ring {
         self.queue.ready() && self.enabled && !self.broken
     }
 
-    /// Whether it has been started.
     pub fn is_started(&self) -> bool {
         self.queue.ready()
     }
 
-    /// Whether it made no sense.
     pub fn is_broken(&self) -> bool {
         self.broken
     }
 
     /// Look at the index of the available ring. Where it is, if it is another one than before: then
-    /// somebody writes there, while what a file held when the ring was set up is always the same.
+    /// a writer changes it, while what a file held when the ring was set up is always the same.
     pub fn watch(&mut self, memory: &GuestMemoryMmap<()>) -> Option<u64> {
         if !self.is_started() {
             return None;
@@ -191,7 +179,7 @@ impl Ring {
         }
     }
 
-    /// Whether to look at it although nobody has kicked: once after it was started or enabled, and not
+    /// Whether to look at it without a kick: once after it was started or enabled, and not
     /// before it is running. A kick from before that may have been taken, and a driver that waits for an
     /// answer makes no other.
     pub fn take_pending(&mut self) -> bool {
@@ -213,12 +201,10 @@ impl Ring {
         self.call();
     }
 
-    /// Where a ring that breaks is reported.
     pub fn set_error(&mut self, file: Option<File>) {
         self.error = file;
     }
 
-    /// What to wait for.
     pub fn kick(&self) -> Option<BorrowedFd<'_>> {
         self.kick.as_ref().map(AsFd::as_fd)
     }
@@ -238,7 +224,6 @@ impl Ring {
         }
     }
 
-    /// The next thing the driver has put into the ring.
     pub fn pop(&mut self, memory: &GuestMemoryMmap<()>) -> Result<Option<Chain>, virtio_queue::Error> {
         if !self.is_running() {
             return Ok(None);
@@ -279,12 +264,10 @@ impl Ring {
         Ok(Some(chain))
     }
 
-    /// Forget that the last chain was taken.
     pub fn step_back(&mut self) {
         self.queue.go_to_previous_position();
     }
 
-    /// Give a chain back.
     pub fn push(
         &mut self,
         memory: &GuestMemoryMmap<()>,
@@ -298,7 +281,7 @@ impl Ring {
         done
     }
 
-    /// Tell the driver. Never waits: where the event cannot be raised it has been, or nobody listens.
+    /// Call the driver. Never waits: an event that cannot be raised has been raised, or has no reader.
     pub fn call(&mut self) {
         if let Some(call) = &self.call
             && !notify(call)
@@ -315,7 +298,6 @@ impl Ring {
         }
     }
 
-    /// The memory the ring itself is in.
     pub fn areas(&self) -> impl Iterator<Item = Range> {
         let size = u64::from(self.queue.size());
         let areas = [
@@ -328,11 +310,11 @@ impl Ring {
     }
 }
 
-/// Add one to an event; `false`: nobody listens any more.
+/// Add one to an event; `false`: it has no reader any more.
 fn notify(event: &File) -> bool {
     match rustix::io::write(event, &1_u64.to_ne_bytes()) {
         Ok(_) | Err(Errno::AGAIN) => true,
-        // Nobody listens, or it was made to block and a signal has interrupted the call.
+        // It has no reader, or it was made to block and a signal has interrupted the call.
         Err(_) => false,
     }
 }
@@ -346,7 +328,7 @@ mod tests {
         Some(File::from(rustix::event::eventfd(0, flags).unwrap()))
     }
 
-    /// More often than once, and whoever serves it would turn round for ever.
+    /// More often than once, and the serving thread would loop for ever.
     #[test]
     fn a_ring_is_pending_once_and_only_while_it_runs() {
         let memory = GuestMemoryMmap::<()>::from_ranges(&[(GuestAddress(0), 0x4000)]).unwrap();

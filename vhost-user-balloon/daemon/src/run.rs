@@ -15,17 +15,16 @@ use std::process::{Command, Stdio};
 use rustix::io::FdFlags;
 use thiserror::Error;
 
-/// Why there is no VMM.
 #[derive(Debug, Error)]
 pub enum RunError {
     #[error(
-        "{0} has no option with share=on: the device would not see guest memory; add -object \
+        "cannot run {0}: no option has share=on, so the device would not see guest memory; add -object \
          memory-backend-memfd,id=ram,size=SIZE,share=on -machine memory-backend=ram"
     )]
     Private(String),
-    #[error("cannot start the device: {0}")]
+    #[error("cannot start the device: {0}; start it by hand, with --socket-path")]
     Device(io::Error),
-    #[error("cannot start {program}: {source}")]
+    #[error("cannot start {program}: {source}; give the path of a QEMU")]
     Vmm { program: String, source: io::Error },
 }
 
@@ -43,7 +42,8 @@ fn options(chardev: &str) -> [String; 4] {
 pub fn qemu_args(path: &Path) -> String {
     // QEMU reads two commas as one.
     let path = path.display().to_string().replace(',', ",,");
-    options(&format!("path={path},reconnect-ms=1000")).join(" ")
+    // Not reconnect-ms: with it QEMU 11.1 does not wait for the connection, and this device fails.
+    options(&format!("path={path}")).join(" ")
 }
 
 /// Start the device with the options in `device`, and become the VMM.

@@ -16,9 +16,7 @@ use thiserror::Error;
 
 use crate::cli::Seccomp;
 
-/// Why the process cannot be confined.
 #[derive(Debug, Error)]
-#[allow(missing_docs)]
 pub enum SandboxError {
     #[error("landlock: {0} (--landlock off goes on without it)")]
     Landlock(#[from] landlock::RulesetError),
@@ -80,7 +78,8 @@ fn constant(value: c_int) -> u64 {
 }
 
 fn rules() -> Result<BTreeMap<i64, Vec<SeccompRule>>, seccompiler::BackendError> {
-    let mut rules: BTreeMap<i64, Vec<SeccompRule>> = ALWAYS.iter().map(|call| (*call, Vec::new())).collect();
+    let mut rules: BTreeMap<i64, Vec<SeccompRule>> =
+        ALWAYS.iter().chain(OLD).map(|call| (*call, Vec::new())).collect();
     // Holes, and nothing else: neither writing zeros nor collapsing nor growing a file.
     let hole = constant(libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE);
     rules.insert(libc::SYS_fallocate, vec![SeccompRule::new(vec![is(1, hole)?])?]);
@@ -110,56 +109,29 @@ fn rules() -> Result<BTreeMap<i64, Vec<SeccompRule>>, seccompiler::BackendError>
     Ok(rules)
 }
 
-const ALWAYS: &[c_long] = &[
+macro_rules! calls {
+    ($($call:ident)*) => { &[$(libc::$call),*] };
+}
+
+#[rustfmt::skip]
+const ALWAYS: &[c_long] = calls! {
     // sockets that exist, pipes and events
-    libc::SYS_read,
-    libc::SYS_write,
-    libc::SYS_writev,
-    libc::SYS_recvmsg,
-    libc::SYS_recvfrom,
-    libc::SYS_sendmsg,
-    libc::SYS_sendto,
-    libc::SYS_accept4,
-    libc::SYS_getpeername,
-    libc::SYS_getsockopt,
-    libc::SYS_setsockopt,
-    libc::SYS_shutdown,
-    libc::SYS_close,
-    libc::SYS_ppoll,
-    #[cfg(target_arch = "x86_64")]
-    libc::SYS_poll,
+    SYS_read SYS_write SYS_writev SYS_recvmsg SYS_recvfrom SYS_sendmsg SYS_sendto SYS_accept4 SYS_getpeername
+    SYS_getsockopt SYS_setsockopt SYS_shutdown SYS_close SYS_ppoll
     // what a descriptor is
-    libc::SYS_fstat,
-    libc::SYS_newfstatat,
-    libc::SYS_statx,
-    libc::SYS_fstatfs,
-    libc::SYS_pread64,
-    libc::SYS_pwrite64,
+    SYS_fstat SYS_newfstatat SYS_statx SYS_fstatfs SYS_pread64 SYS_pwrite64
     // memory
-    libc::SYS_munmap,
-    libc::SYS_mremap,
-    libc::SYS_madvise,
-    libc::SYS_mincore,
-    libc::SYS_brk,
+    SYS_munmap SYS_mremap SYS_madvise SYS_mincore SYS_brk
     // threads and time
-    libc::SYS_futex,
-    libc::SYS_sched_yield,
-    libc::SYS_clock_gettime,
-    libc::SYS_setitimer,
-    libc::SYS_restart_syscall,
-    libc::SYS_getpid,
-    libc::SYS_gettid,
-    libc::SYS_getrandom,
+    SYS_futex SYS_sched_yield SYS_clock_gettime SYS_setitimer SYS_restart_syscall SYS_getpid SYS_gettid
+    SYS_getrandom
     // the end
-    libc::SYS_rt_sigprocmask,
-    libc::SYS_rt_sigaction,
-    libc::SYS_rt_sigreturn,
-    libc::SYS_rt_sigtimedwait,
-    libc::SYS_sigaltstack,
-    libc::SYS_tgkill,
-    libc::SYS_unlinkat,
-    #[cfg(target_arch = "x86_64")]
-    libc::SYS_unlink,
-    libc::SYS_exit,
-    libc::SYS_exit_group,
-];
+    SYS_rt_sigprocmask SYS_rt_sigaction SYS_rt_sigreturn SYS_rt_sigtimedwait SYS_sigaltstack SYS_tgkill
+    SYS_unlinkat SYS_exit SYS_exit_group
+};
+
+/// The same by their old names.
+#[cfg(target_arch = "x86_64")]
+const OLD: &[c_long] = calls! { SYS_poll SYS_unlink };
+#[cfg(not(target_arch = "x86_64"))]
+const OLD: &[c_long] = &[];

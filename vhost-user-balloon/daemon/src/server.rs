@@ -10,7 +10,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use thiserror::Error;
 
-use crate::control::{self, Request, Status};
+use crate::control::{self, Request};
 use crate::device::{Device, Options};
 use crate::limited;
 use crate::ring::Ring;
@@ -22,19 +22,21 @@ use balloon_protocol::{QueueKind, QueueMap};
 
 /// How long a guest has to answer a question about its memory.
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);
+const NO_ANSWER: &str =
+    "cannot read statistics: the guest has not answered within 5 seconds; ask again later";
+const NO_STATISTICS: &str =
+    "cannot read statistics: no driver with a queue for them has started; see the status";
 /// How long no connection is accepted when there is no descriptor for one.
 const REST: Duration = Duration::from_millis(200);
 
-/// Why serving ended, or did not begin.
 #[derive(Debug, Error)]
-#[allow(missing_docs)]
 pub enum ServerError {
-    #[error("cannot listen on {path}: {source}")]
-    Listen { path: PathBuf, source: io::Error },
+    #[error("cannot listen on {path}: {why}")]
+    Listen { path: PathBuf, why: String },
     #[error("cannot make a ring: {0}")]
     Ring(#[from] virtio_queue::Error),
-    #[error("descriptor {fd} is no unix socket: {source}")]
-    Descriptor { fd: i32, source: io::Error },
+    #[error("cannot use descriptor {fd}: {why}; pass a unix socket, as a service manager does")]
+    Descriptor { fd: i32, why: io::Error },
     #[error("cannot wait for events: {0}")]
     Poll(#[from] Errno),
     #[error("the front end does not keep to the protocol: {0}")]
@@ -53,15 +55,15 @@ pub enum Source {
 }
 
 impl Source {
-    /// Listen at a path.
     pub fn listen(path: &Path) -> Result<Self, ServerError> {
-        let listening =
-            listen(path).map_err(|source| ServerError::Listen { path: path.to_owned(), source })?;
-        Ok(Self::Listener(listening))
+        listen_at(path).map(Self::Listener)
     }
 }
 
-/// What is served, and to whom.
+fn listen_at(path: &Path) -> Result<UnixListener, ServerError> {
+    listen(path).map_err(|why| ServerError::Listen { path: path.to_owned(), why })
+}
+
 pub struct Server {
     device: Device,
     control: Option<Service>,
@@ -75,7 +77,6 @@ pub struct Server {
 }
 
 impl Server {
-    /// A device without a front end.
     pub fn new(options: Options) -> Result<Self, ServerError> {
         Ok(Self {
             device: Device::new(options)?,
@@ -88,17 +89,13 @@ impl Server {
         })
     }
 
-    /// Serve control requests at a path.
     pub fn control(&mut self, path: &Path) -> Result<(), ServerError> {
-        let failed = |source| ServerError::Listen { path: path.to_owned(), source };
-        self.control = Some(Service::bind(path).map_err(failed)?);
+        self.control = Some(Service::new(listen_at(path)?));
         Ok(())
     }
 
-    /// Serve metrics at a path.
     pub fn metrics(&mut self, path: &Path) -> Result<(), ServerError> {
-        let failed = |source| ServerError::Listen { path: path.to_owned(), source };
-        self.metrics = Some(Service::bind(path).map_err(failed)?);
+        self.metrics = Some(Service::new(listen_at(path)?));
         Ok(())
     }
 
@@ -107,7 +104,7 @@ impl Server {
         if let Some(State { target, discard }) = state {
             tracing::info!(target, discard, "the state file overrides --target and --discard");
             self.device.set_target(target);
-            self.device.set_inhibited(!discard);
+            self.device.inhibited = !discard;
         }
         self.state = Some(file);
     }
@@ -137,7 +134,7 @@ impl Server {
             let lost = signals::memory_was_lost();
             if let Some(served) = front_end.as_mut().filter(|_| due || lost) {
                 let ended = match served.serve(&mut self.device) {
-                    _ if lost => Some(Err(ServerError::MemoryLost(self.device.memory().loss()))),
+                    _ if lost => Some(Err(ServerError::MemoryLost(self.device.memory.loss()))),
                     Ok(true) => None,
                     Ok(false) => Some(Ok(())),
                     Err(error) => Some(Err(error.into())),
@@ -148,7 +145,7 @@ impl Server {
                     match ended {
                         _ if listener.is_none() => return ended,
                         Ok(()) => tracing::info!("the front end has hung up"),
-                        Err(error) => limited!(self.device.limiter(), %error, "left a front end"),
+                        Err(error) => limited!(self.device.limiter, %error, "left a front end"),
                     }
                 }
             }
@@ -159,9 +156,9 @@ impl Server {
             {
                 self.accept(listener, &mut front_end);
             }
-            for (index, (kicked, more)) in ready.kicks.iter().zip(busy.iter_mut()).enumerate() {
+            for (index, more) in busy.iter_mut().enumerate() {
                 *more |= self.device.ring_mut(index).is_some_and(Ring::take_pending);
-                if *kicked {
+                if ready.kicks.contains(&index) {
                     *more |= self.device.kicked(index);
                 } else if *more {
                     *more = self.device.run_ring(index);
@@ -174,8 +171,20 @@ impl Server {
             if self.device.next_question().is_some_and(|at| at <= Instant::now()) {
                 self.device.ask_for_statistics();
             }
-            self.serve_control(&ready.control);
-            self.serve_metrics(&ready.metrics);
+            if let Some(mut service) = self.control.take() {
+                let served = service.serve(&ready.control, |client| self.converse(client));
+                self.control = Some(service);
+                self.rest_unless(served);
+            }
+            if let Some(mut service) = self.metrics.take() {
+                let served = service.serve(&ready.metrics, |client| {
+                    if client.has_http_request() {
+                        client.answer_http(&self.device.metrics.text());
+                    }
+                });
+                self.metrics = Some(service);
+                self.rest_unless(served);
+            }
         }
     }
 
@@ -183,7 +192,7 @@ impl Server {
         match listener.accept() {
             // One front end is all there is: the next one sees that at once.
             Ok(_) if front_end.is_some() => {
-                limited!(self.device.limiter(), "refused a second front end");
+                limited!(self.device.limiter, "refused a second front end");
             }
             Ok((socket, _)) => {
                 tracing::info!("a front end has connected");
@@ -196,7 +205,7 @@ impl Server {
 
     fn rest(&mut self, error: &dyn std::fmt::Display) {
         self.rests_until = Instant::now().checked_add(REST);
-        limited!(self.device.limiter(), %error, "cannot accept a connection");
+        limited!(self.device.limiter, %error, "cannot accept a connection");
     }
 
     fn wait(
@@ -207,31 +216,26 @@ impl Server {
     ) -> Result<Ready, ServerError> {
         let now = Instant::now();
         self.rests_until = self.rests_until.filter(|until| *until > now);
-        let mut polls = Vec::new();
         // Without a descriptor for a connection a listener would be ready all the time.
         let listens = self.rests_until.is_none();
-        polls.extend(listener.filter(|_| listens).map(|listener| PollFd::new(listener, PollFlags::IN)));
-        let listeners = polls.len();
-        let fronts = usize::from(front_end.is_some());
+        let mut polls = Vec::new();
+        polls.extend(listener.filter(|_| listens).map(|l| (Event::Newcomer, PollFd::new(l, PollFlags::IN))));
         polls.extend(front_end.map(|front_end| {
             let (socket, events) = front_end.poll();
-            PollFd::from_borrowed_fd(socket, events | PollFlags::RDHUP)
+            (Event::FrontEnd, PollFd::from_borrowed_fd(socket, events | PollFlags::RDHUP))
         }));
-        let mut rings = Vec::new();
         for index in 0..QueueMap::MAX {
-            if let Some(kick) = self.device.ring(index).filter(|r| r.is_running()).and_then(Ring::kick) {
-                polls.push(PollFd::from_borrowed_fd(kick, PollFlags::IN));
-                rings.push(index);
-            }
+            let kick = self.device.ring(index).filter(|ring| ring.is_running()).and_then(Ring::kick);
+            polls.extend(kick.map(|k| (Event::Kick(index), PollFd::from_borrowed_fd(k, PollFlags::IN))));
         }
-        for service in [&self.control, &self.metrics].into_iter().flatten() {
-            service.polls(listens, &mut polls);
+        for (service, event) in [(&self.control, Event::Control as Local), (&self.metrics, Event::Metrics)] {
+            let service = service.iter().flat_map(|service| service.polls(listens));
+            polls.extend(service.map(|(client, poll)| (event(client), poll)));
         }
-        if self.device.wants_to_tell()
-            && let Some(channel) = self.device.channel_fd()
-        {
-            polls.push(PollFd::from_borrowed_fd(channel, PollFlags::OUT));
-        }
+        let channel = self.device.channel_fd().filter(|_| self.device.wants_to_tell());
+        polls.extend(channel.map(|c| (Event::Channel, PollFd::from_borrowed_fd(c, PollFlags::OUT))));
+        let (events, mut polls): (Vec<Event>, Vec<PollFd<'_>>) = polls.into_iter().unzip();
+
         let timeout = if pause { self.timeout(front_end) } else { Some(Duration::ZERO) };
         let timeout = timeout.and_then(|t| Timespec::try_from(t).ok());
         let polled = rustix::event::poll(&mut polls, timeout.as_ref());
@@ -241,33 +245,26 @@ impl Server {
             self.interrupts = !interrupted;
             signals::interrupt_calls(self.interrupts);
         }
-        match polled {
-            Ok(_) => {}
+        let mut ready = Ready::default();
+        if interrupted {
             // Nothing is known of what came.
-            Err(Errno::INTR) => polls.iter_mut().for_each(PollFd::clear_revents),
-            Err(error) => return Err(error.into()),
+            return Ok(ready);
         }
-        let gone = PollFlags::HUP | PollFlags::RDHUP;
-        let hangup = polls.iter().skip(listeners).take(fronts).any(|poll| poll.revents().intersects(gone));
-        let mut came = polls.iter().map(|poll| !poll.revents().is_empty());
-        let newcomer = came.by_ref().take(listeners).any(|c| c);
-        let mut ready = Ready { newcomer, hangup, ..Ready::default() };
-        ready.front_end = came.by_ref().take(fronts).any(|c| c);
-        for index in rings {
-            if came.next() == Some(true)
-                && let Some(slot) = ready.kicks.get_mut(index)
-            {
-                *slot = true;
+        polled?;
+        for (event, came) in events.into_iter().zip(polls.iter().map(PollFd::revents)) {
+            match event {
+                _ if came.is_empty() => {}
+                Event::Newcomer => ready.newcomer = true,
+                Event::FrontEnd => {
+                    ready.front_end = true;
+                    ready.hangup = came.intersects(PollFlags::HUP | PollFlags::RDHUP);
+                }
+                Event::Kick(index) => ready.kicks.push(index),
+                Event::Control(client) => ready.control.push(client),
+                Event::Metrics(client) => ready.metrics.push(client),
+                Event::Channel => {}
             }
         }
-        let mut of = |service: &Option<Service>| -> Vec<bool> {
-            let count = service.as_ref().map_or(0, |service| service.clients.len());
-            let listener = service.iter().filter(|_| listens).count();
-            let newcomer = came.by_ref().take(listener).any(|c| c);
-            std::iter::once(newcomer).chain(came.by_ref().take(count)).collect()
-        };
-        ready.control = of(&self.control);
-        ready.metrics = of(&self.metrics);
         Ok(ready)
     }
 
@@ -281,82 +278,54 @@ impl Server {
         Some(next.saturating_duration_since(now).saturating_add(Duration::from_millis(1)))
     }
 
-    fn serve_control(&mut self, ready: &[bool]) {
-        let Some(mut service) = self.control.take() else { return };
-        let now = Instant::now();
-        let mut came = ready.iter().copied();
-        let newcomer = came.next() == Some(true);
-        service.clients.retain_mut(|client| {
-            if came.next() == Some(true) && !client.read() {
-                return false;
-            }
-            while let Some(line) = client.line() {
-                self.answer(client, &line);
-                if !client.write() {
-                    return false;
-                }
-            }
-            if let Some(until) = client.waits_until {
-                let asked = until.checked_sub(ANSWER_WITHIN);
-                let fresh = self.device.statistics().filter(|(_, at)| asked.is_some_and(|asked| *at > asked));
-                if let Some((statistics, _)) = fresh {
-                    let reply = serde_json::json!({ "ok": true, "stats": control::statistics(statistics) });
-                    client.answer(&reply.to_string());
-                    client.waits_until = None;
-                } else if now >= until {
-                    client.answer(&control::error("the guest has not answered within 5 seconds"));
-                    client.waits_until = None;
-                }
-            }
-            client.write()
-        });
-        let accepted = !newcomer || service.accept();
-        self.control = Some(service);
+    fn rest_unless(&mut self, accepted: bool) {
         if !accepted {
-            self.rest(&"no descriptor for a control client");
+            self.rest(&"no descriptor for a local client");
         }
     }
 
-    fn serve_metrics(&mut self, ready: &[bool]) {
-        let Some(service) = &mut self.metrics else { return };
-        let mut came = ready.iter().copied();
-        let newcomer = came.next() == Some(true);
-        service.clients.retain_mut(|client| {
-            if came.next() == Some(true) && !client.read() {
-                return false;
-            }
-            if client.has_http_request() {
-                client.answer_http(&self.device.metrics().text());
-            }
-            client.write()
-        });
-        if newcomer && !service.accept() {
-            self.rest(&"no descriptor for a scrape");
+    /// Answer what a control client has asked, and what it waits for.
+    fn converse(&mut self, client: &mut Client) {
+        let now = Instant::now();
+        while let Some(line) = client.line() {
+            self.answer(client, &line);
+            client.write();
+        }
+        let Some(until) = client.waits_until else { return };
+        let asked = until.checked_sub(ANSWER_WITHIN);
+        let fresh = self.device.statistics.as_ref().filter(|(_, at)| asked.is_some_and(|asked| *at > asked));
+        if let Some((statistics, _)) = fresh {
+            let reply = serde_json::json!({ "ok": true, "stats": control::statistics(statistics) });
+            client.answer(&reply.to_string());
+            client.waits_until = None;
+        } else if now >= until {
+            client.answer(&control::error(NO_ANSWER));
+            client.waits_until = None;
         }
     }
 
     fn answer(&mut self, client: &mut Client, line: &[u8]) {
         let request = match serde_json::from_slice::<Request>(line) {
             Ok(request) => request,
-            Err(error) => return client.answer(&control::error(format_args!("not a request: {error}"))),
+            Err(error) => {
+                return client.answer(&control::error(format_args!(
+                    "cannot read the request: {error}; one is like {{\"command\":\"status\"}}"
+                )));
+            }
         };
         let device = &mut self.device;
         let changes = matches!(request, Request::Target { bytes: Some(_) } | Request::Discard { .. });
         let reply = match request {
-            Request::Status => {
-                let connected = device.memory().total() != 0;
-                let status = Status::of(device, connected, &self.sandbox);
-                serde_json::to_string(&status).unwrap_or_else(control::error)
-            }
+            Request::Status => control::status(device, &self.sandbox).to_string(),
             Request::Target { bytes } => {
                 if let Some(bytes) = bytes {
                     device.set_target(bytes);
                 }
-                let target = u64::from(device.config().num_pages).saturating_mul(balloon_protocol::PAGE_SIZE);
+                let target = u64::from(device.config.num_pages).saturating_mul(balloon_protocol::PAGE_SIZE);
                 serde_json::json!({ "ok": true, "target": target, "actual": device.actual() }).to_string()
             }
-            Request::Stats if device.queues().index(QueueKind::Stats).is_none() => {
-                control::error("the guest's driver has no statistics (or is not there)")
+            Request::Stats if device.queues.index(QueueKind::Stats).is_none() => {
+                control::error(NO_STATISTICS)
             }
             Request::Stats => {
                 // If it is being asked already, that answer will do.
@@ -365,14 +334,11 @@ impl Server {
                 return;
             }
             Request::Discard { enabled } => {
-                device.set_inhibited(!enabled);
+                device.inhibited = !enabled;
                 serde_json::json!({ "ok": true, "enabled": enabled }).to_string()
             }
-            Request::Metrics => {
-                serde_json::json!({ "ok": true, "text": device.metrics().text() }).to_string()
-            }
         };
-        let state = State { target: device.target(), discard: !device.is_inhibited() };
+        let state = State { target: device.target, discard: !device.inhibited };
         let saved = self.state.as_ref().filter(|_| changes).map_or(Ok(()), |file| file.save(state));
         client.answer(
             &saved.map_or_else(|error| control::error(format_args!("done, but {error}")), |()| reply),
@@ -380,12 +346,24 @@ impl Server {
     }
 }
 
+/// What poll(2) waits for. A local client has its number, its listener has none.
+enum Event {
+    Newcomer,
+    FrontEnd,
+    Kick(usize),
+    Control(Option<usize>),
+    Metrics(Option<usize>),
+    Channel,
+}
+
+type Local = fn(Option<usize>) -> Event;
+
 #[derive(Default)]
 struct Ready {
     newcomer: bool,
     front_end: bool,
     hangup: bool,
-    kicks: [bool; QueueMap::MAX],
-    control: Vec<bool>,
-    metrics: Vec<bool>,
+    kicks: Vec<usize>,
+    control: Vec<Option<usize>>,
+    metrics: Vec<Option<usize>>,
 }

@@ -2,6 +2,7 @@
 //! Local clients of the control and metrics sockets, served without ever waiting for one.
 
 use std::io;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
 use std::path::Path;
 use std::time::Instant;
@@ -16,7 +17,6 @@ const MAX_REQUEST: usize = 8192;
 /// For one more, the one that has been idle for longest has to go.
 const MAX_CLIENTS: usize = 16;
 
-/// One connection.
 #[derive(Debug)]
 pub struct Client {
     socket: UnixStream,
@@ -42,7 +42,6 @@ impl Client {
         })
     }
 
-    /// What to wait for.
     pub fn poll(&self) -> PollFd<'_> {
         // Nothing is read before the last answer was taken: one answer for each client is all that is kept.
         PollFd::new(&self.socket, if self.output.is_empty() { PollFlags::IN } else { PollFlags::OUT })
@@ -83,7 +82,6 @@ impl Client {
         self.input.windows(4).any(|w| w == b"\r\n\r\n") || self.input.windows(2).any(|w| w == b"\n\n")
     }
 
-    /// Owe it a line.
     pub fn answer(&mut self, line: &str) {
         self.output.extend_from_slice(line.as_bytes());
         self.output.push(b'\n');
@@ -102,7 +100,7 @@ impl Client {
         self.last = true;
     }
 
-    /// Write what can be written. `false`: it is done, or gone, or does not read.
+    /// Write what can be written. `false`: it is done, has hung up, or does not read.
     pub fn write(&mut self) -> bool {
         while !self.output.is_empty() {
             match rustix::net::send(&self.socket, &self.output, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
@@ -122,28 +120,36 @@ impl Client {
 #[derive(Debug)]
 pub struct Service {
     listener: UnixListener,
-    /// Who has.
     pub clients: Vec<Client>,
 }
 
 impl Service {
-    /// Listen at `path`, for the same user only.
-    pub fn bind(path: &Path) -> io::Result<Self> {
-        let listener = listen(path)?;
-        listener.set_nonblocking(true)?;
-        Ok(Self { listener, clients: Vec::new() })
+    pub fn new(listener: UnixListener) -> Self {
+        Self { listener, clients: Vec::new() }
     }
 
-    /// What to wait for: the listener first, if more are let in, and then each client.
-    pub fn polls<'a>(&'a self, listens: bool, into: &mut Vec<PollFd<'a>>) {
-        if listens {
-            into.push(PollFd::new(&self.listener, PollFlags::IN));
-        }
-        into.extend(self.clients.iter().map(Client::poll));
+    /// What to wait for: each client by its number, and the listener, if more are let in.
+    pub fn polls(&self, listens: bool) -> impl Iterator<Item = (Option<usize>, PollFd<'_>)> {
+        let listener = listens.then(|| (None, PollFd::new(&self.listener, PollFlags::IN)));
+        self.clients.iter().enumerate().map(|(n, client)| (Some(n), client.poll())).chain(listener)
+    }
+
+    /// Serve all clients, those in `ready` also with what they sent. `false`: as for [`Self::accept`].
+    pub fn serve(&mut self, ready: &[Option<usize>], mut answer: impl FnMut(&mut Client)) -> bool {
+        let mut number = 0_usize..;
+        self.clients.retain_mut(|client| {
+            let reads = ready.contains(&number.next());
+            if reads && !client.read() {
+                return false;
+            }
+            answer(client);
+            client.write()
+        });
+        !ready.contains(&None) || self.accept()
     }
 
     /// Let one more in. `false`: there is no descriptor for it, and it keeps waiting.
-    pub fn accept(&mut self) -> bool {
+    fn accept(&mut self) -> bool {
         let socket = match self.listener.accept() {
             Ok((socket, _)) => socket,
             Err(error) => return is_for_the_peer(&error),
@@ -167,23 +173,52 @@ pub fn is_for_the_peer(error: &io::Error) -> bool {
     )
 }
 
-/// Listen on a unix socket that only this user can connect to.
+/// Listen on a unix socket that only this user can connect to; an error is the reason, and what helps.
 ///
-/// A socket that nobody listens on any more is replaced; anything else at the path is an error.
-pub fn listen(path: &Path) -> io::Result<UnixListener> {
-    use std::os::unix::fs::FileTypeExt;
+/// A socket without a listener is replaced; anything else at the path is an error.
+pub fn listen(path: &Path) -> Result<UnixListener, String> {
+    let explained = |error: io::Error| {
+        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+        let folder = folder.unwrap_or_else(|| Path::new(".")).display();
+        match error.kind() {
+            io::ErrorKind::NotFound => format!("there is no folder {folder}; make it: mkdir -p {folder}"),
+            io::ErrorKind::PermissionDenied => {
+                format!("this user may not write to {folder}; choose another path, or run as its owner")
+            }
+            io::ErrorKind::AddrInUse => {
+                "a file that is no socket is there; remove it, or choose another path".to_owned()
+            }
+            io::ErrorKind::InvalidInput => {
+                let bytes = path.as_os_str().len();
+                format!("the path has {bytes} bytes, a socket's at most 107; choose a shorter one")
+            }
+            _ => format!("{error}; choose another path"),
+        }
+    };
     if let Ok(about) = std::fs::symlink_metadata(path)
         && about.file_type().is_socket()
     {
         // A socket of another type cannot connect, so a process that listens there does not notice; the
-        // error says whether there is one.
-        match UnixDatagram::unbound()?.connect(path) {
-            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => std::fs::remove_file(path)?,
-            _ => return Err(io::Error::new(io::ErrorKind::AddrInUse, "another process listens there")),
+        // error shows whether there is one.
+        match UnixDatagram::unbound().and_then(|socket| socket.connect(path)) {
+            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+                std::fs::remove_file(path).map_err(explained)?;
+            }
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+                let user = about.uid();
+                return Err(format!(
+                    "it is a socket of user {user}; choose another path, or run as that user"
+                ));
+            }
+            _ => return Err("another process listens there; end it, or choose another path".to_owned()),
         }
     }
     let before = rustix::process::umask(Mode::RWXG | Mode::RWXO);
-    let listener = UnixListener::bind(path);
+    let listener = UnixListener::bind(path).and_then(|listener| {
+        listener.set_nonblocking(true)?;
+        crate::signals::remove_at_the_end(path);
+        Ok(listener)
+    });
     rustix::process::umask(before);
-    listener
+    listener.map_err(explained)
 }

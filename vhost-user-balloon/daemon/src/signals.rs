@@ -3,12 +3,12 @@
 //! Besides, what has to be known of a mapping's pages.
 
 use std::io;
-use std::mem::MaybeUninit;
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use vm_memory::GuestRegionMmap;
+use vmm_sys_util::signal::{block_signal, create_sigset, register_signal_handler};
 
 /// Exit status: the front end has truncated guest memory, and there is no other front end to serve.
 pub const MEMORY_LOST: i32 = 4;
@@ -17,20 +17,18 @@ pub const MEMORY_LOST: i32 = 4;
 const CALL_MICROSECONDS: i64 = 200_000;
 
 /// Sockets to remove at the end: path, device, inode.
-static SOCKETS: OnceLock<Vec<(PathBuf, u64, u64)>> = OnceLock::new();
+static SOCKETS: Mutex<Vec<(PathBuf, u64, u64)>> = Mutex::new(Vec::new());
 
-/// Remove these sockets at the end. Only the first call counts.
-pub fn remove_at_the_end(paths: &[&Path]) {
-    let about = |path: &&Path| {
-        let about = rustix::fs::lstat(*path).ok()?;
-        Some((path.to_path_buf(), about.st_dev, about.st_ino))
-    };
-    let _ = SOCKETS.set(paths.iter().filter_map(about).collect());
+/// Remove a socket at the end, that of an error included.
+pub fn remove_at_the_end(path: &Path) {
+    if let (Ok(about), Ok(mut sockets)) = (rustix::fs::lstat(path), SOCKETS.lock()) {
+        sockets.push((path.to_path_buf(), about.st_dev, about.st_ino));
+    }
 }
 
 /// Remove the sockets, unless a successor has replaced them.
 pub fn remove_sockets() {
-    for (path, device, inode) in SOCKETS.get().into_iter().flatten() {
+    for (path, device, inode) in SOCKETS.lock().iter().flat_map(|sockets| sockets.iter()) {
         if rustix::fs::lstat(path).is_ok_and(|now| (now.st_dev, now.st_ino) == (*device, *inode)) {
             let _ = rustix::fs::unlink(path);
         }
@@ -110,26 +108,13 @@ extern "C" fn bus_error(_signal: libc::c_int, about: *mut libc::siginfo_t, _cont
 
 extern "C" fn interrupt(_signal: libc::c_int, _about: *mut libc::siginfo_t, _context: *mut libc::c_void) {}
 
-type Handler = extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void);
-
-fn handle(signal: libc::c_int, handler: Handler) -> io::Result<()> {
-    let mut action = MaybeUninit::<libc::sigaction>::zeroed();
-    // SAFETY: all zeros is a valid sigaction: no flags, nothing masked, the default handler.
-    let action = unsafe { action.assume_init_mut() };
-    action.sa_sigaction = handler as libc::sighandler_t;
-    // Without SA_RESTART: a call that is interrupted fails.
-    action.sa_flags = libc::SA_SIGINFO;
-    // SAFETY: both handlers make only system calls, which are allowed in one, or none.
-    let done = unsafe { libc::sigaction(signal, action, std::ptr::null_mut()) };
-    if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
-}
-
 static ALARMS: AtomicBool = AtomicBool::new(false);
 
 /// Survive guest memory that is truncated, and interrupt calls that wait.
 pub fn install() -> io::Result<()> {
-    handle(libc::SIGBUS, bus_error)?;
-    handle(libc::SIGALRM, interrupt)?;
+    // Without SA_RESTART: a call that is interrupted fails.
+    register_signal_handler(libc::SIGBUS, bus_error)?;
+    register_signal_handler(libc::SIGALRM, interrupt)?;
     ALARMS.store(true, Ordering::SeqCst);
     Ok(())
 }
@@ -147,41 +132,20 @@ pub fn interrupt_calls(on: bool) {
     }
 }
 
-fn ending_signals() -> libc::sigset_t {
-    let mut set = MaybeUninit::<libc::sigset_t>::zeroed();
-    // SAFETY: initialises the set it is given.
-    unsafe { libc::sigemptyset(set.as_mut_ptr()) };
-    for signal in [libc::SIGTERM, libc::SIGINT] {
-        // SAFETY: the set is initialised, the number one of a signal.
-        unsafe { libc::sigaddset(set.as_mut_ptr(), signal) };
-    }
-    // SAFETY: sigemptyset has initialised it.
-    unsafe { set.assume_init() }
-}
-
-/// Leave all signals to the thread that serves.
-pub fn block_all() {
-    let mut set = MaybeUninit::<libc::sigset_t>::zeroed();
-    // SAFETY: initialises the set it is given.
-    unsafe { libc::sigfillset(set.as_mut_ptr()) };
-    // SAFETY: the set was initialised above and is only read.
-    unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, set.as_ptr(), std::ptr::null_mut()) };
+/// Leave the timer's signal to the thread that serves.
+pub fn block_timer() {
+    let _ = block_signal(libc::SIGALRM);
 }
 
 /// SIGTERM and SIGINT, kept from the thread that made this and from those that it starts.
-#[derive(Debug)]
-pub struct Ending {
-    set: libc::sigset_t,
-}
+pub struct Ending(libc::sigset_t);
 
-/// From now on SIGTERM and SIGINT wait for [`Ending::end_when_told`].
-///
-/// To be called before any other thread exists.
+/// From now on SIGTERM and SIGINT wait for [`Ending::end_when_told`]. To be called before any other thread exists.
 pub fn block() -> io::Result<Ending> {
-    let set = ending_signals();
-    // SAFETY: the set is initialised and only read.
-    let done = unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut()) };
-    if done == 0 { Ok(Ending { set }) } else { Err(io::Error::from_raw_os_error(done)) }
+    let signals = [libc::SIGTERM, libc::SIGINT];
+    // One that is blocked already stays so.
+    signals.iter().for_each(|signal| drop(block_signal(*signal)));
+    Ok(Ending(create_sigset(&signals)?))
 }
 
 impl Ending {
@@ -191,11 +155,10 @@ impl Ending {
     /// Landlock confines a thread and those that it starts later, so this comes after it, and before the
     /// seccomp filter, which has no room for new threads and is put on all there are.
     pub fn end_when_told(self) -> io::Result<()> {
-        let set = self.set;
         crate::threads::start("signals", move || {
             let mut signal = 0;
             // SAFETY: the set is initialised and the number is written to a variable of this function.
-            if unsafe { libc::sigwait(&raw const set, &raw mut signal) } == 0 {
+            if unsafe { libc::sigwait(&raw const self.0, &raw mut signal) } == 0 {
                 // No line in the log: standard error may be a full pipe.
                 remove_sockets();
                 // SAFETY: ends the process. There is no state to be saved, and destructors that run while

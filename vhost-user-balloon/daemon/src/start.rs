@@ -8,15 +8,13 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::process::ExitCode;
 
-use crate::cli::{Cli, Command, Daemon, LogFormat, LogLevel, Switch, capabilities};
-use crate::notify::Manager;
+use crate::cli::{Cli, Command, Daemon, LogFormat, Switch, capabilities};
 use crate::server::{Server, ServerError, Source};
 use crate::state::{StateError, StateFile};
-use crate::{run, sandbox, signals, subcommand, threads};
+use crate::{notify, run, sandbox, signals, subcommand, threads};
 use clap::Parser;
 use tracing_subscriber::filter::LevelFilter;
 
-/// What ends the program before its time.
 #[derive(Debug, thiserror::Error)]
 enum MainError {
     #[error(transparent)]
@@ -34,7 +32,6 @@ enum MainError {
 #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
 const MEMORY_LOST: u8 = signals::MEMORY_LOST as u8;
 
-/// Run the program.
 pub fn main() -> ExitCode {
     let cli = Cli::parse();
     match &cli.command {
@@ -56,7 +53,10 @@ pub fn main() -> ExitCode {
         return print(&run::qemu_args(path));
     }
     if cli.daemon.socket_path.is_none() && cli.daemon.fd.is_none() {
-        let _ = writeln!(io::stderr(), "vhost-user-balloon: needs --socket-path or --fd; see --help");
+        let _ = writeln!(
+            io::stderr(),
+            "vhost-user-balloon: cannot be a device: no front end is given; use --socket-path or --fd"
+        );
         return ExitCode::from(2);
     }
     log(&cli.daemon);
@@ -89,18 +89,11 @@ fn fail(error: &dyn std::fmt::Display) -> ExitCode {
 }
 
 fn log(daemon: &Daemon) {
-    let level = match daemon.log_level {
-        LogLevel::Error => LevelFilter::ERROR,
-        LogLevel::Warn => LevelFilter::WARN,
-        LogLevel::Info => LevelFilter::INFO,
-        LogLevel::Debug => LevelFilter::DEBUG,
-        LogLevel::Trace => LevelFilter::TRACE,
-    };
     let lines = tracing_subscriber::fmt()
-        .with_max_level(level)
+        .with_max_level(daemon.log_level.parse().unwrap_or(LevelFilter::INFO))
         .with_writer(io::stderr)
         .with_target(false)
-        // It would tell on standard error that standard error is gone, and panic.
+        // It would report a closed standard error on standard error, and panic.
         .log_internal_errors(false);
     match daemon.log_format {
         // The journal has the time.
@@ -120,28 +113,25 @@ fn serve(daemon: &Daemon) -> Result<(), MainError> {
         // main() has asked for one of them.
         (None, None) => return Ok(()),
     };
-    let mut sockets: Vec<&Path> = daemon.socket_path.as_deref().into_iter().collect();
     if let Some(path) = &daemon.control {
         server.control(path)?;
-        sockets.push(path);
     }
     if let Some(path) = &daemon.metrics_socket {
         server.metrics(path)?;
-        sockets.push(path);
     }
-    signals::remove_at_the_end(&sockets);
     if let Some(path) = &daemon.state {
         let (file, state) = StateFile::open(path)?;
         server.keep_state(file, state);
     }
     // In the sandbox there is no way to reach it.
-    let manager = Manager::connect();
+    let manager = notify::connect();
 
     let landlock = match daemon.landlock {
         Switch::Off => "no landlock (switched off)",
         Switch::On => {
             let mut folders = Vec::new();
-            for path in &sockets {
+            let sockets = [&daemon.socket_path, &daemon.control, &daemon.metrics_socket];
+            for path in sockets.into_iter().flatten() {
                 folders.push(folder(path)?);
             }
             let folders: Vec<&File> = folders.iter().collect();
@@ -155,7 +145,7 @@ fn serve(daemon: &Daemon) -> Result<(), MainError> {
     tracing::info!(sandbox = how, "ready");
     server.set_sandbox(how);
     // A supervisor may connect its VMM now.
-    if let Err(error) = manager.and_then(Manager::ready) {
+    if let Err(error) = manager.and_then(notify::ready) {
         tracing::warn!(%error, "the service manager does not know that it is ready");
     }
     Ok(server.run(source)?)
@@ -167,11 +157,11 @@ fn folder(path: &Path) -> Result<File, MainError> {
 }
 
 fn inherited(fd: RawFd) -> Result<Source, ServerError> {
-    let failed = |source: io::Error| ServerError::Descriptor { fd, source };
+    let failed = |why: io::Error| ServerError::Descriptor { fd, why };
     if fd <= 2 {
-        return Err(failed(io::Error::from(io::ErrorKind::InvalidInput)));
+        return Err(failed(io::Error::other("it is standard input, output or error, or no number of one")));
     }
-    // SAFETY: whoever started the program says on the command line that it passes this descriptor; this
+    // SAFETY: the command line states that the parent passes this descriptor; this
     // is the first thing that opens or takes one, but for the standard ones, which were just excluded. A
     // number that is no descriptor makes the next call fail.
     let owned = unsafe { OwnedFd::from_raw_fd(fd) };

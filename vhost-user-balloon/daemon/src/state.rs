@@ -12,22 +12,20 @@ use thiserror::Error;
 /// Written as a whole, in one call: a reader sees the old state or the new one.
 const SIZE: usize = 128;
 
-/// What survives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct State {
-    /// The size the balloon shall have, in bytes.
     pub target: u64,
-    /// Whether memory is given back.
     pub discard: bool,
 }
 
-/// A state file that cannot be used.
 #[derive(Debug, Error)]
 pub enum StateError {
-    #[error("cannot use the state file {path}: {source}")]
+    #[error("cannot use the state file {path}: {source}; choose a file that this user may write")]
     File { path: PathBuf, source: io::Error },
-    #[error("{path} holds {found:?}, which is no state ({error}); remove it to begin with the options")]
+    #[error(
+        "cannot use the state file {path}: {found:?} is no state ({error}); remove it to begin with the options"
+    )]
     Content { path: PathBuf, found: String, error: serde_json::Error },
 }
 
@@ -58,32 +56,9 @@ impl StateFile {
         Ok((Self { file, path: path.to_owned() }, state))
     }
 
-    /// Write the state.
     pub fn save(&self, state: State) -> Result<(), StateError> {
         let failed = |source| StateError::File { path: self.path.clone(), source };
         let text = serde_json::to_string(&state).map_err(|error| failed(error.into()))?;
         self.file.write_all_at(format!("{text:<SIZE$}\n").as_bytes(), 0).map_err(failed)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_state_comes_back() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("state");
-        let (file, nothing) = StateFile::open(&path).unwrap();
-        assert_eq!(nothing, None);
-        for state in [State { target: u64::MAX, discard: false }, State { target: 0, discard: true }] {
-            file.save(state).unwrap();
-            assert_eq!(StateFile::open(&path).unwrap().1, Some(state));
-        }
-        std::fs::write(&path, "{}").unwrap();
-        assert!(matches!(StateFile::open(&path), Err(StateError::Content { .. })));
-        let link = folder.path().join("link");
-        std::os::unix::fs::symlink(&path, &link).unwrap();
-        assert!(matches!(StateFile::open(&link), Err(StateError::File { .. })));
     }
 }

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The subcommands: what a person asks of a running device.
 
-use std::fmt::Write as _;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
@@ -11,20 +10,21 @@ use serde_json::Value;
 use thiserror::Error;
 
 use crate::cli::{Command, Switch, Where};
-use crate::control::{Request, Status};
+use crate::control::Request;
 
 const MIB: u64 = 1 << 20;
 
-/// Why a subcommand did not do what it should.
 #[derive(Debug, Error)]
 pub enum ClientError {
-    #[error("cannot talk to a device at {path}: {source}")]
+    #[error("cannot talk to a device at {path}: {source}; give the --control of one that runs")]
     Connect { path: PathBuf, source: io::Error },
-    #[error("the device answers with what is no answer: {0}")]
+    #[error("cannot read the device's answer: {0}; is --control the socket of a vhost-user-balloon?")]
     Answer(String),
     #[error("{0}")]
     Refused(String),
-    #[error("the balloon has {actual} bytes after {seconds} s, not {target}")]
+    #[error(
+        "the balloon does not reach {target} bytes: it has {actual} after {seconds} s; see the subcommand status"
+    )]
     Late { actual: u64, target: u64, seconds: u64 },
 }
 
@@ -82,12 +82,7 @@ pub fn run(command: &Command) -> Result<String, ClientError> {
     match command {
         Command::Status(to) => {
             let value = Connection::open(to)?.ask(&Request::Status)?;
-            if to.json {
-                return Ok(value.to_string());
-            }
-            let status: Status =
-                serde_json::from_value(value).map_err(|error| ClientError::Answer(error.to_string()))?;
-            Ok(screen(&status))
+            Ok(if to.json { value.to_string() } else { screen(&value) })
         }
         Command::Target { to, size, wait } => {
             let mut connection = Connection::open(to)?;
@@ -110,11 +105,9 @@ pub fn run(command: &Command) -> Result<String, ClientError> {
             if to.json {
                 return Ok(stats.to_string());
             }
-            let mut text = String::new();
-            for (name, number) in stats.as_object().into_iter().flatten() {
-                let _ = writeln!(text, "{name:<20} {number}");
-            }
-            Ok(text.trim_end().to_owned())
+            let lines = stats.as_object().into_iter().flatten();
+            let lines: Vec<String> = lines.map(|(name, number)| format!("{name:<20} {number}")).collect();
+            Ok(lines.join("\n"))
         }
         Command::Flush { to, leave, timeout } => flush(to, *leave, timeout.get()),
         Command::Discard { to, state } => {
@@ -124,10 +117,6 @@ pub fn run(command: &Command) -> Result<String, ClientError> {
         }
         // It never gets here: the program becomes the VMM.
         Command::Run { .. } => Ok(String::new()),
-        Command::Metrics(to) => {
-            let value = Connection::open(to)?.ask(&Request::Metrics)?;
-            Ok(value.get("text").and_then(Value::as_str).unwrap_or_default().trim_end().to_owned())
-        }
     }
 }
 
@@ -140,8 +129,11 @@ fn flush(to: &Where, leave: u64, seconds: u64) -> Result<String, ClientError> {
     let before = discarded(&mut connection)?;
     let value = connection.ask(&Request::Stats)?;
     let free = value.get("stats").and_then(|stats| stats.get("free_memory")).and_then(Value::as_u64);
-    let free =
-        free.ok_or_else(|| ClientError::Refused("the guest does not tell its free memory".to_owned()))?;
+    let free = free.ok_or_else(|| {
+        ClientError::Refused(
+            "cannot flush: the guest has no statistic of its free memory; use target".to_owned(),
+        )
+    })?;
     let (target, actual) = connection.sizes(None)?;
     let spare = free.saturating_sub(leave) / 4096 * 4096;
     let limit = Duration::from_secs(seconds);
@@ -162,47 +154,43 @@ fn flush(to: &Where, leave: u64, seconds: u64) -> Result<String, ClientError> {
     })
 }
 
-fn screen(status: &Status) -> String {
-    let mut text = String::new();
-    let mebi = |bytes: u64| format!("{:.1} MiB", bytes_as_mebi(bytes));
-    let _ = writeln!(text, "{}", if status.working { "It works." } else { "It does not work." });
-    for problem in &status.problems {
-        let _ = writeln!(text, "  - {problem}");
-    }
-    let _ = writeln!(text, "balloon    target {}, actual {}", mebi(status.target), mebi(status.actual));
-    let _ =
-        writeln!(text, "taken in   {} inflated, {} reported", mebi(status.inflated), mebi(status.reported));
-    let _ = writeln!(
-        text,
-        "given back {}, {} of it proven zero",
-        mebi(status.discarded),
-        mebi(status.proven_zero)
-    );
-    for (what, reasons) in [("skipped", &status.skipped), ("unproven", &status.unproven)] {
-        for (reason, bytes) in reasons {
-            let _ = writeln!(text, "{what:<10} {} ({reason})", mebi(*bytes));
+fn screen(status: &Value) -> String {
+    let of = |name: &str| status.get(name).unwrap_or(&Value::Null);
+    let text = |value: &Value, name: &str| match value.get(name) {
+        Some(Value::String(text)) => text.clone(),
+        other => other.map(Value::to_string).unwrap_or_default(),
+    };
+    let list = |name: &str| of(name).as_array().into_iter().flatten();
+    let mebi = |value: &Value| format!("{:.1} MiB", value.as_f64().unwrap_or(0.0) / 1_048_576.0);
+    let size = |name: &str| mebi(of(name));
+    let working = of("working") == true;
+    let mut lines = vec![if working { "It works." } else { "It does not work." }.to_owned()];
+    lines.extend(list("problems").filter_map(Value::as_str).map(|problem| format!("  - {problem}")));
+    lines.push(format!("balloon    target {}, actual {}", size("target"), size("actual")));
+    lines.push(format!("taken in   {} inflated, {} reported", size("inflated"), size("reported")));
+    lines.push(format!("given back {}, {} of it proven zero", size("discarded"), size("proven_zero")));
+    for what in ["skipped", "unproven"] {
+        for (reason, bytes) in of(what).as_object().into_iter().flatten() {
+            lines.push(format!("{what:<10} {} ({reason})", mebi(bytes)));
         }
     }
-    let _ = writeln!(text, "features   {}", status.features.join(" "));
-    let queues: Vec<String> = status.queues.iter().map(|q| format!("{} {}", q.queue, q.state)).collect();
-    let _ = writeln!(text, "queues     {}", queues.join(", "));
-    for region in &status.regions {
-        let _ = writeln!(
-            text,
-            "memory     {:#x}: {} on {}, pages of {} KiB, {}",
-            region.address,
-            mebi(region.bytes),
-            region.backing,
-            region.host_page / 1024,
-            region.promise
-        );
+    let features: Vec<&str> = list("features").filter_map(Value::as_str).collect();
+    lines.push(format!("features   {}", features.join(" ")));
+    let queues: Vec<String> =
+        list("queues").map(|queue| format!("{} {}", text(queue, "queue"), text(queue, "state"))).collect();
+    lines.push(format!("queues     {}", queues.join(", ")));
+    for region in list("regions") {
+        let number = |name: &str| region.get(name).and_then(Value::as_u64).unwrap_or(0);
+        let bytes = mebi(region.get("bytes").unwrap_or(&Value::Null));
+        let (page, backing) = (number("host_page") / 1024, text(region, "backing"));
+        let (address, promise) = (number("address"), text(region, "promise"));
+        lines.push(format!("memory     {address:#x}: {bytes} on {backing}, pages of {page} KiB, {promise}"));
     }
-    let _ = writeln!(text, "nonsense   {} buffers or rings, {} requests", status.malformed, status.refused);
-    let _ = write!(text, "sandbox    {}", status.sandbox);
-    text
-}
-
-#[allow(clippy::cast_precision_loss)]
-fn bytes_as_mebi(bytes: u64) -> f64 {
-    bytes as f64 / MIB as f64
+    let refused = text(status, "refused");
+    lines.push(format!(
+        "malformed  {} buffers or rings, {refused} requests refused",
+        text(status, "malformed")
+    ));
+    lines.push(format!("sandbox    {}", text(status, "sandbox")));
+    lines.join("\n")
 }

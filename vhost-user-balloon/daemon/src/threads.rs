@@ -12,7 +12,7 @@ use crate::signals;
 pub fn start(name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
     let (started, wait) = channel();
     std::thread::Builder::new().name(name.to_owned()).spawn(move || {
-        signals::block_all();
+        signals::block_timer();
         let _ = started.send(());
         work();
     })?;
@@ -32,7 +32,7 @@ pub fn start_closer() -> io::Result<()> {
 /// the peer of a TCP connection.
 pub fn close_elsewhere(unwanted: OwnedFd) {
     if let Some(closer) = CLOSER.get() {
-        // Where the thread is gone, this is closed here.
+        // Without the thread, this is closed here.
         let _ = closer.send(unwanted);
     }
 }

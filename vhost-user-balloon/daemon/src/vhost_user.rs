@@ -41,7 +41,6 @@ const NO_DESCRIPTOR: u64 = 1 << 8;
 const VERSION_1: u64 = 1 << 32;
 const PROTOCOL_FEATURES: u64 = 1 << 30;
 
-/// The protocol features that are offered.
 const PROTOCOL: Protocol = Protocol::MQ
     .union(Protocol::CONFIG)
     .union(Protocol::REPLY_ACK)
@@ -171,7 +170,6 @@ impl Drop for Descriptor {
     }
 }
 
-/// A whole message.
 struct Message {
     request: u32,
     flags: u32,
@@ -286,7 +284,6 @@ fn message(request: u32, flags: u32, body: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// A front end that has connected.
 pub struct FrontEnd {
     socket: UnixStream,
     input: Vec<u8>,
@@ -298,7 +295,6 @@ pub struct FrontEnd {
 }
 
 impl FrontEnd {
-    /// One that has said nothing yet.
     pub fn new(socket: UnixStream) -> Self {
         Self {
             socket,
@@ -412,8 +408,8 @@ impl FrontEnd {
         let request = FrontendReq::try_from(asked.request).map_err(|_| unsupported)?;
         let done = self.handle(device, request, &mut asked)?;
         if let Done::No(refusal) = &done {
-            device.metrics().refused();
-            limited!(device.limiter(), %refusal, "refused {request:?}");
+            device.metrics.refused.inc();
+            limited!(device.limiter, %refusal, "refused {request:?}");
         }
         let reply = match done {
             Done::Reply(body) => Some(body),
@@ -433,7 +429,7 @@ impl FrontEnd {
         request: FrontendReq,
         asked: &mut Message,
     ) -> Result<Done, ProtocolError> {
-        let offered = device.options().features.bits() | VERSION_1 | PROTOCOL_FEATURES;
+        let offered = device.options.features.bits() | VERSION_1 | PROTOCOL_FEATURES;
         let one = |asked: &Message| asked.words::<1>(0).map(|[word]| word);
         Ok(match request {
             FrontendReq::SET_OWNER => Done::Yes,
@@ -489,7 +485,7 @@ impl FrontEnd {
                 if size.checked_add(HEADER).is_none_or(|whole| whole > MAX_BODY) {
                     return Err(asked.wrong_size());
                 }
-                let read = device.config().read(offset, size);
+                let read = device.config.read(offset, size);
                 Done::Reply(header.iter().copied().chain(read).collect())
             }
             FrontendReq::SET_CONFIG => {
@@ -497,11 +493,11 @@ impl FrontEnd {
                 let bytes = asked.body.get(HEADER..).unwrap_or_default();
                 if bytes.len() != usize::try_from(size).unwrap_or(usize::MAX) || bytes.len() > Config::SIZE {
                     let length = bytes.len();
-                    return Ok(Done::No(ConfigError::Outside { offset, length }.into()));
+                    return Ok(Done::No(ConfigError { offset, length }.into()));
                 }
-                let done = device.config_mut().write(offset, bytes);
+                let done = device.config.write(offset, bytes);
                 device.update_sizes();
-                done.map(|_| ()).map_err(Refusal::from).into()
+                done.map_err(Refusal::from).into()
             }
             FrontendReq::SET_BACKEND_REQ_FD => {
                 asked.one().and_then(Channel::new).map(|channel| device.set_channel(channel)).into()
@@ -578,7 +574,7 @@ fn ring_request(
         _ => Err(Refusal::Enable { ring: index, value }),
     };
     if request == FrontendReq::SET_VRING_ENABLE && value == 0 {
-        // For some front ends this is the only word about a ring that stops.
+        // For some front ends this is the only request for a ring that stops.
         device.ring_stopped(number(index));
     }
     device.check_ring(number(index));
@@ -592,7 +588,7 @@ fn set_event(
     event: Option<File>,
 ) -> Result<(), Refusal> {
     // Without the protocol's extensions a ring is enabled by being started.
-    let enables = device.accepted() & PROTOCOL_FEATURES == 0;
+    let enables = device.accepted & PROTOCOL_FEATURES == 0;
     if request == FrontendReq::SET_VRING_KICK {
         device.ring_starts();
     }
@@ -656,7 +652,7 @@ impl Channel {
     ///
     /// It asks for no reply: waiting for one while the front end waits for this device is a deadlock.
     pub fn config_changed(&self) -> Result<bool, Errno> {
-        // What the front end may have to say on this channel is of no interest.
+        // Discard what the front end sends on this channel.
         let mut nothing = [0; 256];
         let _ = rustix::net::recv(&self.socket, &mut nothing, RecvFlags::DONTWAIT);
         let message = message(CONFIG_CHANGE, VERSION, &[]);

@@ -4,10 +4,8 @@
 #![allow(missing_docs, dead_code, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 #![allow(clippy::indexing_slicing, clippy::cast_possible_truncation)]
 
-#[path = "../../fuzz/src/entry.rs"]
+#[path = "../../fuzz/src/lib.rs"]
 mod entry;
-#[path = "../../fuzz/src/seeds.rs"]
-mod seeds;
 
 use std::path::Path;
 
@@ -17,19 +15,30 @@ fn target(name: &str) -> Target {
     match name {
         "queues" => entry::queues,
         "requests" => entry::requests,
-        "config" => entry::config,
-        _ => panic!("no target is called {name}"),
+        _ => panic!("there is no target {name}"),
     }
+}
+
+fn seeds() -> impl Iterator<Item = (Target, &'static str, Vec<u8>)> {
+    let lines = include_str!("../../fuzz/seeds.txt").lines().filter(|line| !line.starts_with('#'));
+    lines.map(|line| {
+        let mut words = line.split(' ');
+        let (run, name, hex) = (target(words.next().unwrap()), words.next().unwrap(), words.next().unwrap());
+        let byte = |at| u8::from_str_radix(&hex[at..at + 2], 16).unwrap();
+        (run, name, (0..hex.len()).step_by(2).map(byte).collect())
+    })
 }
 
 #[test]
 fn seeds_and_what_was_found() {
-    for (name, seeds) in seeds::all() {
-        assert!(seeds.len() >= 8, "{name} begins with next to nothing");
-        for (seed, bytes) in seeds {
-            println!("{name}: {seed}");
-            target(name)(&bytes);
-        }
+    let mut count = 0;
+    for (run, name, bytes) in seeds() {
+        println!("{name}");
+        run(&bytes);
+        count += 1;
+    }
+    assert!(count >= 40, "{count} seeds");
+    for name in ["queues", "requests"] {
         // Each file there is an input that went wrong once.
         let found = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz/found").join(name);
         for entry in std::fs::read_dir(found).into_iter().flatten() {
@@ -48,19 +57,17 @@ fn noise() {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (state >> 33) as usize
     };
-    for (name, seeds) in seeds::all() {
-        for (_, seed) in seeds {
-            for _ in 0..20 {
-                let mut bytes = seed.clone();
-                for _ in 0..=next() % 4 {
-                    let at = next() % bytes.len();
-                    bytes[at] = next() as u8;
-                }
-                if next() % 4 == 0 {
-                    bytes.extend((0..next() % 64).map(|n| (n * 37) as u8));
-                }
-                target(name)(&bytes);
+    for (run, _, seed) in seeds() {
+        for _ in 0..20 {
+            let mut bytes = seed.clone();
+            for _ in 0..=next() % 4 {
+                let at = next() % bytes.len();
+                bytes[at] = next() as u8;
             }
+            if next() % 4 == 0 {
+                bytes.extend((0..next() % 64).map(|n| (n * 37) as u8));
+            }
+            run(&bytes);
         }
     }
 }

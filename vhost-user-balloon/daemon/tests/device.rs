@@ -389,8 +389,7 @@ fn statistics_when_somebody_wants_to_know() {
     vm.kick(2);
     let answer = asker.join().unwrap();
     assert!(answer.contains(&format!("\"free_memory\":{}", 123_u64 << 20)), "{answer}");
-    let metrics = vm.control(r#"{"command":"metrics"}"#);
-    let text = metrics["text"].as_str().unwrap();
+    let text = vm.metrics();
     assert!(text.contains("vhost_user_balloon_guest{stat=\"total_memory\"} 1073741824"), "{text}");
     vm.end().unwrap();
 }
@@ -409,10 +408,7 @@ fn statistics_that_were_held_are_dropped_when_the_ring_stops() {
     vm.write(0xa000, &stats_bytes());
     vm.put(2, &[(0xa000, 20, false)]);
     vm.kick(2);
-    assert!(eventually(|| vm.control(r#"{"command":"metrics"}"#)["text"]
-        .as_str()
-        .unwrap()
-        .contains("free_memory")));
+    assert!(eventually(|| vm.metrics().contains("free_memory")));
     vm.frontend.set_vring_enable(2, false).unwrap();
     // The memory of the ring is somebody else's now.
     vm.fill(vm.rings[2].used(), 0x1000);
@@ -427,10 +423,7 @@ fn a_paused_guest_keeps_its_statistics_buffer() {
     vm.write(0xa000, &stats_bytes());
     vm.put(2, &[(0xa000, 20, false)]);
     vm.kick(2);
-    assert!(eventually(|| vm.control(r#"{"command":"metrics"}"#)["text"]
-        .as_str()
-        .unwrap()
-        .contains("free_memory")));
+    assert!(eventually(|| vm.metrics().contains("free_memory")));
     let base = vm.frontend.get_vring_base(2).unwrap();
     assert_eq!(base, 0, "what was not given back is still to be taken");
     vm.start_ring(2, 0);
@@ -458,9 +451,7 @@ fn statistics_can_be_asked_for_when_the_ring_goes_on() {
         vm.kick(2);
         // Each restart takes it once more.
         let taken = format!("vhost_user_balloon_requests_total{{queue=\"stats\"}} {}\n", 2 * n + 1);
-        assert!(eventually(|| {
-            vm.control(r#"{"command":"metrics"}"#)["text"].as_str().unwrap().contains(&taken)
-        }));
+        assert!(eventually(|| vm.metrics().contains(&taken)));
         restart(&mut vm);
         let mut asker = UnixStream::connect(&vm.control).unwrap();
         std::io::Write::write_all(&mut asker, b"{\"command\":\"stats\"}\n").unwrap();

@@ -5,7 +5,7 @@
 
 mod common;
 
-use std::io::{Read, Write};
+use std::io::Write;
 use std::os::fd::AsRawFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::os::unix::process::ExitStatusExt;
@@ -152,10 +152,7 @@ fn a_life_in_the_sandbox() {
     let status: serde_json::Value = serde_json::from_str(&text(&daemon.say(&["status", "--json"]))).unwrap();
     assert_eq!(status["proven_zero"], 4 * MIB + PAGE);
 
-    let mut stream = UnixStream::connect(daemon.path("metrics")).unwrap();
-    stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).unwrap();
+    let answer = vm.metrics();
     assert!(answer.starts_with("HTTP/1.0 200 OK\r\n"));
     let (head, body) = answer.split_once("\r\n\r\n").unwrap();
     assert!(head.contains(&format!("Content-Length: {}", body.len())));
@@ -318,12 +315,12 @@ fn a_vmm_with_its_device() {
     assert!(eventually(|| !control.exists()), "the device has ended");
     let private = Command::new(PROGRAM).args(["run", "--"]).arg(&vmm).output().unwrap();
     assert_eq!(private.status.code(), Some(1));
-    assert!(String::from_utf8_lossy(&private.stderr).contains("has no option with share=on"));
+    assert!(String::from_utf8_lossy(&private.stderr).contains("no option has share=on"));
     let missing = run(&["run", "--", "/nonexistent/vmm", "share=on"]);
     assert!(String::from_utf8_lossy(&missing.stderr).contains("cannot start /nonexistent/vmm"));
     assert_eq!(
         text(&run(&["--socket-path", "/a,b", "--print-qemu-args"])),
-        "-chardev socket,id=vub,path=/a,,b,reconnect-ms=1000 -device \
+        "-chardev socket,id=vub,path=/a,,b -device \
          vhost-user-test-device-pci,chardev=vub,virtio-id=5,num_vqs=5,vq_size=128,config_size=16\n"
     );
 }
@@ -361,7 +358,7 @@ fn a_path_that_is_taken() {
     let daemon = Daemon::start(&[]);
     let path = daemon.path("front");
     let second = run(&["--socket-path", path.to_str().unwrap()]);
-    assert!(String::from_utf8_lossy(&second.stderr).contains("another process listens there"));
+    assert!(String::from_utf8_lossy(&second.stderr).contains("another process listens there; end it"));
     assert!(path.exists(), "the first one still has it");
     // Nobody listens on this one any more, and this is no socket at all.
     let stale = daemon.path("stale");

@@ -58,53 +58,23 @@ const HUGETLBFS: i64 = 0x9584_58f6;
 const EXT4: i64 = 0xef53;
 const XFS: i64 = 0x5846_5342;
 
-/// Memory that cannot be a region of the guest.
+/// Why memory cannot be a region of the guest; `guest` is where it would begin there.
 #[derive(Debug, Error)]
+#[allow(missing_docs)]
 pub enum RegionError {
-    /// Nothing is known of the descriptor.
     #[error("cannot look at the descriptor of the region at {guest:#x}: {source}")]
-    Stat {
-        /// Where the region begins in the guest.
-        guest: u64,
-        /// What the kernel said.
-        source: io::Error,
-    },
+    Stat { guest: u64, source: io::Error },
     /// Touching its end would be a SIGBUS.
     #[error("the region at {guest:#x} ends at byte {end:#x} of a file that has {size:#x}")]
-    PastEnd {
-        /// Where the region begins in the guest.
-        guest: u64,
-        /// Where it ends in the file.
-        end: u64,
-        /// The size of the file.
-        size: u64,
-    },
+    PastEnd { guest: u64, end: u64, size: u64 },
     /// It passes the end of the address space or of the file's offsets, is empty, or is not made of (huge) pages.
     #[error("the region at {guest:#x} cannot have {length:#x} bytes from byte {offset:#x} of a file")]
-    Extent {
-        /// Where the region begins in the guest.
-        guest: u64,
-        /// Its length.
-        length: u64,
-        /// Where it begins in the file.
-        offset: u64,
-    },
-    /// No regular file.
+    Extent { guest: u64, length: u64, offset: u64 },
     #[error("the region at {guest:#x} is not a regular file (its mode is {mode:#o})")]
-    Kind {
-        /// Where the region begins in the guest.
-        guest: u64,
-        /// Type and permissions of the descriptor.
-        mode: u32,
-    },
+    Kind { guest: u64, mode: u32 },
     /// A filesystem whose holes are not known to read as zero, or that a server answers for.
     #[error("the region at {guest:#x} is on device {device}, not on tmpfs, hugetlbfs, ext4 or XFS")]
-    Filesystem {
-        /// Where the region begins in the guest.
-        guest: u64,
-        /// Its device, as in /proc/PID/mountinfo.
-        device: String,
-    },
+    Filesystem { guest: u64, device: String },
 }
 
 /// What became of a range.
@@ -114,7 +84,7 @@ pub struct Outcome {
     pub claim: Claim,
     /// How many bytes went back to the host.
     pub discarded: u64,
-    /// What the call that failed said.
+    /// The error of the call that failed.
     pub errno: Option<i32>,
 }
 
@@ -250,7 +220,7 @@ impl Region {
         self.has_name
     }
 
-    /// The guest is known to see this file itself and not a private copy: the operator says so, or the file
+    /// The guest is known to see this file itself and not a private copy: the operator states it, or the file
     /// has no name and something that the guest wrote was seen to arrive in it.
     ///
     /// Nothing that a guest does may be taken for proof where the file has a name: it would choose which
@@ -385,7 +355,7 @@ fn punch(file: impl AsFd, range: Range) -> Result<(), Errno> {
 /// The `length` bytes at `address` are a private anonymous mapping, and nothing but the guest relies on
 /// what they hold.
 pub unsafe fn discard_anonymous(address: *mut u8, length: usize) -> Claim {
-    // SAFETY: the caller vouches that the mapping exists and that its content may go.
+    // SAFETY: the caller ensures that the mapping exists and that its content may go.
     match unsafe { rustix::mm::madvise(address.cast(), length, rustix::mm::Advice::LinuxDontNeed) } {
         Ok(()) => Claim::Proven(Backing::Anonymous),
         Err(_) => Claim::Unproven(Reason::Failed),

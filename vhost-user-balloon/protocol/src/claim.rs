@@ -3,88 +3,45 @@
 
 use core::fmt;
 
-/// What is behind guest memory whose discarded parts are known to read as zero.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Backing {
+labelled! {
+    /// What is behind guest memory whose discarded parts are known to read as zero.
+    Backing
     /// A file on tmpfs; a memfd is one as well.
-    Tmpfs,
+    Tmpfs "tmpfs";
     /// A file of huge pages, on hugetlbfs or from `memfd_create(MFD_HUGETLB)`.
-    Hugetlbfs,
+    Hugetlbfs "hugetlbfs";
     /// A file on ext4.
-    Ext4,
+    Ext4 "ext4";
     /// A file on XFS.
-    Xfs,
+    Xfs "xfs";
     /// Private anonymous memory of the VMM itself, discarded with `MADV_DONTNEED`.
-    Anonymous,
+    Anonymous "anonymous";
 }
 
-impl Backing {
-    /// The name used in logs and as a metric's label.
-    pub const fn label(self) -> &'static str {
-        match self {
-            Self::Tmpfs => "tmpfs",
-            Self::Hugetlbfs => "hugetlbfs",
-            Self::Ext4 => "ext4",
-            Self::Xfs => "xfs",
-            Self::Anonymous => "anonymous",
-        }
-    }
-}
-
-/// Why memory is not said to read as zero.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Reason {
+labelled! {
+    /// Why memory is not claimed to read as zero.
+    Reason
     /// Not (only) memory of the guest.
-    OutsideMemory,
+    OutsideMemory "outside_memory";
     /// Not made of whole pages.
-    Misaligned,
+    Misaligned "misaligned";
     /// Only a part of a host page: discarding would take the neighbours along.
-    PartOfHostPage,
+    PartOfHostPage "part_of_host_page";
     /// The driver poisons pages, and the device would have to fill them with its value.
-    Poison,
+    Poison "poison";
     /// The guest sees the memory at a second address, where it may be in use.
-    Aliased,
+    Aliased "aliased";
     /// Not known to be shared with the guest: a private copy would survive the discard.
-    NotKnownShared,
+    NotKnownShared "not_known_shared";
     /// The call that discards failed.
-    Failed,
+    Failed "failed";
     /// The request was malformed.
-    Malformed,
-    /// Inhibited by whoever runs the device.
-    Inhibited,
+    Malformed "malformed";
+    /// Inhibited by the operator.
+    Inhibited "inhibited";
 }
 
-impl Reason {
-    /// Every reason, for metrics that shall exist from the start.
-    pub const ALL: [Self; 9] = [
-        Self::OutsideMemory,
-        Self::Misaligned,
-        Self::PartOfHostPage,
-        Self::Poison,
-        Self::Aliased,
-        Self::NotKnownShared,
-        Self::Failed,
-        Self::Malformed,
-        Self::Inhibited,
-    ];
-
-    /// The name used in logs and as a metric's label.
-    pub const fn label(self) -> &'static str {
-        match self {
-            Self::OutsideMemory => "outside_memory",
-            Self::Misaligned => "misaligned",
-            Self::PartOfHostPage => "part_of_host_page",
-            Self::Poison => "poison",
-            Self::Aliased => "aliased",
-            Self::NotKnownShared => "not_known_shared",
-            Self::Failed => "failed",
-            Self::Malformed => "malformed",
-            Self::Inhibited => "inhibited",
-        }
-    }
-}
-
-/// The truth about a piece of memory: it reads as zero and this is why, or no such thing is said.
+/// Whether a piece of memory reads as zero, and why.
 ///
 /// There is no way to make a [`Claim::Proven`] out of a [`Claim::Unproven`]: combining claims with
 /// [`Claim::and`] keeps the first doubt.
@@ -92,7 +49,7 @@ impl Reason {
 pub enum Claim {
     /// Discarded by a call that succeeded, on a backing that then reads as zero.
     Proven(Backing),
-    /// Not said to be zero.
+    /// Not claimed to be zero.
     Unproven(Reason),
 }
 
@@ -114,7 +71,7 @@ impl Claim {
 
     /// The used length of a reported block of `length` bytes: all of it, or nothing.
     ///
-    /// A number in between could not say which bytes it counts.
+    /// A number in between would not identify the bytes that it counts.
     pub const fn used_length(self, length: u32) -> u32 {
         match self {
             Self::Proven(_) => length,
@@ -127,7 +84,7 @@ impl fmt::Display for Claim {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Proven(backing) => write!(f, "zero ({})", backing.label()),
-            Self::Unproven(reason) => write!(f, "not said to be zero ({})", reason.label()),
+            Self::Unproven(reason) => write!(f, "not claimed to be zero ({})", reason.label()),
         }
     }
 }

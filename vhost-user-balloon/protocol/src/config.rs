@@ -8,7 +8,7 @@ use core::fmt;
 pub struct Config {
     /// How many pages the device wants in the balloon.
     pub num_pages: u32,
-    /// How many pages the driver says are in the balloon.
+    /// How many pages the driver has put into the balloon.
     pub actual: u32,
     /// The command of free page hinting; always zero where that is not offered.
     pub free_page_hint_cmd_id: u32,
@@ -16,48 +16,22 @@ pub struct Config {
     pub poison_val: u32,
 }
 
-/// What a write changed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub struct ConfigWrite {
-    /// The driver told how many pages are in the balloon.
-    pub actual: bool,
-    /// The driver told its poison value.
-    pub poison_val: bool,
-}
-
-/// A write that is not accepted. Nothing has changed.
+/// A write that is not accepted: outside of the configuration space, or of a part of a field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ConfigError {
-    /// It begins or ends outside of the configuration space.
-    Outside {
-        /// Where it begins.
-        offset: u32,
-        /// Its length.
-        length: usize,
-    },
-    /// It covers a part of a field only.
-    PartOfField {
-        /// Where it begins.
-        offset: u32,
-        /// Its length.
-        length: usize,
-    },
+pub struct ConfigError {
+    /// Where it begins.
+    pub offset: u32,
+    /// Its length.
+    pub length: usize,
 }
 
 impl fmt::Display for ConfigError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Outside { offset, length } => {
-                write!(
-                    f,
-                    "{length} bytes at offset {offset} are outside of the {} bytes of configuration",
-                    Config::SIZE
-                )
-            }
-            Self::PartOfField { offset, length } => {
-                write!(f, "{length} bytes at offset {offset} cover a part of a field only")
-            }
-        }
+        let (Self { offset, length }, size) = (self, Config::SIZE);
+        write!(
+            f,
+            "{length} bytes at offset {offset} are not whole fields of the {size} bytes of configuration"
+        )
     }
 }
 
@@ -93,35 +67,28 @@ impl Config {
     /// Take what the driver may write: `actual` and `poison_val`.
     ///
     /// Some front ends write the one field that changed and others all 16 bytes, with an old
-    /// `num_pages`: that one is the device's, and what they say of it is ignored.
+    /// `num_pages`: that one is the device's, and a write of it is ignored.
     ///
     /// # Errors
     ///
     /// The write does not lie inside of the configuration, or covers parts of fields.
-    pub fn write(&mut self, offset: u32, bytes: &[u8]) -> Result<ConfigWrite, ConfigError> {
+    pub fn write(&mut self, offset: u32, bytes: &[u8]) -> Result<(), ConfigError> {
         let length = bytes.len();
-        let outside = ConfigError::Outside { offset, length };
-        let begin = usize::try_from(offset).map_err(|_| outside)?;
-        let end = begin.checked_add(length).filter(|end| *end <= Self::SIZE).ok_or(outside)?;
+        let wrong = ConfigError { offset, length };
+        let begin = usize::try_from(offset).map_err(|_| wrong)?;
+        let end = begin.checked_add(length).filter(|end| *end <= Self::SIZE).ok_or(wrong)?;
         if !begin.is_multiple_of(4) || !end.is_multiple_of(4) {
-            return Err(ConfigError::PartOfField { offset, length });
+            return Err(wrong);
         }
-        let mut written = ConfigWrite::default();
         for (index, word) in bytes.chunks_exact(4).enumerate() {
             let value = word.try_into().map(u32::from_le_bytes).unwrap_or_default();
             match begin / 4 + index {
-                1 => {
-                    self.actual = value;
-                    written.actual = true;
-                }
-                3 => {
-                    self.poison_val = value;
-                    written.poison_val = true;
-                }
+                1 => self.actual = value,
+                3 => self.poison_val = value,
                 _ => {}
             }
         }
-        Ok(written)
+        Ok(())
     }
 }
 
@@ -136,17 +103,15 @@ mod tests {
     fn a_whole_write_cannot_set_the_target() {
         let mut config = Config { num_pages: 7, ..Config::default() };
         let stale = Config { num_pages: 1, actual: 2, free_page_hint_cmd_id: 3, poison_val: 4 };
-        let written = config.write(0, &stale.to_bytes()).unwrap();
-        assert!(written.actual && written.poison_val);
+        config.write(0, &stale.to_bytes()).unwrap();
         assert_eq!(config, Config { num_pages: 7, actual: 2, free_page_hint_cmd_id: 0, poison_val: 4 });
     }
 
     #[test]
     fn one_field_alone() {
         let mut config = Config::default();
-        let written = config.write(4, &5_u32.to_le_bytes()).unwrap();
-        assert_eq!(written, ConfigWrite { actual: true, poison_val: false });
-        assert_eq!(config.actual, 5);
+        config.write(4, &5_u32.to_le_bytes()).unwrap();
+        assert_eq!(config, Config { actual: 5, ..Config::default() });
     }
 
     #[test]
@@ -172,7 +137,13 @@ mod tests {
         fn near_offsets_too(offset in 0_u32..24, bytes in proptest::collection::vec(any::<u8>(), 0..24)) {
             let mut config = Config::default();
             let fits = offset as usize + bytes.len() <= 16 && offset.is_multiple_of(4) && bytes.len().is_multiple_of(4);
+            let before = config.to_bytes();
             prop_assert_eq!(config.write(offset, &bytes).is_ok(), fits);
+            let covers = |field: usize| offset as usize <= field && offset as usize + bytes.len() >= field + 4;
+            for (n, byte) in config.to_bytes().iter().enumerate() {
+                let theirs = fits && matches!(n / 4, 1 | 3) && covers(n / 4 * 4);
+                prop_assert_eq!(*byte, if theirs { bytes[n - offset as usize] } else { before[n] });
+            }
         }
 
         #[test]

@@ -8,7 +8,7 @@ use core::ops::BitOr;
 pub struct Features(u64);
 
 impl Features {
-    /// Pages may only be used again after the device has been told (bit 0).
+    /// Pages may only be used again after a deflate request (bit 0).
     pub const MUST_TELL_HOST: Self = Self(1 << 0);
     /// There is a queue for statistics (bit 1).
     pub const STATS_VQ: Self = Self(1 << 1);
@@ -16,15 +16,15 @@ impl Features {
     pub const DEFLATE_ON_OOM: Self = Self(1 << 2);
     /// There is a queue for hints about free pages (bit 3).
     pub const FREE_PAGE_HINT: Self = Self(1 << 3);
-    /// The driver tells the value it poisons free pages with (bit 4).
+    /// The driver writes the value with which it poisons free pages into the configuration (bit 4).
     pub const PAGE_POISON: Self = Self(1 << 4);
     /// There is a queue for reports of free pages (bit 5).
     pub const REPORTING: Self = Self(1 << 5);
-    /// The used length of a report says how many bytes read as zero (bit 6).
+    /// The used length of a report is the number of bytes that read as zero (bit 6).
     ///
     /// Some private VMM forks use this bit for an extension of their own.
     pub const DEVICE_INIT_REPORTED: Self = Self(1 << 6);
-    /// The device tells for each inflated page whether it reads as zero (bit 7).
+    /// The device returns for each inflated page whether it reads as zero (bit 7).
     pub const DEVICE_INIT_ON_INFLATE: Self = Self(1 << 7);
 
     /// Bits as they are on the wire; only the balloon's own are kept.
@@ -67,32 +67,19 @@ impl BitOr for Features {
     }
 }
 
-/// What a queue is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum QueueKind {
+labelled! {
+    /// What a queue is for.
+    QueueKind
     /// Pages that go into the balloon.
-    Inflate,
+    Inflate "inflate";
     /// Pages that leave the balloon.
-    Deflate,
+    Deflate "deflate";
     /// Statistics about the guest's memory.
-    Stats,
+    Stats "stats";
     /// Hints about free pages, for migration.
-    Hinting,
+    Hinting "hinting";
     /// Reports of free pages.
-    Reporting,
-}
-
-impl QueueKind {
-    /// The name used in logs and as a metric's label.
-    pub const fn label(self) -> &'static str {
-        match self {
-            Self::Inflate => "inflate",
-            Self::Deflate => "deflate",
-            Self::Stats => "stats",
-            Self::Hinting => "hinting",
-            Self::Reporting => "reporting",
-        }
-    }
+    Reporting "reporting";
 }
 
 /// The numbers of the queues: only queues whose feature was negotiated are counted.

@@ -7,41 +7,26 @@
 //! Nothing here allocates more than the guest's memory size allows, and nothing panics on what a guest
 //! can send.
 //!
-//! The device side of one inflate request, with a backing whose host pages are 4 KiB:
+//! The answer to an inflate request, with a backing whose host pages are 4 KiB:
 //!
 //! ```
 //! use balloon_protocol::{Backing, Bitmap, Claim, Features, Reason, QueueKind, QueueMap, parse_pfns, runs};
 //!
-//! // What the driver accepted decides which queues there are.
-//! let features = Features::negotiated(
-//!     Features::STATS_VQ | Features::REPORTING | Features::DEVICE_INIT_ON_INFLATE,
-//! );
-//! let queues = QueueMap::new(features);
-//! assert_eq!(queues.kind(0), Some(QueueKind::Inflate));
-//! assert_eq!(queues.kind(3), Some(QueueKind::Reporting));
+//! let features = Features::STATS_VQ | Features::REPORTING | Features::DEVICE_INIT_ON_INFLATE;
+//! assert_eq!(QueueMap::new(Features::negotiated(features)).kind(3), Some(QueueKind::Reporting));
 //!
-//! // Three pages, in an order of the driver's choosing; the last one is outside of its memory.
+//! // Stands for fallocate(2), and for what is known of the backing: here all memory is below 1 GiB.
+//! let discard = |first: u32| -> Claim {
+//!     if first < 0x40000 { Claim::Proven(Backing::Tmpfs) } else { Claim::Unproven(Reason::OutsideMemory) }
+//! };
+//! // Three pages, in an order of the driver's choosing; the last one is outside.
 //! let bytes: Vec<u8> = [7_u32, 6, 0x8000_0000].iter().flat_map(|pfn| pfn.to_le_bytes()).collect();
 //! let pfns: Vec<u32> = parse_pfns(&bytes)?.collect();
-//!
-//! // Stands for a call such as fallocate(2), and for knowing what the memory then reads as.
-//! let discard = |first: u32, pages: u32| -> Claim {
-//!     if u64::from(first) + u64::from(pages) <= 0x40000 {
-//!         Claim::Proven(Backing::Tmpfs)
-//!     } else {
-//!         Claim::Unproven(Reason::OutsideMemory)
-//!     }
-//! };
 //! let mut bitmap = Bitmap::new(pfns.len());
-//! for run in runs(&pfns) {
-//!     let claim = discard(run.first, run.pages);
-//!     for (n, pfn) in pfns.iter().enumerate() {
-//!         if run.contains(*pfn) && claim.is_proven() {
-//!             bitmap.set(n);
-//!         }
-//!     }
+//! for run in runs(&pfns).into_iter().filter(|run| discard(run.first).is_proven()) {
+//!     pfns.iter().enumerate().filter(|(_, pfn)| run.contains(**pfn)).for_each(|(n, _)| bitmap.set(n));
 //! }
-//! // Bit N, least significant first, speaks of the Nth page of the request.
+//! // Bit N, least significant first, is about the Nth page of the request.
 //! assert_eq!(bitmap.as_bytes(), [0b011]);
 //! # Ok::<(), balloon_protocol::PfnError>(())
 //! ```
@@ -50,6 +35,25 @@
 #![forbid(unsafe_code)]
 
 extern crate alloc;
+
+/// An enumeration whose variants have names for logs and metrics.
+macro_rules! labelled {
+    ($(#[$doc:meta])* $name:ident $($(#[$variant_doc:meta])* $variant:ident $label:literal;)*) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        pub enum $name { $($(#[$variant_doc])* $variant,)* }
+
+        impl $name {
+            /// All of them, for metrics that exist from the start.
+            pub const ALL: [Self; [$($label),*].len()] = [$(Self::$variant),*];
+
+            /// The name used in logs and as a metric's label.
+            pub const fn label(self) -> &'static str {
+                match self { $(Self::$variant => $label,)* }
+            }
+        }
+    };
+}
 
 mod bitmap;
 mod claim;
@@ -62,11 +66,11 @@ mod stats;
 
 pub use bitmap::Bitmap;
 pub use claim::{Backing, Claim, Reason};
-pub use config::{Config, ConfigError, ConfigWrite};
+pub use config::{Config, ConfigError};
 pub use features::{Features, QueueKind, QueueMap};
 pub use pageset::PageSet;
 pub use pfn::{MAX_PFNS, PfnError, Run, parse_pfns, runs};
-pub use range::{Piece, Range, clip};
+pub use range::Range;
 pub use stats::{MAX_STATS_BYTES, Statistics};
 
 /// The balloon's page: 4 KiB, whatever the page size of guest and host.

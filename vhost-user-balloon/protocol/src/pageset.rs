@@ -15,7 +15,7 @@ const CHUNK: u32 = 64 * 64;
 /// It costs at most 640 bytes for each 16 MiB of guest memory that has a page in the set, so the size of
 /// guest memory bounds it: 640 KiB for 16 GiB.
 ///
-/// A device can rely on it over requests only if the driver has to tell before it uses a page again
+/// A device can rely on it over requests only if the driver has to deflate a page before it uses it again
 /// (`MUST_TELL_HOST`).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PageSet {

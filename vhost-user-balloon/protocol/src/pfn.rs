@@ -7,23 +7,13 @@ use core::fmt;
 /// How many page frames one request of the device's bit 7 may have; Linux sends no more either.
 pub const MAX_PFNS: usize = 256;
 
-/// A list of page frames that cannot be one.
+/// A list of page frames of this length, which is no multiple of four bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PfnError {
-    /// Its length is no multiple of four bytes.
-    Ragged {
-        /// The length.
-        bytes: usize,
-    },
-}
+pub struct PfnError(pub usize);
 
 impl fmt::Display for PfnError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Ragged { bytes } => {
-                write!(f, "a list of page frames of {bytes} bytes, which is no multiple of 4")
-            }
-        }
+        write!(f, "a list of page frames of {} bytes, which is no multiple of 4", self.0)
     }
 }
 
@@ -36,7 +26,7 @@ impl core::error::Error for PfnError {}
 /// The length is no multiple of four.
 pub fn parse_pfns(bytes: &[u8]) -> Result<impl Iterator<Item = u32> + '_, PfnError> {
     if !bytes.len().is_multiple_of(4) {
-        return Err(PfnError::Ragged { bytes: bytes.len() });
+        return Err(PfnError(bytes.len()));
     }
     Ok(bytes.chunks_exact(4).map(|four| four.try_into().map(u32::from_le_bytes).unwrap_or_default()))
 }
@@ -101,7 +91,7 @@ mod tests {
 
     #[test]
     fn a_ragged_list_is_refused() {
-        assert_eq!(parse_pfns(&[0; 7]).err(), Some(PfnError::Ragged { bytes: 7 }));
+        assert_eq!(parse_pfns(&[0; 7]).err(), Some(PfnError(7)));
         assert_eq!(parse_pfns(&[1, 0, 0, 0, 0, 1, 0, 0]).unwrap().collect::<Vec<_>>(), [1, 256]);
     }
 

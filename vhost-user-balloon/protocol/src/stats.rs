@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What the driver tells about the guest's memory.
+//! The driver's statistics of the guest's memory.
 
 /// More than a driver has any reason to send: 16 bits of tag allow no more than this to be of use.
 pub const MAX_STATS_BYTES: usize = 64 * ENTRY;
@@ -7,8 +7,8 @@ pub const MAX_STATS_BYTES: usize = 64 * ENTRY;
 const ENTRY: usize = 10;
 
 macro_rules! statistics {
-    ($($(#[$doc:meta])* $tag:literal $name:ident $bytes:literal;)*) => {
-        /// Statistics of the guest; what it did not tell is `None`.
+    ($($(#[$doc:meta])* $tag:literal $name:ident;)*) => {
+        /// Statistics of the guest; what it did not send is `None`.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
         pub struct Statistics {
             $($(#[$doc])* pub $name: Option<u64>,)*
@@ -22,11 +22,11 @@ macro_rules! statistics {
                 }
             }
 
-            /// Name, whether it counts bytes, and value of everything that was told.
-            pub fn entries(&self) -> impl Iterator<Item = (&'static str, bool, u64)> {
-                [$((stringify!($name), $bytes, self.$name),)*]
+            /// Name and value of everything that was sent.
+            pub fn entries(&self) -> impl Iterator<Item = (&'static str, u64)> {
+                [$((stringify!($name), self.$name),)*]
                     .into_iter()
-                    .filter_map(|(name, bytes, value)| Some((name, bytes, value?)))
+                    .filter_map(|(name, value)| Some((name, value?)))
             }
         }
     };
@@ -34,37 +34,37 @@ macro_rules! statistics {
 
 statistics! {
     /// Memory swapped in.
-    0 swap_in true;
+    0 swap_in;
     /// Memory swapped out.
-    1 swap_out true;
+    1 swap_out;
     /// Major page faults.
-    2 major_faults false;
+    2 major_faults;
     /// Minor page faults.
-    3 minor_faults false;
+    3 minor_faults;
     /// Memory that is used for nothing at all.
-    4 free_memory true;
+    4 free_memory;
     /// Memory that there is.
-    5 total_memory true;
+    5 total_memory;
     /// Memory that could be had without swapping.
-    6 available_memory true;
+    6 available_memory;
     /// Memory in disk caches.
-    7 disk_caches true;
+    7 disk_caches;
     /// Huge pages that could be allocated.
-    8 hugetlb_allocations false;
+    8 hugetlb_allocations;
     /// Huge pages that could not.
-    9 hugetlb_failures false;
+    9 hugetlb_failures;
     /// How often the OOM killer ran.
-    10 oom_kills false;
+    10 oom_kills;
     /// How often an allocation had to wait for reclaim.
-    11 allocation_stalls false;
+    11 allocation_stalls;
     /// Memory scanned in the background.
-    12 async_scans true;
+    12 async_scans;
     /// Memory scanned while an allocation waited.
-    13 direct_scans true;
+    13 direct_scans;
     /// Memory reclaimed in the background.
-    14 async_reclaims true;
+    14 async_reclaims;
     /// Memory reclaimed while an allocation waited.
-    15 direct_reclaims true;
+    15 direct_reclaims;
 }
 
 impl Statistics {
@@ -117,7 +117,7 @@ mod tests {
         #[test]
         fn every_tag_comes_back(values: [u64; 16]) {
             let bytes: Vec<u8> = (0_u16..).zip(values).flat_map(|(tag, value)| entry(tag, value)).collect();
-            let found: Vec<u64> = Statistics::parse(&bytes).entries().map(|(_, _, value)| value).collect();
+            let found: Vec<u64> = Statistics::parse(&bytes).entries().map(|(_, value)| value).collect();
             prop_assert_eq!(found, values);
         }
     }

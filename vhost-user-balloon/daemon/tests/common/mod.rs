@@ -108,6 +108,7 @@ impl Vm {
         let control = folder.path().join("control");
         let mut server = Server::new(options).unwrap();
         server.control(&control).unwrap();
+        server.metrics(&folder.path().join("metrics")).unwrap();
         let thread = std::thread::spawn(move || server.run(Source::Stream(theirs)));
         Self::with(ours, control, folder, Some(thread))
     }
@@ -348,6 +349,15 @@ impl Vm {
             answer.push(byte[0]);
         }
         serde_json::from_slice(&answer).unwrap()
+    }
+
+    /// What Prometheus scrapes.
+    pub fn metrics(&self) -> String {
+        let mut stream = UnixStream::connect(self.control.with_file_name("metrics")).unwrap();
+        stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        answer
     }
 
     pub fn status(&self) -> serde_json::Value {
