@@ -366,12 +366,8 @@ static KZ_MAYBE_UNUSED bool kz_vmstat_get(const struct kz_vmstat *v, const char 
 /* The counters in the results; the pgzeroed_ ones exist on kernels with known-zero tracking only. */
 static const char *const kz_counters[] = {
 	"pgfault", "thp_fault_alloc", "thp_fault_fallback",
-	"pgzeroed_set_reported", "pgzeroed_set_freed", "pgzeroed_set_inflated",
-	"pgzeroed_set_prezeroed",
-	"pgzeroed_skip_reported", "pgzeroed_skip_freed", "pgzeroed_skip_inflated",
-	"pgzeroed_skip_prezeroed",
-	"pgzeroed_unwanted",
-	"pgzeroed_lost", "pgzeroed_cleared", "pgzeroed_bad",
+	"pgzeroed_set_reported", "pgzeroed_set_freed", "pgzeroed_set_prezeroed",
+	"pgzeroed_skip", "pgzeroed_lost", "pgzeroed_cleared", "pgzeroed_bad",
 };
 
 /* Prints "vmstat": {...} with the change of each counter, or null. */

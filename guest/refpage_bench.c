@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * refpage_bench: what it costs to have memory that starts with a pattern, by several methods.
+ * refpage_bench: what it costs to have memory that starts with a pattern.
  *
  * Each repetition is a child process, measured from its exec to its exit: it maps a region, again
  * and again, has it start with the pattern, writes to the first byte of some of its pages, and
@@ -8,10 +8,7 @@
  */
 #include "common.h"
 
-#include <linux/userfaultfd.h>
-#include <poll.h>
 #include <pthread.h>
-#include <sys/ioctl.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 
@@ -20,21 +17,23 @@
 #endif
 
 #define PAGE 4096UL
+#define READ_AT_ONCE 8
+#define MAX_READERS 64
 
-enum method { MEMSET, REFPAGE, UFFD, MEMFD, NR_METHODS };
+enum method { MEMSET, REFPAGE };
 
-static const char *const method_names[] = { "memset", "refpage", "uffd", "memfd", NULL };
+static const char *const method_names[] = { "memset", "refpage", NULL };
 
 static const char usage[] =
 "usage: refpage_bench [options]\n"
 "Maps memory that starts with a pattern, in a measured child process; one JSON line per repetition.\n"
 "  --method METHOD  memset   anonymous memory, written with memset() (default)\n"
 "                   refpage  a private mapping from refpage_create()\n"
-"                   uffd     anonymous memory, filled by a userfaultfd thread\n"
-"                   memfd    a private mapping of a memfd that holds the pattern\n"
 "  --map BYTES      how much is mapped (default 4096000)\n"
 "  --touch BYTES    how much of it is used: a byte is written in each page (default 4096)\n"
 "  --byte BYTE      what the pattern consists of (default 0xaa)\n"
+"  --readers N      N threads, each with 8 mappings at a time, read a byte in each page of --touch; memset\n"
+"                   then writes nothing: its pages are zero (default 0: one thread writes)\n"
 "  --loops N        how often it is mapped (default 1000)\n"
 "  --reps N         repetitions (default 1)\n"
 "  --nothp          no huge pages for the child\n"
@@ -44,90 +43,36 @@ static const char usage[] =
 
 struct job {
 	enum method method;
-	unsigned long map, touch, loops, byte;
+	unsigned long map, touch, loops, byte, readers;
 	bool nothp, check;
 	unsigned char *pattern;	/* one page */
 	int fd;
 };
 
-static void *uffd_fill(void *arg)
-{
-	const struct job *job = arg;
-
-	for (;;) {
-		struct pollfd ready = { .fd = job->fd, .events = POLLIN };
-		struct uffdio_copy copy = { 0 };
-		struct uffd_msg msg;
-
-		if (poll(&ready, 1, -1) != 1 || read(job->fd, &msg, sizeof(msg)) != sizeof(msg))
-			continue;
-		copy.dst = msg.arg.pagefault.address & ~(PAGE - 1);
-		copy.src = (uintptr_t)job->pattern;
-		copy.len = PAGE;
-		ioctl(job->fd, UFFDIO_COPY, &copy);
-	}
-	return NULL;
-}
-
 static void set_up(struct job *job)
 {
-	struct uffdio_api api = { .api = UFFD_API };
-	pthread_t thread;
-	unsigned long at;
-
 	job->pattern = aligned_alloc(PAGE, PAGE);
 	if (!job->pattern)
 		kz_fail("cannot allocate a page");
 	memset(job->pattern, (int)job->byte, PAGE);
-
-	switch (job->method) {
-	case REFPAGE:
+	if (job->method == REFPAGE)
 		job->fd = (int)syscall(__NR_refpage_create, job->pattern, PAGE, 0);
-		if (job->fd < 0)
-			kz_fail("refpage_create");
-		break;
-	case UFFD:
-		job->fd = (int)syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK);
-		if (job->fd < 0 || ioctl(job->fd, UFFDIO_API, &api))
-			kz_fail("userfaultfd");
-		if (pthread_create(&thread, NULL, uffd_fill, job))
-			kz_fail("cannot start a thread");
-		break;
-	case MEMFD:
-		job->fd = memfd_create("pattern", MFD_CLOEXEC);
-		for (at = 0; job->fd >= 0 && at < job->map; at += PAGE)
-			if (write(job->fd, job->pattern, PAGE) != (ssize_t)PAGE)
-				kz_fail("memfd");
-		if (job->fd < 0)
-			kz_fail("memfd_create");
-		break;
-	default:
-		job->fd = -1;
-		break;
-	}
+	if (job->method == REFPAGE && job->fd < 0)
+		kz_fail("refpage_create");
 }
 
 static void one_loop(const struct job *job)
 {
-	const bool anon = job->method == MEMSET || job->method == UFFD;
+	const bool anon = job->method == MEMSET;
 	unsigned char *mem;
 	unsigned long i;
 
 	mem = mmap(NULL, job->map, PROT_READ | PROT_WRITE,
-		   MAP_PRIVATE | (anon ? MAP_ANONYMOUS : 0), anon ? -1 : job->fd, 0);
+		   MAP_PRIVATE | (anon ? MAP_ANONYMOUS : 0), job->fd, 0);
 	if (mem == MAP_FAILED)
 		kz_fail("cannot map %lu bytes", job->map);
 	if (job->method == MEMSET)
 		memset(mem, (int)job->byte, job->map);
-	if (job->method == UFFD) {
-		struct uffdio_register reg = {
-			.range = { (uintptr_t)mem, job->map },
-			.mode = UFFDIO_REGISTER_MODE_MISSING,
-		};
-
-		if (ioctl(job->fd, UFFDIO_REGISTER, &reg))
-			kz_fail("UFFDIO_REGISTER");
-	}
 	if (job->check)
 		for (i = 0; i < job->map; i += PAGE)
 			if (memcmp(mem + i, job->pattern, PAGE))
@@ -142,6 +87,42 @@ static void one_loop(const struct job *job)
 		kz_fail("munmap");
 }
 
+static void *read_mappings(void *arg)
+{
+	const struct job *job = arg;
+	const bool anon = job->method == MEMSET;
+	unsigned char *mem[READ_AT_ONCE];
+	unsigned long loop, at;
+	int i;
+
+	for (loop = 0; loop < job->loops; loop++) {
+		for (i = 0; i < READ_AT_ONCE; i++) {
+			mem[i] = mmap(NULL, job->map, PROT_READ | PROT_WRITE,
+				      MAP_PRIVATE | (anon ? MAP_ANONYMOUS : 0), job->fd, 0);
+			if (mem[i] == MAP_FAILED)
+				kz_fail("cannot map %lu bytes", job->map);
+			for (at = 0; at < job->touch; at += PAGE)
+				if (((volatile unsigned char *)mem[i])[at] != (anon ? 0 : job->byte))
+					kz_die(KZ_FAILED, "page %lu does not hold the pattern; see the kernel log (dmesg)", at / PAGE);
+		}
+		for (i = 0; i < READ_AT_ONCE; i++)
+			munmap(mem[i], job->map);
+	}
+	return NULL;
+}
+
+static void read_in_threads(struct job *job)
+{
+	pthread_t threads[MAX_READERS];
+	unsigned long i;
+
+	for (i = 0; i < job->readers; i++)
+		if (pthread_create(&threads[i], NULL, read_mappings, job))
+			kz_fail("cannot start a thread");
+	for (i = 0; i < job->readers; i++)
+		pthread_join(threads[i], NULL);
+}
+
 /* What the measured child does. It ends the process. */
 static void child_job(struct job *job)
 {
@@ -150,7 +131,9 @@ static void child_job(struct job *job)
 	if (job->nothp)
 		prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0);
 	set_up(job);
-	for (loop = 0; loop < job->loops; loop++)
+	if (job->readers)
+		read_in_threads(job);
+	for (loop = 0; loop < job->loops && !job->readers; loop++)
 		one_loop(job);
 	_exit(KZ_OK);
 }
@@ -205,6 +188,7 @@ int main(int argc, char **argv)
 		{ "map", .number = &job.map, .min = PAGE, .max = SIZE_MAX >> 1 },
 		{ "touch", .number = &job.touch, .max = SIZE_MAX >> 1 },
 		{ "byte", .number = &job.byte, .max = 255 },
+		{ "readers", .number = &job.readers, .max = MAX_READERS },
 		{ "loops", .number = &job.loops, .min = 1, .max = 1000000000 },
 		{ "reps", .number = &reps, .min = 1, .max = 1000000 },
 		{ "nothp", .flag = &job.nothp },

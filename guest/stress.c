@@ -170,7 +170,7 @@ static int step_softoffline(void)
 static int step_prezero(void)
 {
 	static const char *const bad[][2] = {
-		{ "enabled", "2" }, { "enabled", "yes" }, { "mini_order", "11" },
+		{ "enabled", "2" }, { "enabled", "maybe" }, { "mini_order", "11" },
 		{ "mini_order", "-1" }, { "delay_millisecs", "4294967296" },
 		{ "batch_size", "4095" }, { "max_rate", "1M" }, { "cpus", "5000" },
 		{ "hugetlb", "2" },

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0
 """The verbs of ``kz``."""
 
-from __future__ import annotations
-
 import importlib
 import signal
 import sys
@@ -27,14 +25,11 @@ app = typer.Typer(
 
 # The modules of the verbs. Each loads what a verb runs only when it runs.
 MODULES = {
-    "lab.build.commands": ("build", "package"),
-    "lab.series.commands": ("tree", "series"),
-    "lab.post.commands": ("series",),
-    "lab.boot.commands": ("doctor", "boot", "shell", "top"),
-    "lab.bench.commands": ("demo", "bench", "publish"),
-    "lab.report.commands": ("report", "compare"),
+    "lab.build.commands": ("build", "package"), "lab.series.commands": ("tree", "series"),
+    "lab.post.commands": ("series",), "lab.boot.commands": ("doctor", "boot", "shell", "top", "conform"),
+    "lab.bench.commands": ("demo", "bench", "publish"), "lab.report.commands": ("report", "compare"),
     "lab.testing.commands": ("test", "night"),
-}
+}  # fmt: skip
 
 
 @app.command(hidden=True)
@@ -47,7 +42,6 @@ def reference() -> None:
 
 
 def root() -> Any:
-    """The whole command line."""
     if len(app.registered_groups) < len(MODULES):
         load()
     return typer.main.get_command(app)
@@ -108,9 +102,8 @@ def _run() -> int:
         if not error.format_message():
             return errors.USAGE  # nothing was asked for: the help has been printed
         verb = getattr(getattr(error, "ctx", None), "command_path", "kz")
-        raise errors.UsageError(
-            f"Bad usage of {verb}", error.format_message(), f"see `{verb} --help`"
-        ) from None
+        fix = f"see `{verb} --help`"
+        raise errors.UsageError(f"Bad usage of {verb}", error.format_message(), fix) from None
     except SystemExit as end:  # of a signal
         code = end.code if isinstance(end.code, int) else errors.FAILED
     if code == errors.INTERRUPTED:

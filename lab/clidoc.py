@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: GPL-2.0
-"""docs/reference/cli.md, from the definition of the command line."""
+"""docs/reference/cli.md, from the definition of the command line, as typer describes it."""
 
-from __future__ import annotations
-
-import inspect
+import itertools
 import re
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any, get_args
+from typing import Any
+
+from typer import Context
+from typer.cli import get_docs_for_click
 
 from lab.core import lock
 from lab.core.paths import REPO
@@ -15,74 +15,43 @@ from lab.core.paths import REPO
 PAGE = REPO / "docs" / "reference" / "cli.md"
 HEAD = """<!-- SPDX-License-Identifier: GPL-2.0 -->
 <!-- Written by `./kz reference`; a test compares. -->
-# kz
-
 """
-
-
-# What stands for the value of an option.
-WORDS = {int: "N", float: "N", Path: "PATH"}
+# Every verb has --help; its own section stands for a verb in a list; only usage with arguments is shown.
+LEFT_OUT = re.compile(
+    r"\* `--help`: .*\n|\*\*Commands\*\*:\n\n(?:\* .*\n)+\n|\*\*(?:Usage|Arguments|Options)\*\*:\n\n|  \[required\]"
+    r"|```console\n\$ .*\[OPTIONS\](?: COMMAND \[ARGS\]\.\.\.)?\n```\n\n"
+)
 
 
 def verbs(command: Any, words: tuple[str, ...] = ("kz",)) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Every verb that does something, with its words."""
     inner = getattr(command, "commands", None)
     if inner is None:
         yield words, command
         return
     for name in inner:
-        if inner[name].hidden:
-            continue
-        yield from verbs(inner[name], (*words, name))
+        if not inner[name].hidden:
+            yield from verbs(inner[name], (*words, name))
 
 
 def page(top: Any) -> str:
-    """The text of the page."""
-    parts = [HEAD, _plain(top.help), "\n\n", _plain(top.epilog), "\n"]
-    for words, command in sorted(verbs(top)):
-        parts.append(f"\n## {' '.join(words)}\n\n{_plain(command.help)}\n\n    {_usage(words, command)}\n")
-        rows = [row for parameter in command.params if (row := _row(parameter))]
-        if rows:
-            parts.append("\n| | default | |\n|---|---|---|\n" + "".join(rows))
-    return "".join(parts)
-
-
-def _plain(text: str | None) -> str:
-    return inspect.cleandoc(text or "")
-
-
-def _inner(kind: Any) -> Any:
-    """The type of one value: of ``list[X]`` and ``X | None``, X."""
-    inner = [one for one in get_args(kind) if one is not type(None)]
-    return _inner(inner[0]) if inner else kind
-
-
-def _argument(parameter: Any) -> str:
-    name: str = parameter.metavar or parameter.name.upper() + ("..." if parameter.nargs == -1 else "")
-    return name
-
-
-def _usage(words: tuple[str, ...], command: Any) -> str:
-    arguments = [_argument(p) for p in command.params if p.param_type_name == "argument"]
-    options = ["[OPTIONS]"] if any(p.param_type_name == "option" for p in command.params) else []
-    return " ".join([*words, *options, *arguments])
-
-
-def _row(parameter: Any) -> str:
-    if parameter.param_type_name == "argument":
-        name = f"`{_argument(parameter)}`"
-        default = ""
-    else:
-        kind = parameter.type_descriptor.annotation
-        flag = kind is bool
-        value = "" if flag else f" {parameter.metavar or WORDS.get(_inner(kind), 'TEXT')}"
-        name = f"`{parameter.opts[0]}{value}`"
-        shown = parameter.default
-        default = "" if flag or shown in (None, "") or callable(shown) else f"`{shown}`"
-    text = re.sub(r"\s+", " ", _plain(getattr(parameter, "help", ""))).replace("|", "\\|")
-    return f"| {name.replace('|', '')} | {default} | {text} |\n"
+    text = LEFT_OUT.sub("", get_docs_for_click(obj=top, ctx=Context(top), name="kz"))
+    shown = [one for one in re.split(r"(?=^##)", text, flags=re.MULTILINE) if "`kz reference`" not in one]
+    seen: dict[str, str] = {}  # runs of options by the section that has them first
+    for at, section in enumerate(shown):
+        for run in re.findall(r"(?:^\* `--.*\n){5,}", section, re.MULTILINE):
+            title = section.splitlines()[0].lstrip("# ")
+            for known, first in seen.items():
+                pairs = zip(known.splitlines(True), run.splitlines(True), strict=False)
+                same = [one for one, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)]
+                if len(same) >= 5:
+                    names = [re.match(r"\* (`--[\w-]+)", one)[1] for one in (same[0], same[-1])]  # type: ignore[index]
+                    shown[at] = section.replace("".join(same), f"* {'` to '.join(names)}`: as of {first}.\n")
+                    break
+            else:
+                seen[run] = title
+    text = re.sub(r"```console\n\$ (.*)\n```", r"    \1", "".join(shown))
+    return HEAD + re.sub(r"\n{3,}", "\n\n", text).rstrip() + "\n"
 
 
 def write(top: Any) -> None:
-    """Write the page anew, if it has changed."""
     lock.write_if_changed(PAGE, page(top).encode())

@@ -22,6 +22,7 @@ class BenchOptions:
     accel: Accel = "auto"
     base: str = "base"
     ours: str = "knownzero"
+    qemu: str = "knownzero"  # or stock: with the daemon as its balloon
 
     @property
     def memory_mb(self) -> int:
@@ -29,7 +30,6 @@ class BenchOptions:
         return int(self.memory[:-1]) * {"G": 1024, "M": 1}[self.memory[-1]]
 
     def with_accel(self, accel: Accel) -> BenchOptions:
-        """The same options with another accelerator."""
         return replace(self, accel=accel)
 
 

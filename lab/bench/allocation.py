@@ -1,17 +1,15 @@
 # SPDX-License-Identifier: GPL-2.0
 """The benches of the allocation job: thp, order0, hugetlb, deflate and zerobytes."""
 
-from __future__ import annotations
-
 import functools
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from lab.bench import host, hotpath
-from lab.bench.jobs import BASE_COUNTS, HUGE, MODES, TOUCHED, Phase, allocate
+from lab.bench.jobs import BASE_COUNTS, HUGE, MODES, TOUCHED, allocate
 from lab.bench.plugin import build_plugin
 from lab.bench.repeat import NOTE as REPEATED
 from lab.bench.repeat import Values, turns
@@ -32,47 +30,38 @@ SKIPPED_AT_LEAST = 21.0
 def thp(run: Run) -> None:
     """The main job, order 0, host memory, and the hot paths."""
     run.note(BASE_COUNTS, TOUCHED)
-    with run.pair() as both:
+    with run.three() as sides:
         for mode in MODES:
-            phase = allocate(run, both, f"thp.{mode}", mode, "thp")
+            phase = allocate(run, sides, f"thp.{mode}", mode, "thp")
             phase.check_huge()
             phase.zeroed(ZEROED_LIMIT)
             phase.clock(SAVINGS[mode])
             phase.host()
-        run.note(_host_share(phase))
-        small_pages(run, both)
-        host.figures(run, both, least=run.pairs)
+        small_pages(run, sides, ("populate",))
+        host.figures(run, Pair(*sides[:2]), least=run.pairs)
     hotpath.idle(run, boots=1)
 
 
-def _host_share(phase: Phase) -> str:
-    base, ours = (sum(runs.host_system_ms) / len(runs.host_system_ms) for runs in (phase.base, phase.ours))
-    return (
-        f"When everything is touched, the host's kernel takes {phase.ours.host_share[0]:.0f} % of the task-clock on ours, "
-        f"{ours:.0f} ms a run ({base:.0f} ms on base): mostly page faults, since the host finds and zeroes the memory "
-        "when it is touched. The guest cannot save that part."
-    )
-
-
-def small_pages(run: Run, both: Pair) -> None:
-    """Populate with huge pages off."""
+def small_pages(run: Run, sides: Sequence[Side], modes: Iterable[str] = MODES) -> None:
+    """The job with huge pages off."""
 
     def enough(metric: Metric) -> Target:
         return Target(f"at least {SKIPPED_AT_LEAST:.0f} %", metric.ours.median >= SKIPPED_AT_LEAST)
 
-    phase = allocate(run, both, "order0.populate", "populate", "nothp", kind=", 4 KiB pages")
-    values = phase.base.skipped_percent, phase.ours.skipped_percent
-    words = "4 KiB pages whose zeroing was skipped: of all pages of the job; they were known to be zero."
-    run.add("order0.populate.skipped_percent", "percent", values, words, enough)
-    phase.clock()
-    phase.zeroed()
+    for mode in modes:
+        phase = allocate(run, sides, f"order0.{mode}", mode, "nothp", kind=", 4 KiB pages")
+        values = phase.base.skipped_percent, phase.ours.skipped_percent
+        words = f"4 KiB pages whose zeroing was skipped: {MODES[mode]}."
+        run.add(f"order0.{mode}.skipped_percent", "percent", values, words, enough)
+        phase.clock()
+        phase.zeroed()
 
 
 def order0(run: Run) -> None:
     """Order 0 alone."""
     run.note(BASE_COUNTS)
-    with run.pair() as both:
-        small_pages(run, both)
+    with run.three() as sides:
+        small_pages(run, sides)
 
 
 POOL = "/proc/sys/vm/nr_hugepages"
@@ -114,11 +103,11 @@ def hugetlb(run: Run) -> None:
     """Populate from surplus pages, made on demand, and from a persistent pool."""
     run.note(BASE_COUNTS, POOL_NOTE)
     pages = run.options.size_mb * MIB // HUGE
-    with run.pair() as both:
+    with run.three() as sides:
         for prepared, words in ((surplus, "surplus pages"), (persistent, "pages of a persistent pool")):
             around, name = functools.partial(prepared, pages=pages), f"hugetlb.{prepared.__name__}.populate"
             phase = allocate(
-                run, both, name, "populate", "hugetlb", around=around, kind=", hugetlb", words=words
+                run, sides, name, "populate", "hugetlb", around=around, kind=", hugetlb", words=words
             )
             phase.clock(SURPLUS_SAVING)
             phase.zeroed(ZEROED_LIMIT)

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0
 """Memory allocated and freed all the time, at short and long delays before it is reported."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -55,13 +53,11 @@ KINDS = {
 
 
 def key(side: Side) -> tuple[str, int]:
-    """Kernel and delay of a guest, from its name."""
     name, delay = side.name.split("-")
     return name, int(delay)
 
 
 def allocations(sides: Sequence[Side], pairs: int, found: Values) -> None:
-    """Both jobs in all guests by turns."""
     for name, job in JOBS.items():
         with step(f"{job.words}: up to {pairs} runs in each of {len(sides)} guests"):
             for side in sides:
@@ -124,7 +120,6 @@ def figures(run: Run, found: Values) -> None:
 
 
 def measure(run: Run) -> None:
-    """Both jobs at all delays."""
     found = Values()
     run.job = {"memory": MEMORY, "cpus": CPUS, "pairs": run.pairs, "fill_mb": FILL_MB}
     run.note(

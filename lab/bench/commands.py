@@ -1,15 +1,13 @@
 # SPDX-License-Identifier: GPL-2.0
 """The verbs ``kz demo``, ``kz bench`` and ``kz publish``."""
 
-from __future__ import annotations
-
-import contextlib
 import json
 import os
 import re
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -17,44 +15,50 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+from typer import Argument, Option
 
 from lab.bench import BENCHES, Accel, BenchOptions
 from lab.core import paths
 from lab.core.errors import LabError, TestFailure, UsageError, from_oserror
-from lab.core.options import one_of
+from lab.core.options import one_of, unpacked
 from lab.core.progress import note
 from lab.core.units import human, percent
-from lab.report import evidence
-from lab.report.results import FILE_NAME, Result, save_error
+from lab.report.results import FILE_NAME, Result
 
 app = typer.Typer()
 ALL = "all"
-Pairs = Annotated[int, typer.Option(min=1, max=1000, help="Pairs of repetitions, base and ours by turns.")]
-Size = Annotated[int, typer.Option(min=2, max=65536, help="MB the job allocates.")]
-Memory = Annotated[str, typer.Option(help="Memory of each guest, such as 2G.")]
-AccelOption = Annotated[str, typer.Option("--accel", help="auto, kvm or tcg.")]
-BaseKernel = Annotated[str, typer.Option("--base", help="The kernel to compare with: a variant or an image.")]
-OursKernel = Annotated[str, typer.Option("--ours", help="The kernel measured: a variant or an image.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print result.json on stdout instead of the table.")]
-Output = Annotated[
-    Path | None, typer.Option("--output", help="The folder to write to (default: out/NAME/TIME).")
-]
-Strict = Annotated[bool, typer.Option("--strict", help="Exit with 1 when a target is missed.")]
 
 
-def checked(pairs: int, size: int, memory: str, accel: str, base: str, ours: str) -> BenchOptions:
-    """Options from the command line; UsageError when they cannot work."""
-    accels: dict[str, Accel] = {"auto": "auto", "kvm": "kvm", "tcg": "tcg"}
-    if accel not in accels:
-        raise UsageError(f"Bad --accel: {accel}", "it is not an accelerator", "use auto, kvm or tcg")
-    if not re.fullmatch(r"\d+[MG]", memory):
-        raise UsageError(f"Bad --memory: {memory}", "it is not a size", "write it as QEMU does: 2G or 2048M")
-    options = BenchOptions(pairs, size, memory, accels[accel], base, ours)
-    if options.memory_mb < size + 512:
-        why = f"{size} MB in a guest of {options.memory_mb} MB leaves less than 512 MB for the rest"
-        fix = "give the guest more with --memory, or take a smaller --size"
-        raise UsageError("The job does not fit", why, fix)
-    return options
+@dataclass
+class RunOptions:
+    """A run as the command line describes it."""
+
+    pairs: Annotated[int, Option(min=1, max=1000, help="Pairs of repetitions, by turns.")] = 10
+    size: Annotated[int, Option(min=2, max=65536, help="MB the job allocates.")] = 256
+    memory: Annotated[str, Option(help="Memory of each guest, such as 2G.")] = "2G"
+    accel: Annotated[str, Option(help="auto, kvm or tcg.")] = "auto"
+    base: Annotated[str, Option(help="The kernel to compare with.")] = "base"
+    ours: Annotated[str, Option(help="The kernel measured: a variant or image.")] = "knownzero"
+    qemu: Annotated[str, Option(help="knownzero, or stock: Debian's, with the daemon.")] = "knownzero"
+    output: Annotated[Path | None, Option(help="Where to (default: out/NAME/TIME).")] = None
+    strict: Annotated[bool, Option("--strict", help="Exit with 1 when a target is missed.")] = False
+    as_json: Annotated[bool, Option("--json", help="Print result.json.")] = False
+
+    def checked(self) -> BenchOptions:
+        """The options of a bench; UsageError when they cannot work."""
+        accels: dict[str, Accel] = {"auto": "auto", "kvm": "kvm", "tcg": "tcg"}
+        if self.accel not in accels:
+            raise UsageError(f"Bad --accel: {self.accel}", "it is not an accelerator", "use auto, kvm or tcg")
+        if not re.fullmatch(r"\d+[MG]", self.memory):
+            raise UsageError(f"Bad --memory: {self.memory}", "it is not a size", "write it as 2G or 2048M")
+        options = BenchOptions(
+            self.pairs, self.size, self.memory, accels[self.accel], self.base, self.ours, self.qemu
+        )
+        if options.memory_mb < self.size + 512:
+            why = f"{self.size} MB in a guest of {options.memory_mb} MB leaves less than 512 MB for the rest"
+            fix = "give the guest more with --memory, or take a smaller --size"
+            raise UsageError("The job does not fit", why, fix)
+        return options
 
 
 def output_folder(given: Path | None, name: str) -> Path:
@@ -70,7 +74,6 @@ def output_folder(given: Path | None, name: str) -> Path:
 
 
 def table(result: Result) -> Table:
-    """The comparison as a table."""
     shown = Table(
         title=f"{result.name}: {result.sides[0]} and {result.sides[1]} side by side, accelerator {result.accelerator}",
         caption="median, and in brackets the 10th to 90th percentile; p of a test of significance, of each row by itself",
@@ -110,6 +113,7 @@ def show(result: Result, folder: Path, as_json: bool) -> None:
 
 def run_one(name: str, options: BenchOptions, folder: Path, called: str = "") -> Result:
     """Measure a bench and write result.json, the reports, and the files of the guests."""
+    from lab.report import evidence
     from lab.report.page import write_reports
 
     with evidence.collecting() as found:
@@ -141,11 +145,7 @@ def check_targets(results: Sequence[Result], folder: Path) -> None:
 
 
 def run_all(options: BenchOptions, parent: Path, as_json: bool) -> list[Result]:
-    """Every bench once, each in a folder of its own under ``parent``, and one report of all of them.
-
-    A bench that fails leaves ``results.ERROR_NAME`` in its folder, and the others go on. The first such error is
-    raised at the end.
-    """
+    """Every bench once, and one report of all; the first error of a bench is raised at the end."""
     results: list[Result] = []
     failed: list[LabError] = []
     for name in BENCHES:
@@ -154,8 +154,7 @@ def run_all(options: BenchOptions, parent: Path, as_json: bool) -> list[Result]:
         except (LabError, OSError) as caught:
             error = caught if isinstance(caught, LabError) else from_oserror(caught, "cannot keep the result")
             note(f"{name}: {error.what}: {error.why}")
-            with contextlib.suppress(OSError):  # the disk may be full
-                save_error(error, parent / name)
+            (parent / name / FILE_NAME).unlink(missing_ok=True)  # of an earlier run
             failed.append(error)
             continue
         if not as_json:
@@ -174,67 +173,47 @@ def run_all(options: BenchOptions, parent: Path, as_json: bool) -> list[Result]:
     return results
 
 
-def _run(
-    name: str, options: BenchOptions, output: Path | None, strict: bool, as_json: bool, called: str = ""
-) -> None:
+def _run(name: str, chosen: RunOptions, called: str = "") -> None:
     """A bench, or all; ``called`` is the verb, if it is not the bench's name."""
-    folder = output_folder(output, called or name)
+    options, folder = chosen.checked(), output_folder(chosen.output, called or name)
     if name == ALL:
-        results = run_all(options, folder, as_json)
+        results = run_all(options, folder, chosen.as_json)
     else:
         results = [run_one(name, options, folder, called)]
-        show(results[0], folder, as_json)
-    if strict:
+        show(results[0], folder, chosen.as_json)
+    if chosen.strict:
         check_targets(results, folder)
 
 
 @app.command("demo")
-def demo(
-    pairs: Pairs = 10,
-    size: Size = 256,
-    memory: Memory = "2G",
-    accel: AccelOption = "auto",
-    base: BaseKernel = "base",
-    ours: OursKernel = "knownzero",
-    output: Output = None,
-    strict: Strict = False,
-    as_json: AsJson = False,
-) -> None:
+@unpacked
+def demo(chosen: RunOptions) -> None:
     """Do the main job end to end: fetch, build, boot base and ours side by side, measure, report.
 
     A missed target is marked NO. Only with --strict does it change the exit code.
     """
-    _run("thp", checked(pairs, size, memory, accel, base, ours), output, strict, as_json, "demo")
+    _run("thp", chosen, "demo")
 
 
 @app.command("bench")
+@unpacked
 def bench(
     name: Annotated[
         str, one_of("bench", (*BENCHES, ALL), "; ".join(f"{b.name}: {b.sentence}" for b in BENCHES.values()))
     ],
-    pairs: Pairs = 10,
-    size: Size = 256,
-    memory: Memory = "2G",
-    accel: AccelOption = "auto",
-    base: BaseKernel = "base",
-    ours: OursKernel = "knownzero",
-    output: Output = None,
-    strict: Strict = False,
-    as_json: AsJson = False,
+    chosen: RunOptions,
 ) -> None:
     """Measure base and ours side by side; writes out/NAME/TIME/result.json and report.html.
 
     A missed target is marked NO. Only with --strict does it change the exit code.
     """
-    _run(name, checked(pairs, size, memory, accel, base, ours), output, strict, as_json)
+    _run(name, chosen)
 
 
 @app.command("publish")
 def publish(
-    run: Annotated[Path, typer.Argument(help="A run: a folder under out/, also that of `kz bench all`.")],
-    anyway: Annotated[
-        bool, typer.Option("--anyway", help="Publish the readable results of a run with defects.")
-    ] = False,
+    run: Annotated[Path, Argument(help="A run: a folder under out/, also that of `kz bench all`.")],
+    anyway: Annotated[bool, Option("--anyway", help="Publish what is readable.")] = False,
 ) -> None:
     """Copy a run's results, reduced, and its main charts to docs/results/, and rewrite the table there.
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0
 """The balloon in a process of its own against the one in QEMU: reports, inflation and deflation, stalls."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import os
@@ -24,7 +22,7 @@ from lab.report.results import Goal, Metric, Target
 
 SIDES = ["in QEMU", "vhost-user"]
 IN_TREE = balloon.device(free_page_reporting="on", device_init_on_inflate="on")
-VHOST_USER = "vhost-user,stats-interval=0,device-init-on-inflate=on"
+VHOST_USER = "daemon,stats-interval=0,device-init-on-inflate=on"
 DIRTY = f"fillfree --share 80 > /dev/null; {DROP}"
 STEPS = {
     "report": "all free memory reported; from the write to the flush parameter to its return",
@@ -58,7 +56,6 @@ GAPS: dict[str, tuple[str, Callable[[dict[str, Any]], float], str]] = {
 
 
 def processes(side: Side) -> list[int]:
-    """QEMU, and the daemon if there is one."""
     return [side.guest.pid, *([side.guest.daemon.process.pid] if side.guest.daemon else [])]
 
 
@@ -148,7 +145,6 @@ def timed(side: Side, what: Callable[[], tuple[int, float]]) -> dict[str, float]
 
 
 def rounds(both: Pair, pairs: int, size_mb: int) -> Values:
-    """Every step on both sides by turns."""
     found, size = Values(), size_mb * MIB
 
     def balloon_steps(side: Side) -> dict[str, dict[str, float]]:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0
 """The targets that metrics have; each function makes one that judges a metric."""
 
-from __future__ import annotations
+from collections.abc import Sequence
 
 from lab.report.results import Goal, Metric, Target
 
@@ -49,6 +49,20 @@ def within(limit: float, beyond: float, words: str, *, more_is_better: bool = Fa
         return Target(f"{words} ({text})", shown and least <= limit and worse <= beyond)
 
     return judge
+
+
+def near_floor(floor: Sequence[float], also: Goal | None) -> Goal | None:
+    """At most 5 percent more than the floor, and ``also``; only ``also`` without a floor."""
+    near = within(5, 5, "at most 5 % more than the floor")
+
+    def judge(metric: Metric) -> Target | None:
+        found = near(Metric.of(metric.name, metric.unit, floor, metric.values["ours"]))
+        other = also(metric) if also else None
+        if not found or not other:
+            return found or other
+        return Target(f"{other.text}; {found.text}", other.met and found.met)
+
+    return judge if floor else also
 
 
 def share(percent: float | None, size: float) -> Goal | None:

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: GPL-2.0
 """Host memory: the size of the VMM before the guest fills its memory, full, and after it freed it."""
 
-from __future__ import annotations
-
 import json
-import os
+import re
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 from lab.bench.repeat import NOTE as REPEATED
 from lab.bench.repeat import Values, turns
@@ -24,11 +23,8 @@ ROOM = 1.2  # memory needed for each GB of guests that are all full
 
 def available_gb() -> float:
     """Memory that the machine can give to guests, in GB."""
-    with open("/proc/meminfo", encoding="ascii") as file:
-        for line in file:
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) / 2**20
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
+    found = re.search(r"^MemAvailable: +(\d+)", Path("/proc/meminfo").read_text(), re.MULTILINE)
+    return int(found[1]) / 2**20 if found else 0.0
 
 
 def needed_gb(gbs: Sequence[int]) -> float:
@@ -53,10 +49,7 @@ def fill_mb(gb: int, percent: int) -> int:
 
 
 def fill(side: Side, size_mb: int = FILL_MB, processes: int = 1, *, more: str = "", warm: bool = True) -> int:
-    """Have ``processes`` fill ``size_mb`` each and hold them; resident bytes of the VMM then.
-
-    ``more``: options of fillfree. ``warm``: see ``warm_host``; needed for times.
-    """
+    """Have ``processes`` fill ``size_mb`` each and hold them; resident bytes of the VMM then."""
     if warm:
         warm_host(processes * size_mb * MIB)
     # In the background: the shell goes on while the memory stays filled.
@@ -131,7 +124,6 @@ def figures(run: Run, both: Pair, least: int = 0) -> None:
 
 
 def measure(run: Run) -> None:
-    """Host memory alone."""
     run.note(REPEATED)
     run.job = {"size_mb": FILL_MB, "memory": run.options.memory, "cpus": 1, "pairs": run.pairs}
     with run.pair() as both:

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0
 """Instructions of the hot paths: base against ours, compiled out, without a source of zeros, and with one."""
 
-from __future__ import annotations
-
 import json
 import tempfile
 from collections import Counter
@@ -63,18 +61,14 @@ PATHS = (
 )  # fmt: skip
 MORE = (
     HotPath("order3", "alloc_free_order3", "order-3 page (32 KiB); allocated and freed", "list3"),
-    HotPath(
-        "order9", "alloc_free_order9", "order-9 page (2 MiB); allocated and freed", "list9", length="long"
-    ),
+    HotPath("order9", "alloc_free_order9", "order-9 page (2 MiB); allocated, freed", "list9", length="long"),
     HotPath("fork", "fork_exit", "fork and exit; with the wait", "fork", 1, FEW, 200.0, length="long"),
     HotPath("exec", "fork_exec", "fork, exec and exit", "exec", 1, FEW, 200.0, length="long"),
 )
 # Each repetition uses memory that was not used since it was reported.
 NEW = (
     HotPath("new_fault", "new_fault", "4 KiB page fault in unused memory", "new_fault", 32),
-    HotPath(
-        "new_thp", "new_thp_fault", "2 MiB page fault in unused memory", "new_thp", 1, FEW, length="long"
-    ),
+    HotPath("new_thp", "new_thp_fault", "2 MiB fault in unused memory", "new_thp", 1, FEW, length="long"),
 )
 PAGES = {"new_fault": 32, "new_thp": 512}  # of a repetition
 
@@ -89,11 +83,6 @@ NOTE = (
     "nanosecond; each boot gives the median of 1001 repetitions (of 101 where an operation is long). Without a balloon "
     "device, nothing is ever known to be zero. alloc_free is the difference of two pipe loops, one that needs a page for "
     "each packet and one that does not."
-)
-MORE_NOTE = (
-    "alloc_free_order3 and alloc_free_order9 are listmount(2) with room for 4096 and for 262144 mounts, less the "
-    "same with room for none: the kernel allocates that room in one block with kvmalloc() and frees it unused. fork_exec "
-    "includes the start of a static program in user space, which is not randomized (norandmaps)."
 )
 ACTIVE_NOTE = (
     "hotpath.off.* has the series with every option of it compiled out in the second column. For hotpath.active.* "
@@ -111,12 +100,9 @@ def medians(lines: Sequence[str]) -> Counts:
 
 
 def _boot(
-    options: BenchOptions,
-    kernel: str | Path,
-    qemu: Path,
-    runs: Sequence[tuple[int, str]],
+    options: BenchOptions, kernel: str | Path, qemu: Path, runs: Sequence[tuple[int, str]],
     extra: Sequence[str] = (),
-) -> Counts:
+) -> Counts:  # fmt: skip
     """One boot of one kernel without a balloon; the median of each path. ``runs``: repetitions and path."""
     steps = [f"hotpath --reps {reps} {name}" for reps, name in runs]
     spec = spec_for(
@@ -171,7 +157,7 @@ def _active(options: BenchOptions, kernel: str | Path, qemu: Path, paths: Sequen
 
 def _skipped(side: Side) -> int | None:
     """Pages that were not zeroed because they had been reported; None for a kernel without the counter."""
-    lines = side.sh("grep pgzeroed_skip_reported /proc/vmstat || true")
+    lines = side.sh("grep pgzeroed_skip /proc/vmstat || true")
     return int(lines[-1].split()[1]) if lines else None
 
 
@@ -237,21 +223,19 @@ def _count(
 
 
 def compare(
-    run: Run,
-    images: Built,
-    base: Sequence[Counts],
-    ours: Sequence[Counts],
-    paths: Sequence[HotPath],
+    run: Run, images: Built, base: Sequence[Counts], ours: Sequence[Counts], paths: Sequence[HotPath],
     prefix: str,
-) -> None:
+    floor: Sequence[Counts] = (),
+) -> None:  # fmt: skip
     """Add one comparison; without an active source it has a limit, and a breakdown beyond the limit."""
     at_most = goals.more_at_most(LIMIT, f"at most {LIMIT} % more than base")
     for path in paths:
         name = f"hotpath.{prefix}{path.metric}.instructions"
-        goal = at_most if path.bound and prefix != ACTIVE else None
+        limit = [row[path.name] for row in floor if path in NEW]
+        goal = goals.near_floor(limit, at_most if path.bound and prefix != ACTIVE else None)
         values = [row[path.name] for row in base], [row[path.name] for row in ours]
         words = f"Instructions of the {path.length} paths {STATES[prefix]}: {path.words}."
-        made = run.add(name, "instructions", values, words, goal)
+        made = run.add(name, "instructions", values, words, goal, limit)
         if made.target and not made.target.met:
             breakdown(run, images, path, prefix)
 
@@ -265,15 +249,16 @@ def idle(run: Run, boots: int = BOOTS) -> None:
 
 
 def measure(run: Run) -> None:
-    """Count instructions of all paths in all states."""
     images, off = run.images, build_linux("off")
     paths, every = [*PATHS, *MORE], [*NEW, *PATHS, *MORE]
     kernels = {"base": images.base, "ours": images.ours}
-    reported = _count(run, kernels, every, BOOTS, _active, "instruction counts, memory reported")
+    reported = _count(
+        run, kernels | {"floor": run.floor()}, every, BOOTS, _active, "instruction counts, memory reported"
+    )
     rows = _count(run, kernels | {"off": off}, paths, BOOTS, _plain, "instruction counts")
     compare(run, images, rows["base"], rows["ours"], paths, IDLE)
     compare(run, replace(images, ours=off), rows["base"], rows["off"], paths, OFF)
-    compare(run, images, reported["base"], reported["ours"], every, ACTIVE)
-    run.versions = {"image_off": off.parent.name}
+    compare(run, images, reported["base"], reported["ours"], every, ACTIVE, reported["floor"])
+    run.versions |= {"image_off": off.parent.name}
     run.job = {"memory": run.options.memory, "cpus": 1, "boots": BOOTS, "icount": "shift=0"}
-    run.note(NOTE, MORE_NOTE, ACTIVE_NOTE)
+    run.note(NOTE, ACTIVE_NOTE)

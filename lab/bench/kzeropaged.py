@@ -1,20 +1,20 @@
 # SPDX-License-Identifier: GPL-2.0
 """Driving kzeropaged in the guests of a bench, and the figures of its work."""
 
-from __future__ import annotations
-
 import time
+from typing import Any
 
-from lab.bench import BenchOptions
+from lab.bench import BenchOptions, goals
 from lab.bench.jobs import SPARE, Phase
 from lab.bench.jobs import allocate as allocate_once
 from lab.bench.repeat import Values, turns
 from lab.bench.runner import Pair, Run
-from lab.bench.session import DROP, Side
+from lab.bench.session import DROP, PAGE, Side
 from lab.core.errors import TestFailure
 from lab.core.progress import step
 from lab.report.results import Metric, Target
 
+GIB = 1 << 30
 WORDS = {"nothp": "4k", "thp": "thp"}
 PAGES = {"nothp": "4 KiB pages", "thp": "huge pages"}
 SLOWDOWN_LIMIT = 1.0
@@ -24,16 +24,17 @@ PACE = f"echo 0 > {FOLDER}/delay_millisecs"  # no pauses: they do not change its
 DIRTY = f"fillfree --share 90 > /dev/null; {DROP}"
 CORUNNER_MS = 1500
 CORUNNER_TURNS, CORUNNER_MOST = 10, 30
+FAULT_TURNS, FAULT_LIMIT = 10, 5.0
+ZEROED = "awk '/^pgzeroed_set_prezeroed/ { print $2 }' /proc/vmstat"
+KNOWN = "awk '/^pgzeroed_set/ { n += $2 } /^pgzeroed_(skip|lost)/ { n -= $2 } END { print n }' /proc/vmstat"
+FREE = "awk '/^nr_free_pages / { print $2 }' /proc/vmstat"
+# In hundredths of a second. The threads end when the thread is turned off.
+CPU = "cat /proc/[0-9]*/stat 2>/dev/null | awk '/kzeropaged/ { n += $15 } END { print n + 0 }'"
 
 
-def number(side: Side, name: str) -> int:
-    """A file of /sys/kernel/mm/zero_page."""
-    return side.number(f"cat {FOLDER}/{name}")
-
-
-def free_bytes(side: Side) -> int:
-    """MemFree."""
-    return side.number("awk '/^MemFree/ { print $2 }' /proc/meminfo") * 1024
+def known_percent(side: Side) -> float:
+    """Free memory that is known to be zero."""
+    return side.number(KNOWN) / side.number(FREE) * 100
 
 
 def zero_all(side: Side, timeout: float = 300.0, look: float = 0.1) -> dict[str, float]:
@@ -41,41 +42,31 @@ def zero_all(side: Side, timeout: float = 300.0, look: float = 0.1) -> dict[str,
 
     It looks every ``look`` seconds: that takes CPU time from the thread.
     """
-    bytes_before, cpu_before = number(side, "bytes_zeroed"), number(side, "cpu_millisecs")
+    before, cpu_before = side.number(ZEROED), side.number(CPU)
     began = last = time.monotonic()
     side.sh(ON)
-    seen = bytes_before
+    seen = before
     while time.monotonic() - last < 1.0:
         time.sleep(look)
-        now = number(side, "bytes_zeroed")
+        now = side.number(ZEROED)
         if now != seen:
             seen, last = now, time.monotonic()
         if last - began > timeout:
-            raise TestFailure(
-                "Free memory does not become zero",
-                f"after {timeout:.0f} s {seen - bytes_before} bytes were zeroed, and there is still more to do",
-                f"see {FOLDER} in the guest: a program may free memory all the time",
-            )
+            why = f"after {timeout:.0f} s {seen - before} pages were zeroed, and there is still more to do"
+            fix = f"see {FOLDER} in the guest: a program may free memory all the time"
+            raise TestFailure("Free memory does not become zero", why, fix)
+    size, cpu, seconds = (seen - before) * PAGE, (side.number(CPU) - cpu_before) / 100, last - began
+    gib = size / GIB or 1.0
     return {
-        "bytes": float(seen - bytes_before),
-        "cpu": (number(side, "cpu_millisecs") - cpu_before) / 1e3,
-        "seconds": last - began,
-        "known": number(side, "node0/free_zeroed_bytes") / free_bytes(side) * 100,
-    }
+        "bytes": float(size), "cpu": cpu, "seconds": seconds, "known": known_percent(side),
+        "gib_cpu": cpu / gib, "gib_seconds": seconds / gib,
+    }  # fmt: skip
 
 
 def allocate(
-    run: Run,
-    both: Pair,
-    name: str,
-    mode: str,
-    pages: str,
-    cost: Values,
-    *,
-    options: BenchOptions | None = None,
-    dirty: str = DIRTY,
-    where: str = "",
-) -> Phase:
+    run: Run, both: Pair, name: str, mode: str, pages: str, cost: Values, *,
+    options: BenchOptions | None = None, dirty: str = DIRTY, where: str = "",
+) -> Phase:  # fmt: skip
     """The job, each time with free memory dirty before, which ours zeroes first; ``cost`` is that of the thread."""
 
     def prepare(side: Side, counts: bool) -> None:
@@ -100,6 +91,8 @@ def background(run: Run, cost: Values, prefix: str = "prezero", where: str = "")
         ("background_bytes", "bytes", "bytes", "bytes zeroed"),
         ("time_until_zero", "s", "seconds", "time until done, without pauses"),
         ("known_zero", "percent", "known", "free memory known to be zero then"),
+        ("gib_cpu", "s", "gib_cpu", "CPU time for each GiB"),
+        ("gib_time", "s", "gib_seconds", "time for each GiB, from idle and without pauses"),
     ):
         both = [0.0] * len(cost[key,]), cost[key,]
         run.add(f"{prefix}.{name}", unit, both, f"Work of kzeropaged beforehand{where}: {words}.")
@@ -110,6 +103,33 @@ def _slowdown(metric: Metric) -> Target:
     return Target(f"at most {SLOWDOWN_LIMIT:.0f} % less", change >= -SLOWDOWN_LIMIT)
 
 
+def beside(side: Side, works: bool, command: str, dirty: str = DIRTY) -> dict[str, Any]:
+    """The answer of a program that runs while memory is dirty, and the thread at work or off."""
+    side.sh(f"{OFF}; {dirty}")
+    # In one step: between two steps the guest is idle, and the thread would work then.
+    answer: dict[str, Any] = side.json("sh", "-c", f"{ON if works else OFF}; {command}; {OFF}")
+    if works and known_percent(side) > 90:
+        why = "all free memory was zero before the end of a run"
+        fix = "give the guest more memory with --memory"
+        raise TestFailure("The thread was done before the program beside it was", why, fix)
+    return answer
+
+
+def faults(run: Run, side: Side) -> None:
+    """Add how long a page fault takes, with its mapping, with the thread off and with the thread at work."""
+    found = Values()
+    with step(f"page faults: {FAULT_TURNS} pairs of {CORUNNER_MS} ms on ours, the thread off and on"):
+        for name, counts in turns(("base", "ours"), FAULT_TURNS):
+            answer = beside(side, name == "ours", f"stall --mode alloc --ms {CORUNNER_MS}")
+            if counts:
+                found.note(name, **{key: answer[f"{key}_ns"] / 1e3 for key in ("median", "p99", "longest")})
+    title = "Time to map a page, write to it and unmap it on our kernel, kzeropaged off, and at work on the same CPU"
+    goal = goals.within(FAULT_LIMIT, FAULT_LIMIT, f"at most {FAULT_LIMIT:.0f} % more")
+    for key, label in (("median", "median"), ("p99", "99th percentile"), ("longest", "longest")):
+        words = f"{title}: {label}."
+        run.add(f"prezero.fault.{key}", "us", found.both(key), words, goal if key == "p99" else None)
+
+
 def corunner(run: Run, side: Side, prefix: str = "prezero", where: str = "", dirty: str = DIRTY) -> None:
     """Add the speed of another program on the only CPU, with the thread off and with the thread at work."""
     found = Values()
@@ -118,14 +138,7 @@ def corunner(run: Run, side: Side, prefix: str = "prezero", where: str = "", dir
     ):
         known = found.both("rate")
         for name, _ in turns(("base", "ours"), CORUNNER_MOST, known, least=CORUNNER_TURNS, warm_ups=0):
-            side.sh(f"{OFF}; {dirty}")
-            # In one step: between two steps the guest is idle, and the thread would work then.
-            switch = ON if name == "ours" else OFF
-            answer = side.json("sh", "-c", f"{switch}; corunner --ms {CORUNNER_MS}; {OFF}")
+            answer = beside(side, name == "ours", f"corunner --ms {CORUNNER_MS}", dirty)
             found[name, "rate"].append(answer["steps"] / answer["wall_ns"] * 1e9)
-            if name == "ours" and number(side, "node0/free_zeroed_bytes") > 0.9 * free_bytes(side):
-                why = "all free memory was zero before the end of a run"
-                fix = "give the guest more memory with --memory"
-                raise TestFailure("The thread was done before the co-runner was", why, fix)
     words = f"Steps of another program on our kernel{where}: kzeropaged off, and at work on the same CPU."
     run.add(f"{prefix}.corunner", "steps/s", found.both("rate"), words, _slowdown)

@@ -14,26 +14,14 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from lab.bench import BenchOptions
+from lab.bench import BenchOptions, session
 from lab.bench.host import available_gb, fill, fill_mb, release, sizes, until_back
 from lab.bench.kzeropaged import PACE, zero_all
 from lab.bench.plugin import Symbols, build_plugin, symbols
 from lab.bench.runner import Built, Run
-from lab.bench.session import (
-    AT_ONCE,
-    BALLOON,
-    DROP,
-    FLUSH,
-    LATE,
-    MIB,
-    Side,
-    guests,
-    resident,
-    settle_resident,
-    spec_for,
-)
+from lab.bench.session import MIB, Side
 from lab.core.errors import LabError, TestFailure
 from lab.core.progress import step
 from lab.report.results import Target
@@ -96,36 +84,35 @@ def parse(data: bytes) -> Seen:
     if len(data) != HEADER.size + slots * HOLD.size or nr_locks > len(locks):
         raise LabError(what, f"its file has {len(data)} bytes for {slots} slots", "run it again")
     if lost or wrong:
-        raise TestFailure(
-            "The plugin did not see all holds of zone->lock",
-            f"{wrong} times a held lock was taken, or a free one was released; {lost} holds did not fit",
-            "see how the spinlocks of this kernel are released (TAKE, RELEASE in lab/bench/lockhold.py)",
-        )
+        why = f"{wrong} times a held lock was taken, or a free one was released; {lost} holds did not fit"
+        fix = "see how the spinlocks of this kernel are released (TAKE, RELEASE in lab/bench/lockhold.py)"
+        raise TestFailure("The plugin did not see all holds of zone->lock", why, fix)
     rows = HOLD.iter_unpack(data[HEADER.size :])
     holds = Counter({(site, length): count for site, length, count in rows if count})
     return Seen(taken, released, tuple(locks[:nr_locks]), holds)
 
 
-def ranges(table: Symbols) -> str:
-    """The plugin's symbols of a kernel; LabError when a function is missing."""
+def ranges(table: Symbols) -> list[str]:
+    """The plugin's arguments for a kernel; LabError when a function is missing."""
     found: dict[str, list[str]] = {"lock": [], "unlock": [], "learn": []}
     for at, name in enumerate(table.names[:-1]):
         plain = name.split(".")[0]  # without the compiler's .part.0, .isra.0
         kinds = {"lock": name.startswith(TAKE), "unlock": name.startswith(RELEASE), "learn": plain in LEARN}
         for kind in (kind for kind, wanted in kinds.items() if wanted):
             end = next(one for one in table.addresses[at:] if one > table.addresses[at])
-            found[kind].append(f"{kind} {table.addresses[at]:x} {end:x}\n")
+            found[kind].append(f"{kind}={table.addresses[at]:x}-{end:x}")
     if missing := [kind for kind, lines in found.items() if not lines]:
         why = f"its System.map has none of the functions for: {', '.join(missing)}"
         raise LabError(NO_WATCH, why, "see TAKE, RELEASE and LEARN in lab/bench/lockhold.py")
-    return "".join(line for lines in found.values() for line in lines)
+    return [line for lines in found.values() for line in lines]
 
 
 @dataclass
 class Holds:
-    """Holds of zone->lock: how many of each length, by the function that took it."""
+    """Holds of zone->lock: how many of each length, by the function that took it; blocks on the longest free list."""
 
     by_function: dict[str, Counter[int]] = field(default_factory=dict)
+    blocks: int = 0
 
     @classmethod
     def between(cls, before: Seen, after: Seen, table: Symbols) -> Holds:
@@ -136,8 +123,8 @@ class Holds:
         return made
 
     def of(self, prefixes: tuple[str, ...]) -> Holds:
-        """Those of functions that begin so."""
-        return Holds({name: counts for name, counts in self.by_function.items() if name.startswith(prefixes)})
+        found = {name: counts for name, counts in self.by_function.items() if name.startswith(prefixes)}
+        return Holds(found, self.blocks)
 
     @property
     def count(self) -> int:
@@ -165,7 +152,7 @@ class Holds:
         return (
             f"{self.count:,} holds, half of them up to {half:,} instructions, 90 % up to {most:,}, "
             f"99 % up to {nearly:,}, the longest {length:,} in {name}()"
-        )
+        ) + (f"; the longest free list had {self.blocks:,} blocks" if self.blocks else "")
 
 
 class Watch(NamedTuple):
@@ -175,12 +162,10 @@ class Watch(NamedTuple):
     table: Symbols
 
     def look(self) -> Seen:
-        """The counts until now."""
         return parse(self.file.read_bytes())
 
     @contextmanager
     def during(self) -> Iterator[Holds]:
-        """The holds during the block, filled in at its end."""
         found, before = Holds(), self.look()
         yield found
         found.by_function = Holds.between(before, self.look(), self.table).by_function
@@ -197,18 +182,14 @@ def watched(
         raise LabError(NO_WATCH, why, "use a kernel that `kz build linux` has built")
     table = symbols(system_map)
     with tempfile.TemporaryDirectory(prefix="lockhold-") as folder:
-        about, out = Path(folder) / "symbols", Path(folder) / "holds"
-        about.write_text(ranges(table), encoding="utf-8")
-        spec = spec_for(
-            options.with_accel("tcg"),
-            kernel,
-            qemu,
-            memory=memory,
-            devices=[device] if device else [],
-            append="nokaslr",
-            extra_qemu=["-plugin", f"{build_plugin('lockhold')},symbols={about},out={out}"],
+        out = Path(folder) / "holds"
+        plugin = ",".join([str(build_plugin("lockhold")), f"out={out}", *ranges(table)])
+        more: dict[str, Any] = {"append": "nokaslr", "extra_qemu": ["-plugin", plugin]}
+        devices = [device] if device else []
+        spec = session.spec_for(
+            options.with_accel("tcg"), kernel, qemu, memory=memory, devices=devices, **more
         )
-        with guests([(name, spec)]) as sides:
+        with session.guests([(name, spec)]) as sides:
             yield sides[0], Watch(out, table)
 
 
@@ -220,97 +201,81 @@ def entries(side: Side) -> int:
 
 def report(side: Side, watch: Watch, gb: int) -> Holds:
     """Fill, free, and let the worker report all of it; the holds of the worker."""
-    side.sh(AT_ONCE)
+    side.sh(session.AT_ONCE)
     wanted = fill_mb(gb, FILL_PERCENT)
     full = fill(side, wanted, warm=False)
     with watch.during() as found:
         release(side)
         side.sh("wait")
         until_back(side, full, wanted * MIB * BACK_PERCENT // 100)
-        settle_resident(side.guest.pid, timeout=120, what=f"the {side.name} guest", still_s=REST_S)
-    side.sh(LATE)
+        session.settle_resident(side.guest.pid, timeout=120, what=f"the {side.name} guest", still_s=REST_S)
+    side.sh(session.LATE)
     return found.of(REPORTING)
 
 
-def program(side: Side, watch: Watch, gb: int) -> tuple[Holds, int]:
-    """Use and free pages of 4 KiB with gaps, of 2 MiB and of 16 KiB; holds, and entries of the longest list."""
-    side.sh(LATE)
+def program(side: Side, watch: Watch, gb: int) -> Holds:
+    """Use and free pages of 4 KiB with gaps, of 2 MiB and of 16 KiB."""
+    side.sh(session.LATE)
     with watch.during() as found:
         fill(side, fill_mb(gb, SMALL_PERCENT), more="--nothp --gaps 4", warm=False)
-        side.sh(DROP)  # from the CPU's lists to those of the zone
-        longest = entries(side)
+        side.sh(session.DROP)  # from the CPU's lists to those of the zone
+        found.blocks = entries(side)
         side.sh(f"alloc_once --size {MORE_MB} --mode touch_line --pages nothp > /dev/null")
         release(side)
         side.sh(f"wait; fillfree --size {fill_mb(gb, SMALL_PERCENT)} > /dev/null")
         side.sh(f"{MIDDLE}; fillfree --size {MORE_MB} > /dev/null; {USUAL}")
-    return found, longest
-
-
-def flush(side: Side, watch: Watch) -> Holds:
-    """Report everything with the flush parameter, which empties the CPU's lists first."""
-    side.sh(SMALL)
-    full = resident(side.guest.pid)
-    with watch.during() as found:
-        side.sh(f"echo 0 > {FLUSH}")
-    if resident(side.guest.pid) >= full:
-        why = f"QEMU has {resident(side.guest.pid) // MIB} MB as before"
-        raise TestFailure(
-            f"A flush did not report anything ({side.name})", why, "look at the status of the balloon"
-        )
     return found
 
 
-def prezero(side: Side, watch: Watch, gb: int) -> tuple[Holds, int]:
-    """Zero free memory, much of it in pieces of 64 KiB; holds of kzeropaged, and entries of the longest list."""
+def flush(side: Side, watch: Watch, gb: int) -> Holds:
+    """Report everything with the flush parameter, which empties the CPU's lists first."""
+    del gb
+    side.sh(SMALL)
+    full = session.resident(side.guest.pid)
+    with watch.during() as found:
+        side.sh(f"echo 0 > {session.FLUSH}")
+    if session.resident(side.guest.pid) >= full:
+        what, why = f"A flush did not report anything ({side.name})", f"QEMU still has {full // MIB} MB"
+        raise TestFailure(what, why, "look at the status of the balloon")
+    return found
+
+
+def prezero(side: Side, watch: Watch, gb: int) -> Holds:
+    """Zero free memory, much of it in pieces of 64 KiB; the holds of kzeropaged."""
     side.sh(PACE)
     fill(side, fill_mb(gb, SMALL_PERCENT), more="--nothp --gaps 64", warm=False)
-    side.sh(DROP)
-    longest = entries(side)
+    side.sh(session.DROP)
+    blocks = entries(side)
     with watch.during() as found:
+        found.blocks = blocks
         zero_all(side, look=REST_S / 2)
     release(side)
     side.sh("wait")
-    return found.of(ZEROING), longest
+    return found.of(ZEROING)
 
 
-@dataclass
-class Found:
-    """Holds by kernel, step and GB; entries of the longest free list by the same."""
-
-    holds: dict[tuple[str, str, int], Holds] = field(default_factory=dict)
-    entries: dict[tuple[str, str, int], int] = field(default_factory=dict)
+Found = dict[tuple[str, str, int], Holds]  # by kernel, step and GB
+# Reported memory is not zeroed, so pre-zeroing has a guest of its own, without a balloon.
+GUESTS = {"base": (report, program), "ours": (report, program, flush), "prezero": (prezero,)}
 
 
 def _guest(options: BenchOptions, images: Built, kind: str, gb: int, found: Found) -> None:
-    """The steps of one guest: of base, of ours, or of ours without a balloon, since reported memory is not zeroed."""
     kernel = "base" if kind == "base" else "ours"
-    image, device = getattr(images, kernel), None if kind == "prezero" else BALLOON
+    image, device = getattr(images, kernel), None if kind == "prezero" else session.BALLOON
     with watched(options, image, images.qemu, f"locks-{kind}-{gb}", f"{gb}G", device) as (side, watch):
-        if kind == "prezero":
-            key = kernel, kind, gb
-            found.holds[key], found.entries[key] = prezero(side, watch, gb)
-            return
-        found.holds[kernel, "report", gb] = report(side, watch, gb)
-        key = kernel, "program", gb
-        found.holds[key], found.entries[key] = program(side, watch, gb)
-        if kernel == "ours":
-            found.holds[kernel, "flush", gb] = flush(side, watch)
+        for one in GUESTS[kind]:
+            found[kernel, one.__name__, gb] = one(side, watch, gb)
 
 
 @functools.cache
 def _measure(options: BenchOptions, images: Built, gbs: tuple[int, ...]) -> Found:
-    found = Found()
+    found: Found = {}
     # Two at once: other load does not change a count, and the memory of more would.
     with (
         step(f"holds of zone->lock: guests of {', '.join(map(str, gbs))} GB"),
         ThreadPoolExecutor(max_workers=2) as pool,
     ):
-        jobs = [
-            pool.submit(_guest, options, images, kind, gb, found)
-            for gb in gbs
-            for kind in ("base", "ours", "prezero")
-        ]
-        for job in jobs:
+        for job in [pool.submit(_guest, options, images, kind, gb, found) for gb in gbs for kind in GUESTS]:
             job.result()
     return found
 
@@ -325,8 +290,8 @@ def holds(run: Run, gbs: tuple[int, ...]) -> Found:
 def growth(run: Run, found: Found, gbs: Sequence[int]) -> None:
     """The longest hold of each step in each larger guest against the smallest."""
     for (kernel, name), gb in itertools.product(ALL_STEPS, gbs[1:]):
-        small, first = found.holds[kernel, name, gbs[0]].longest
-        large, second = found.holds[kernel, name, gb].longest
+        small, first = found[kernel, name, gbs[0]].longest
+        large, second = found[kernel, name, gb].longest
         target, times = None, gb / gbs[0]
         if kernel == "ours" and gb == gbs[-1]:  # base is there for comparison
             growth = f"{large / small:.2f} times, of {times:.0f} times the memory"
@@ -339,13 +304,10 @@ def growth(run: Run, found: Found, gbs: Sequence[int]) -> None:
 
 
 def against_base(run: Run, found: Found, gbs: Sequence[int]) -> None:
-    """Longest holds, 99th percentiles and numbers of holds: base against ours, for each size.
-
-    Base has no flush and no kzeropaged: its figure there is the longest hold of any of its steps.
-    """
+    """Longest holds, 99th percentiles and numbers of holds: base against ours, for each size."""
     for gb, name in itertools.product(gbs, STEPS):
-        ours, has, at = found.holds["ours", name, gb], name in BASE_STEPS, f"lockhold.{name}.{gb}gb"
-        steps = [found.holds["base", step, gb] for step in ((name,) if has else BASE_STEPS)]
+        ours, has, at = found["ours", name, gb], name in BASE_STEPS, f"lockhold.{name}.{gb}gb"
+        steps = [found["base", step, gb] for step in ((name,) if has else BASE_STEPS)]
         base = max(steps, key=lambda one: one.longest)
         (one, first), (two, second) = base.longest, ours.longest
         of = f"of a zone's lock, {STEPS[name]}: a guest of {gb} GB"
@@ -359,17 +321,11 @@ def against_base(run: Run, found: Found, gbs: Sequence[int]) -> None:
 
 
 def notes(found: Found) -> list[str]:
-    """A sentence for each step of each guest."""
-    texts = []
-    for key in sorted(found.holds, key=lambda one: (one[2], one)):
-        kernel, name, gb = key
-        more = f"; the longest free list had {found.entries[key]:,} blocks" if key in found.entries else ""
-        texts.append(f"{kernel}, {gb} GB, {name}: {found.holds[key]}{more}.")
-    return texts
+    ordered = sorted(found.items(), key=lambda one: (one[0][2], one[0]))
+    return [f"{kernel}, {gb} GB, {name}: {holds}." for (kernel, name, gb), holds in ordered]
 
 
 def measure(run: Run) -> None:
-    """Count the instructions of holds alone."""
     gbs = sizes(available_gb())
     run.job = {"sizes_gb": list(gbs), "cpus": 1, "fill_percent": [FILL_PERCENT, SMALL_PERCENT]}
     against_base(run, holds(run, gbs), gbs)

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0
 """Page faults at full speed, with free memory reported meanwhile and without."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import dataclass
 
@@ -122,7 +120,6 @@ def shuffles(side: Side) -> bool:
 
 
 def measure(run: Run) -> None:
-    """All rows."""
     found, options = Values(), run.options
     run.job = {"size_mb": MAP_MB, "memory": options.memory, "cpus": CPUS, "pairs": run.pairs}
     run.job |= {"run_ms": RUN_MS, "delay_ms": DELAY_MS}

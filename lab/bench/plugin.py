@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0
 """TCG plugins of the lab (lab/plugins/NAME.c), compiled when needed, and the kernel's symbols for their counts."""
 
-from __future__ import annotations
-
 import bisect
 import hashlib
 from pathlib import Path
@@ -28,7 +26,6 @@ class Symbols(NamedTuple):
 
 
 def symbols(system_map: Path) -> Symbols:
-    """Read a kernel's System.map."""
     lines = (line.split()[:3] for line in system_map.read_text(encoding="utf-8").splitlines())
     found = sorted((int(address, 16), name) for address, kind, name in lines if kind in "tTwW")
     return Symbols([address for address, _ in found], [name for _, name in found])

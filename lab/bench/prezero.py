@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0
 """Pre-zeroing: the job with free memory zeroed before, and the whole cost: peers, another load, natively."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import platform
@@ -12,22 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lab.bench import goals
+from lab.bench import goals, kzeropaged
 from lab.bench.jobs import BASE_COUNTS, MODES
-from lab.bench.kzeropaged import (
-    DIRTY,
-    FOLDER,
-    OFF,
-    ON,
-    PACE,
-    PAGES,
-    SLOWDOWN_LIMIT,
-    WORDS,
-    allocate,
-    background,
-    corunner,
-    zero_all,
-)
+from lab.bench.kzeropaged import DIRTY, FOLDER, OFF, ON, PACE, PAGES, WORDS
 from lab.bench.repeat import Values, turns
 from lab.bench.runner import Pair, Run
 from lab.bench.session import DROP, MIB, Side, spec_for, warm_host
@@ -75,7 +60,7 @@ def peers(run: Run, sides: list[Side], size_mb: int) -> None:
                 if side is ours:
                     side.sh(OFF)
                 side.sh(DIRTY)
-                before = zero_all(side)["cpu"] if side is ours else 0.0
+                before = kzeropaged.zero_all(side)["cpu"] if side is ours else 0.0
                 warm_host(64 * MIB)
                 with side.host_cost() as host:
                     answer = side.json(*argv)
@@ -87,11 +72,9 @@ def peers(run: Run, sides: list[Side], size_mb: int) -> None:
             at, pages_words = f"prezero.peers.{word}.{name}", PAGES[pages]
             values = found["base", "job"], found[name, "job"]
             run.add(
-                f"{at}.job",
-                "ms",
-                values,
+                f"{at}.job", "ms", values,
                 f"CPU time of a job that fills {size_mb} MB, {pages_words}: {words}.",
-            )
+            )  # fmt: skip
             title = f"CPU time of the VMM for that job, and of the zeroing before or after it, {pages_words}"
             run.add(f"{at}.whole", "ms", (found["base", "whole"], found[name, "whole"]), f"{title}: {words}.")
 
@@ -134,13 +117,13 @@ def natively(run: Run) -> None:
         both.ours.sh(PACE)
         for mode in ("populate", "touch_all"):
             name = f"{UM}.4k.{mode}"
-            phase = allocate(
+            phase = kzeropaged.allocate(
                 run, both, name, mode, "nothp", cost, options=options, dirty=UM_DIRTY, where=WHERE
             )
             phase.clock()
             phase.zeroed()
-        background(run, cost, UM, WHERE)
-        corunner(run, both.ours, UM, WHERE, UM_DIRTY)
+        kzeropaged.background(run, cost, UM, WHERE)
+        kzeropaged.corunner(run, both.ours, UM, WHERE, UM_DIRTY)
     run.note(UM_NOTE)
 
 
@@ -167,8 +150,8 @@ def stores(run: Run) -> None:
                 if how:
                     found.note(how, rate=answer["cleared_bytes"] / answer["clear_ns"] * 1e9)
     title = "Steps of a program through 1 MiB, alone, and with 2 MiB zeroed after each, natively"
-    words = f"at most {SLOWDOWN_LIMIT:.0f} % less beyond noise"
-    goal = goals.within(SLOWDOWN_LIMIT, LOAD_BEYOND, words, more_is_better=True)
+    words = f"at most {kzeropaged.SLOWDOWN_LIMIT:.0f} % less beyond noise"
+    goal = goals.within(kzeropaged.SLOWDOWN_LIMIT, LOAD_BEYOND, words, more_is_better=True)
     for how, label, target in (
         ("stos", "rep stosb, as memory is zeroed on demand", None),
         ("movnti", "non-temporal stores, as kzeropaged has them", goal),
@@ -188,13 +171,14 @@ def measure(run: Run) -> None:
         both.ours.sh(PACE)
         cost = Values()
         for pages, mode in itertools.product(WORDS, MODES):
-            phase = allocate(run, both, f"prezero.{WORDS[pages]}.{mode}", mode, pages, cost)
+            phase = kzeropaged.allocate(run, both, f"prezero.{WORDS[pages]}.{mode}", mode, pages, cost)
             if pages == "thp":
                 phase.check_huge()
             phase.clock(SAVINGS[pages] if mode == "populate" else None)
             phase.zeroed()
-        background(run, cost)
-        corunner(run, both.ours)
+        kzeropaged.background(run, cost)
+        kzeropaged.corunner(run, both.ours)
+        kzeropaged.faults(run, both.ours)
     rows = {"base": "", "ours": "", **PEERS}
     kernels = {name: "ours" if name == "ours" else "base" for name in rows}
     specs = [(name, run.spec(kernels[name], devices=[], append=append)) for name, append in rows.items()]

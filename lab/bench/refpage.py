@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0
-"""Memory that starts with a pattern: memset() against refpage_create(), and its peers, on one kernel."""
-
-from __future__ import annotations
+"""Memory that starts with a pattern: memset() against refpage_create() on one kernel."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,32 +18,27 @@ from lab.report.evidence import SNAPSHOT
 MAPPED = 4096000
 # The part of the mapping that is used, and the least savings of the posted series in time and peak RSS.
 TOUCHED: dict[str, tuple[int, float, float]] = {
-    "page": (4096, 98.8, 49.0),
-    "half": (2048000, 61.8, 31.0),
-    "all": (4096000, 15.1, 0.0),
-}
+    "page": (4096, 98.8, 49.0), "half": (2048000, 61.8, 31.0), "all": (4096000, 15.1, 0.0),
+}  # fmt: skip
 TOUCHED_WORDS = {"page": "one page touched", "half": "half touched", "all": "all touched"}
 # Mappings in a run of about a second. Each figure is per mapping.
 LOOPS: dict[str, dict[str, int]] = {
-    "page": {"memset": 20, "refpage": 400, "memset_huge": 20, "memfd": 100, "uffd": 50},
-    "half": {"memset": 20, "refpage": 30, "memset_huge": 20, "memfd": 20, "uffd": 3},
-    "all": {"memset": 20, "refpage": 20, "memset_huge": 20, "memfd": 10, "uffd": 1},
+    "page": {"memset": 20, "refpage": 400, "memset_huge": 20},
+    "half": {"memset": 20, "refpage": 30, "memset_huge": 20},
+    "all": {"memset": 20, "refpage": 20, "memset_huge": 20},
 }
 METHODS = tuple(LOOPS["page"])
 # The methods that refpage_create() is compared with.
 WORDS = {
     "memset": "against memset; anonymous memory in 4 KiB pages",
     "memset_huge": "against memset with huge pages, where they fit",
-    "memfd": "against a private mapping of a memfd; it holds the pattern",
-    "uffd": "against userfaultfd; a thread fills anonymous memory page by page",
 }
 NOTES = (
     "Both columns are the same kernel, ours: 'base' is memory initialised by the other method, "
     "'knownzero' a private mapping from refpage_create(). Each figure is of one child process that repeatedly maps "
     f"{MAPPED} bytes, writes one byte in each page of the touched part, and unmaps it; time is wall time from its exec "
     "to its exit, divided by the number of mappings.",
-    "Huge pages are off for the child, except for memset_huge: the posted series was measured without them. "
-    "If a whole mapping is used, one fault for 2 MiB is cheaper than 512, whatever the content.",
+    "Huge pages are off for the child, except for memset_huge: the posted series was measured without them.",
     "Instructions are counted by the guest's clock under -icount shift=0, in a boot of their own. With the "
     "accelerator tcg, the emulation of a fault takes most of the time, and both methods have the same faults: the saving "
     "is smaller than on hardware, where memory takes the time.",
@@ -53,13 +46,16 @@ NOTES = (
 # Instructions are those of the mappings by which these numbers differ.
 FEW, MANY = 2, 6
 COUNTS = 3
-TABLES = 40
-HEAP_ARGS = ("--tables", str(TABLES), "--used", "10")
+THP = "/sys/kernel/mm/transparent_hugepage"
+# Folios, and the least savings of instructions for a page, half, and all.
+FOLIOS = {"": ("4 KiB pages", 99.0, 53.0, 6.0), "folio64.": ("64 KiB folios", 98.0, 65.0, 30.0)}
+READERS = (1, 8)  # threads, with 8 mappings each
+READ_LOOPS = 5
 
 
-def _method(side: Side, method: str, touch: int, loops: int) -> dict[str, Any]:
-    huge = method == "memset_huge"
-    argv = ["refpage_bench", "--method", "memset" if huge else method, "--map", str(MAPPED)]
+def _method(side: Side, method: str, touch: int, loops: int, huge: bool = False) -> dict[str, Any]:
+    huge = huge or method == "memset_huge"
+    argv = ["refpage_bench", "--method", method.removesuffix("_huge"), "--map", str(MAPPED)]
     argv += ["--touch", str(touch), "--loops", str(loops), *([] if huge else ["--nothp"])]
     return side.json(*argv)
 
@@ -82,43 +78,47 @@ def methods(run: Run, side: Side) -> None:
             goal = goals.less(time_saved if posted else None, "at least {:g} % less")
             values = found[method, "time"], found["refpage", "time"]
             run.add(
-                f"{at}.time",
-                "ms",
-                values,
-                f"Time of a mapping of 4 MB, {TOUCHED_WORDS[name]}: {words}.",
+                f"{at}.time", "ms", values, f"Time of a mapping of 4 MB, {TOUCHED_WORDS[name]}: {words}.",
                 goal,
-            )
+            )  # fmt: skip
             if method.startswith("memset"):
                 values = found[method, "rss"], found["refpage", "rss"]
                 sentence = f"Peak resident size, {TOUCHED_WORDS[name]}: {words}."
                 run.add(f"{at}.max_rss", "bytes", values, sentence, rss_goal if posted else None)
 
 
-def heap(run: Run, side: Side) -> None:
-    """An allocator that fills its heap with a pattern: with memset, and with refpage_create."""
-    found = Values()
-    with step(f"an allocator that initialises its heap: {run.pairs} pairs"):
-        for init, _ in turns(("memset", "refpage"), run.pairs, warm_ups=0):
-            answer = side.json("refpage_heap", "--init", init, *HEAP_ARGS)
-            found.note(init, time=answer["wall_ns"] * 1e-6, rss=answer["max_rss_kb"] * 1024)
-    what = f"for {TABLES} tables of 1 MiB from an allocator that gives them a pattern, 10 % of each used"
-    run.add("refpage.heap.time", "ms", (found["memset", "time"], found["refpage", "time"]), f"Time {what}.")
-    values = found["memset", "rss"], found["refpage", "rss"]
-    run.add("refpage.heap.max_rss", "bytes", values, f"Peak resident size {what}.")
-
-
 def instructions(run: Run, side: Side) -> None:
     """Instructions of one mapping; ``side`` is a guest whose clock counts them."""
 
-    def count(method: str, touch: int) -> float:
-        few, many = (_method(side, method, touch, loops)["wall_ns"] for loops in (FEW, MANY))
+    def count(method: str, touch: int, large: bool) -> float:
+        few, many = (_method(side, method, touch, loops, large)["wall_ns"] for loops in (FEW, MANY))
         return float(many - few) / (MANY - FEW)
 
+    side.sh(f"echo never > {THP}/hugepages-2048kB/enabled; echo always > {THP}/hugepages-64kB/enabled")
     with step(f"instructions, counted {COUNTS} times"):
-        for name, (touch, _, _) in TOUCHED.items():
-            memset, refpage = ([count(m, touch) for _ in range(COUNTS)] for m in ("memset", "refpage"))
-            words = f"Instructions of a mapping: {TOUCHED_WORDS[name]}; without the cost of memory, against memset()."
-            run.add(f"refpage.{name}.instructions", "instructions", (memset, refpage), words)
+        for folio, (size, *least) in FOLIOS.items():
+            for (name, (touch, _, _)), goal in zip(TOUCHED.items(), least, strict=True):
+                both = [[count(m, touch, bool(folio)) for _ in range(COUNTS)] for m in ("memset", "refpage")]
+                words = f"Instructions of a mapping, {size}: {TOUCHED_WORDS[name]}; against memset()."
+                less = goals.less(goal, "at least {:g} % less")
+                run.add(
+                    f"refpage.{folio}{name}.instructions", "instructions", (both[0], both[1]), words, less
+                )
+
+
+def readers(run: Run, side: Side) -> None:
+    """Read faults of many threads on the one page, and on the zero page of anonymous memory."""
+    argv = ["--nothp", "--touch", str(MAPPED), "--loops", str(READ_LOOPS), "--readers"]
+    for threads in READERS:
+        found, pages = Values(), threads * 8 * READ_LOOPS * MAPPED / 4096
+        for method, _ in turns(("memset", "refpage"), run.pairs):
+            time = side.json("refpage_bench", "--method", method, *argv, str(threads))["wall_ns"]
+            found.note(method, time=time / pages)
+        words = (
+            f"Time of a first read of a page, 8 CPUs: {threads} threads with 8 mappings each; against zeros."
+        )
+        values = found["memset", "time"], found["refpage", "time"]
+        run.add(f"refpage.readers.{threads}.time", "ns", values, words)
 
 
 @contextmanager
@@ -141,10 +141,11 @@ def measure(run: Run) -> None:
             why = f"refpage_bench failed in the guest (kernel {run.images.ours})"
             fix = "build it with CONFIG_REFPAGE (`kz build linux --variant knownzero`)"
             raise TestFailure("The kernel has no refpage_create()", why, fix)
-        for method in ("memset", "refpage", "memfd", "uffd"):
+        for method in ("memset", "refpage"):
             # A method without the pattern has no speed.
             side.sh(f"refpage_bench --method {method} --map {MAPPED} --touch 1024000 --loops 1 --check")
         methods(run, side)
-        heap(run, side)
     with _guest(run.spec("ours", devices=[], accel="tcg", extra_qemu=["-icount", "shift=0"])) as side:
         instructions(run, side)
+    with _guest(run.spec("ours", devices=[], cpus=8)) as side:
+        readers(run, side)

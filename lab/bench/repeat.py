@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0
 """Repetitions by turns, how many of them, and their values."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import statistics
@@ -28,32 +26,22 @@ class Values(defaultdict[tuple[object, ...], list[float]]):
         super().__init__(list)
 
     def note(self, *key: object, **named: float) -> None:
-        """Add one value for each name."""
         for name, value in named.items():
             self[(*key, name)].append(float(value))
 
     def both(self, *key: object) -> tuple[list[float], list[float]]:
-        """The values of base and of ours."""
         return self["base", *key], self["ours", *key]
 
     def of(self, *names: str) -> list[list[float]]:
-        """The lists whose key ends with one of these names."""
         return [values for key, values in self.items() if key[-1] in names]
 
 
 def median_interval(values: Sequence[float]) -> tuple[float, float] | None:
-    """The narrowest 95 % interval of the median that lies between two of the values; None for fewer than six.
+    """A 95 % interval of the median between two of the values, whatever the distribution; None for fewer than six."""
+    from scipy import stats  # takes a second
 
-    It assumes no distribution: the number of values below the median is binomial. (Hollander, Wolfe and Chicken,
-    Nonparametric Statistical Methods, 3rd edition, section 3.6.)
-    """
-    n, outside, rank = len(values), 0.0, 0
-    while (outside := outside + 2 * math.comb(n, rank) / 2**n) <= 1 - CONFIDENCE:
-        rank += 1
-    if not rank:
-        return None
-    ordered = sorted(values)
-    return ordered[rank - 1], ordered[n - rank]
+    low, high = stats.quantile_test(values).confidence_interval(CONFIDENCE)
+    return None if math.isnan(low) or math.isnan(high) else (float(low), float(high))
 
 
 def is_narrow(values: Sequence[float]) -> bool:
@@ -87,18 +75,10 @@ def by_turns(things: Sequence[T], turn: int) -> list[T]:
 
 
 def turns(
-    sides: Sequence[T],
-    pairs: int,
-    known: Iterable[Sequence[float]] = (),
-    *,
-    least: int = 0,
-    warm_ups: int = WARM_UPS,
-    before: Callable[[], object] = lambda: None,
-) -> Iterator[tuple[T, bool]]:
-    """Each side in each turn, and whether it counts: warm-ups do not. ``before`` is called for each turn.
-
-    ``pairs``, ``known`` and ``least`` are those of ``until_known``.
-    """
+    sides: Sequence[T], pairs: int, known: Iterable[Sequence[float]] = (), *, least: int = 0,
+    warm_ups: int = WARM_UPS, before: Callable[[], object] = lambda: None,
+) -> Iterator[tuple[T, bool]]:  # fmt: skip
+    """Each side in each turn, and whether it counts: warm-ups do not. See ``until_known``."""
     for turn in itertools.chain(range(-warm_ups, 0), until_known(pairs, known, least)):
         before()
         for side in by_turns(sides, turn):

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0
 """The runner of all benches: builds, boots, times, and makes the Result from the figures of a bench."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import os
@@ -18,14 +16,21 @@ from typing import Any, NamedTuple
 
 from lab.bench import Bench, BenchOptions
 from lab.bench.session import BALLOON, Side, guests, spec_for
-from lab.boot.spec import BootSpec
+from lab.boot import resolve
+from lab.boot.spec import DAEMON, BootSpec
 from lab.build import ahead
 from lab.build.images import metadata
 from lab.build.linux import VARIANTS, build_linux, find_linux
 from lab.build.qemu import build_qemu, find_qemu
 from lab.core.paths import REPO
+from lab.core.run import ask
 from lab.machine import tools
 from lab.report.results import SIDES, Goal, Metric, Result, Target
+
+FLOOR = (
+    "The dashed line in a chart is the floor: the base kernel with a patch (linux/measure) that leaves the memory of "
+    "mappings of 64 MiB or more as it is. No kernel that gives programs zeros can be faster."
+)
 
 
 class Pair(NamedTuple):
@@ -56,15 +61,13 @@ class Built:
 def built(options: BenchOptions) -> Built:
     """Build or find QEMU and both kernels; LabError when that fails."""
 
-    def image(kernel: str) -> str | Path:
-        return build_linux(kernel) if kernel in VARIANTS else kernel
-
     kernels = [kernel for kernel in (options.base, options.ours) if kernel in VARIANTS]
     if not find_qemu() and not all(find_linux(kernel) for kernel in kernels):
         tools.need(*tools.DEMO)
         with ahead.of_kernels():
             build_qemu("knownzero")
-    return Built(build_qemu("knownzero"), image(options.base), image(options.ours))
+    base, ours = (build_linux(one) if one in VARIANTS else one for one in (options.base, options.ours))
+    return Built(resolve.qemu(options.qemu), base, ours)
 
 
 @dataclass
@@ -83,19 +86,15 @@ class Run:
 
     @property
     def pairs(self) -> int:
-        """The repetitions asked for."""
         return self.options.pairs
 
     def add(
-        self,
-        name: str,
-        unit: str,
-        values: tuple[Sequence[float], Sequence[float]],
-        sentence: str,
+        self, name: str, unit: str, values: tuple[Sequence[float], Sequence[float]], sentence: str,
         target: Target | Goal | None = None,
-    ) -> Metric:
+        floor: Sequence[float] = (),
+    ) -> Metric:  # fmt: skip
         """Add a figure with the values of base and ours; see ``Metric``."""
-        made = Metric.of(name, unit, *values, sentence=sentence, target=target)
+        made = Metric.of(name, unit, *values, sentence=sentence, target=target, floor=floor)
         self.metrics.append(made)
         return made
 
@@ -104,9 +103,17 @@ class Run:
         self.notes = list(dict.fromkeys([*self.notes, *texts]))
 
     def spec(self, kernel: str, **more: Any) -> BootSpec:
-        """The boot of a guest with the base kernel, or with ours for any other name."""
+        """The boot of a guest with the kernel base or floor, or with ours for any other name."""
         image = self.images.base if kernel == "base" else self.images.ours
+        image = self.floor() if kernel == "floor" else image
         return spec_for(self.options, image, self.images.qemu, **more)
+
+    def floor(self) -> Path:
+        """The kernel that does not zero the job's memory."""
+        image = build_linux("floor")
+        self.versions |= {"image_floor": image.parent.name}
+        self.note(FLOOR)
+        return image
 
     @contextmanager
     def guests(self, specs: Sequence[tuple[str, BootSpec]]) -> Iterator[list[Side]]:
@@ -116,17 +123,24 @@ class Run:
             yield sides
 
     @contextmanager
+    def three(self) -> Iterator[list[Side]]:
+        """The base kernel, ours and the floor, with the same device."""
+        with self.guests([(name, self.spec(name)) for name in ("base", "ours", "floor")]) as sides:
+            yield sides
+
+    @contextmanager
     def pair(
         self, balloon: str | None = BALLOON, extra: dict[str, list[str]] | None = None
     ) -> Iterator[Pair]:
         """The base kernel and ours, with the same device; ``extra``: further arguments of QEMU by side."""
-        devices = [balloon] if balloon else []
-        kernels = ("base", "ours")
-        specs = [
-            (name, self.spec(name, devices=devices, extra_qemu=(extra or {}).get(name, [])))
-            for name in kernels
-        ]
-        with self.guests(specs) as sides:
+        if balloon == BALLOON and self.options.qemu == "stock":
+            balloon = f"{DAEMON},stats-interval=0"
+        devices, extra = [balloon] if balloon else [], extra or {}
+        specs = {
+            name: self.spec(name, devices=devices, daemon_profile="release", extra_qemu=extra.get(name, []))
+            for name in ("base", "ours")
+        }
+        with self.guests([*specs.items()]) as sides:
             yield Pair(*sides)
 
 
@@ -141,17 +155,10 @@ def measure(bench: Bench, options: BenchOptions) -> Result:
     options = run.options
     usual = {"size_mb": options.size_mb, "memory": options.memory, "cpus": 1, "pairs": options.pairs}
     return Result(
-        name=bench.name,
-        accelerator=run.accel,
-        versions=images.versions() | run.versions,
-        reproduce=reproduce(bench.name, options, run.accel),
-        metrics=run.metrics,
-        job=run.job or usual,
-        host=host_facts(),
-        notes=run.notes,
-        sides=list(run.sides),
-        seconds=round(time.monotonic() - began, 1),
-    )
+        name=bench.name, accelerator=run.accel, versions=images.versions() | run.versions,
+        reproduce=reproduce(bench.name, options, run.accel), metrics=run.metrics, job=run.job or usual,
+        host=host_facts(), notes=run.notes, sides=list(run.sides), seconds=round(time.monotonic() - began, 1),
+    )  # fmt: skip
 
 
 def kernel_facts(image: str | Path) -> str:
@@ -168,40 +175,28 @@ def kernel_facts(image: str | Path) -> str:
 
 
 def _first_line(argv: list[str]) -> str:
-    try:
-        done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=30)
-    except (OSError, subprocess.TimeoutExpired):
-        return "unknown"
-    return done.stdout.partition("\n")[0].strip() or "unknown"
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        return ask(argv, timeout=30).stdout.partition("\n")[0].strip() or "unknown"
+    return "unknown"
 
 
 def commit() -> str:
-    """This repository's commit, as git describes it."""
     return _first_line(["git", "-C", str(REPO), "describe", "--always", "--dirty", "--tags"])
 
 
 def host_facts() -> dict[str, str]:
-    """The facts about the machine that change figures."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return {"cpu": next(models, "unknown"), "cpus": str(os.cpu_count() or 0), "kernel": platform.release()}
 
 
 def reproduce(name: str, options: BenchOptions, accel: str) -> str:
-    """The command line that repeats a run."""
     argv = [
-        "./kz",
-        "bench",
-        name,
-        "--pairs",
-        str(options.pairs),
-        "--size",
-        str(options.size_mb),
-        "--accel",
+        "./kz", "bench", name, "--pairs", str(options.pairs), "--size", str(options.size_mb), "--accel",
         accel,
-    ]
+    ]  # fmt: skip
     usual = BenchOptions()
-    for flag in ("memory", "base", "ours"):
+    for flag in ("memory", "base", "ours", "qemu"):
         if (value := getattr(options, flag)) != getattr(usual, flag):
             argv += [f"--{flag}", value]
     return shlex.join(argv)

@@ -1,10 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0
-"""The cost to report, flush and pre-zero a whole guest, for each GiB, in small and large guests.
-
-And the longest hold of zone->lock meanwhile (lockhold.py).
-"""
-
-from __future__ import annotations
+"""The cost to report, flush and pre-zero guests of several sizes, for each GiB; holds of zone->lock."""
 
 import itertools
 import time
@@ -42,12 +37,10 @@ Cost = tuple[float, float, float]
 
 
 def gb_of(side: Side) -> int:
-    """Memory of a guest, from its name."""
     return int(side.name.split("-")[1])
 
 
 def fill_mb(side: Side) -> int:
-    """The part of a guest's memory that is used."""
     return memory.fill_mb(gb_of(side), FILL_PERCENT)
 
 
@@ -90,7 +83,6 @@ def prezero(side: Side) -> Cost:
 
 
 def rounds(sides: Sequence[Side], pairs: int, name: str, found: Values) -> None:
-    """One step in all guests by turns, per GiB."""
     what = {"report": report, "flush": flush, "prezero": prezero}[name]
     keys = {
         side.name: (f"{name}_base" if side.name.startswith("base") else name, gb_of(side)) for side in sides
@@ -116,7 +108,6 @@ def figures(run: Run, found: Values, gbs: Sequence[int]) -> None:
 
 
 def measure(run: Run) -> None:
-    """All steps."""
     gbs, found = sizes(available_gb()), Values()
     run.sides = SIDES
     run.job = {"sizes_gb": list(gbs), "cpus": CPUS, "pairs": run.pairs}

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0
 """Guests of a bench, stepped from the host, and the costs they have there."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import mmap
@@ -59,7 +57,6 @@ def resident(pid: int) -> int:
 
 
 def host_cost(pid: int) -> HostCost:
-    """The cost of a process until now."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     tick = os.sysconf("SC_CLK_TCK")
     return HostCost(int(fields[7]), int(fields[12]) / tick, int(fields[11]) / tick)
@@ -123,19 +120,16 @@ class Side:
                 continue
             code = int(text.removeprefix(DONE))
             if code and check:
-                raise TestFailure(
-                    f"A step of the bench failed in the {self.name} guest",
-                    f"`{command}` ended with exit code {code}\n" + "\n".join(output[-8:]),
-                    "run the same command with `kz boot … -- sh -c '…'` and read the guest's console log",
-                )
+                why = "\n".join([f"`{command}` ended with exit code {code}", *output[-8:]])
+                fix = "run the same command with `kz boot … -- sh -c '…'` and read the guest's console log"
+                raise TestFailure(f"A step of the bench failed in the {self.name} guest", why, fix)
             return output
         try:
             self.guest.fail_early()
         except TestFailure as why:
             about = "\n".join([f"it was running `{command}`", *output[-8:], why.what, why.why])
-            raise TestFailure(
-                f"The {self.name} guest ended in the middle of a bench", about, why.fix
-            ) from None
+            what = f"The {self.name} guest ended in the middle of a bench"
+            raise TestFailure(what, about, why.fix) from None
 
     def number(self, command: str) -> int:
         """Run one line of shell that prints a number."""
@@ -148,10 +142,9 @@ class Side:
             found = json.loads(lines[-1])
             if isinstance(found, dict):
                 return found
+        what = f"A guest program printed no JSON ({self.name})"
         why = f"`{shlex.join(argv)}` printed {lines!r}"
-        raise TestFailure(
-            f"A guest program printed no JSON object ({self.name})", why, "run it with `kz boot … --`"
-        )
+        raise TestFailure(what, why, "run it with `kz boot … --`")
 
     def prepare(self) -> None:
         """Set the guest up once: a short report delay, and whether it has the flush parameter."""
@@ -161,7 +154,6 @@ class Side:
         self.sh(SNAPSHOT)
 
     def find_flush(self) -> None:
-        """See whether the guest's kernel has the flush parameter."""
         self.has_flush = self.sh(f"test -e {FLUSH} && echo yes || echo no")[-1] == "yes"
 
     def free_and_report(self) -> None:
@@ -211,31 +203,21 @@ def settle_resident(pid: int, *, timeout: float, what: str, still_s: float = STI
         elif now - since >= still_s:
             return size
         if now - began > timeout:
-            raise TestFailure(
-                f"The resident size of {what} does not settle",
-                f"after {timeout:.0f} s it still moves, {size // MIB} MiB now",
-                "see whether something else runs in the guest, or whether the machine is swapping",
-            )
+            why = f"after {timeout:.0f} s it still moves, {size // MIB} MiB now"
+            fix = "see whether something else runs in the guest, or whether the machine is swapping"
+            raise TestFailure(f"The resident size of {what} does not settle", why, fix)
 
 
 def spec_for(options: BenchOptions, kernel: str | Path, qemu: Path, **more: Any) -> BootSpec:
     """The boot of one side; ``more`` overrides fields of BootSpec."""
-    fields: dict[str, Any] = {
-        "kernel": kernel,
-        "qemu": qemu,
-        "memory": options.memory,
-        "accel": options.accel,
-    }
-    fields |= {"devices": [BALLOON], "timeout": 1800.0, "command": ["sh", "-c", LOOP]}
+    fields: dict[str, Any] = {"kernel": kernel, "qemu": qemu, "memory": options.memory}
+    fields |= {"accel": options.accel, "devices": [BALLOON], "timeout": 1800.0, "command": ["sh", "-c", LOOP]}
     return BootSpec(**(fields | more))
 
 
 @contextmanager
 def guests(specs: Sequence[tuple[str, BootSpec]]) -> Iterator[list[Side]]:
-    """Boot guests, each with the name of its side, prepare them, and end them after the block.
-
-    LabError when they run on different accelerators.
-    """
+    """Boot and prepare guests by the names of their sides; LabError for unlike accelerators."""
     with ExitStack() as stack:
         sides = []
         for name, spec in specs:
@@ -245,9 +227,8 @@ def guests(specs: Sequence[tuple[str, BootSpec]]) -> Iterator[list[Side]]:
             sides.append(side)
         accels = sorted({side.guest.accel for side in sides})
         if len(accels) != 1:
-            raise LabError(
-                "Cannot measure", f"the guests run on {' and '.join(accels)}", "name one with --accel"
-            )
+            why = f"the guests run on {' and '.join(accels)}"
+            raise LabError("Cannot measure", why, "name one with --accel")
         for side in sides:
             side.prepare()
         yield sides

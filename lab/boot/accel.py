@@ -1,11 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0
 """The accelerator that works here, found by running a kernel under it."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
-import json
 import os
 import platform
 import subprocess
@@ -28,16 +25,14 @@ def tsc_khz() -> int:
     """The speed of the machine's time stamp counter in kHz; 0 where there is none (not x86_64)."""
     if platform.machine() != "x86_64":
         return 0
-    program = guest.build_host_program(Path(__file__).with_name("tsc_khz.c"))
+    program = guest.build_program(Path(__file__).with_name("tsc_khz.c"))
     return int(run.output([program], "the time stamp counter cannot be measured", "run `kz doctor`"))
 
 
 def choose(wanted: str, qemu: Path, kernel: Path, arch: str = "x86_64") -> str:
     """``kvm`` or ``tcg``; ``auto`` is the best that works. Kernels for other processors are emulated."""
     if wanted not in CHOICES:
-        raise UsageError(
-            f"Bad --accel: {wanted}", "no accelerator has this name", f"use {', '.join(CHOICES)}"
-        )
+        raise UsageError(f"Bad --accel: {wanted}", "no accelerator has this name", "use auto, kvm or tcg")
     if arch != "x86_64" and wanted == "kvm":
         raise UsageError("Bad --accel: kvm", f"the kernel is for {arch}", "use --accel auto or tcg")
     if arch != "x86_64" or wanted == "tcg":
@@ -49,42 +44,21 @@ def choose(wanted: str, qemu: Path, kernel: Path, arch: str = "x86_64") -> str:
     return "kvm" if works else "tcg"
 
 
-def _memory() -> Path:
-    return paths.cache() / "kvm.json"
-
-
-def _machine_key(qemu: Path) -> str:
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8")
-    except OSError:
-        boot = ""
-    found = qemu.stat()
-    text = f"{platform.release()} {boot} {qemu} {found.st_size} {found.st_mtime_ns} {os.access('/dev/kvm', os.R_OK | os.W_OK)}"
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
 def kvm_works(qemu: Path, kernel: Path) -> tuple[bool, str]:
     """Whether a kernel reaches user space under KVM, and why not; remembered per machine boot."""
     if not os.path.exists("/dev/kvm"):
         return False, "there is no /dev/kvm"
     if not os.access("/dev/kvm", os.R_OK | os.W_OK):
         return False, "/dev/kvm may not be opened by this user"
-    key = _machine_key(qemu)
+    boot, found = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8"), qemu.stat()
+    key = f"{platform.release()} {boot} {qemu} {found.st_size} {found.st_mtime_ns}"
+    answer = paths.sub("kvm") / hashlib.sha256(key.encode()).hexdigest()
     with lock.locked("kvm-probe"):
-        known = _recalled()
-        if key not in known:
+        if not answer.is_file():
             with progress.step("trying KVM"):
-                known[key] = _probe(qemu, kernel)
-            lock.write_atomically(_memory(), json.dumps(known))
-        return known[key]
-
-
-def _recalled() -> dict[str, tuple[bool, str]]:
-    try:
-        data = json.loads(_memory().read_text(encoding="utf-8"))
-        return {key: (bool(works), str(why)) for key, (works, why) in data.items()}
-    except (OSError, ValueError, TypeError, AttributeError):
-        return {}
+                lock.write_atomically(answer, _probe(qemu, kernel)[1])
+        why = answer.read_text(encoding="utf-8")
+    return not why, why
 
 
 def _probe(qemu: Path, kernel: Path) -> tuple[bool, str]:

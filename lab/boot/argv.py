@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0
 """The command line of QEMU or User-Mode Linux. Reads no file, builds nothing."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +17,9 @@ APPEND_TCG = "tsc=reliable lpj=12000000 rcupdate.rcu_cpu_stall_timeout=100"
 APPEND_ARM64 = f"console=ttyAMA0 {ENDS} mitigations=off"
 APPEND_UM = f"con=null con0=null,fd:1 console=tty0 earlyprintk {ENDS}"
 VIRTIO_ID_BALLOON = 5
+# The daemon's front end in the patched QEMU, and in any QEMU from 10.1 on.
+FRONT_END = "vhost-user-balloon-pci"
+GENERIC = f"vhost-user-test-device-pci,virtio-id={VIRTIO_ID_BALLOON},num_vqs=5,vq_size=128,config_size=16"
 UM_LINES = ("ctl", "out", "err", "in")  # in the order of User-Mode Linux's serial lines
 
 
@@ -30,6 +31,7 @@ class Images:
     accel: str  # kvm, tcg or um
     qemu: Path | None = None
     modules: tuple[Path, ...] = ()  # that the kernel must load
+    front_end: str = ""  # of the daemon: QEMU's device and its properties
     tsc_khz: int = 0  # of the machine's time stamp counter; 0: the guest measures it
 
 
@@ -45,7 +47,6 @@ class Ends:
 
 
 def make(spec: BootSpec, images: Images, ends: Ends) -> list[str]:
-    """The program and its arguments."""
     return _um(spec, images, ends) if spec.arch == "um" else _qemu(spec, images, ends)
 
 
@@ -97,12 +98,14 @@ def _qemu(spec: BootSpec, images: Images, ends: Ends) -> list[str]:
     if ends.interactive:
         argv += ["-chardev", "stdio,id=kztty,signal=off", "-device", "virtconsole,chardev=kztty"]
     if ends.daemon:
-        # Two processes share the memory; QEMU connects again when the daemon restarts.
+        # Two processes share the memory. The patched QEMU connects again when the daemon restarts; the generic device
+        # fails at once with this option, since it does not wait for the connection.
+        again = ",reconnect-ms=100" if images.front_end == FRONT_END else ""
         more = f",{spec.shared_memory}" if spec.shared_memory else ""
         argv += ["-object", f"memory-backend-memfd,id=kzmemory,size={spec.memory},share=on{more}"]
         argv += ["-machine", "memory-backend=kzmemory"]
-        argv += ["-chardev", f"socket,id=kzballoon,path={ends.daemon},reconnect-ms=100"]
-        argv += ["-device", "vhost-user-balloon-pci,chardev=kzballoon"]
+        argv += ["-chardev", f"socket,id=kzballoon,path={ends.daemon}{again}"]
+        argv += ["-device", f"{images.front_end},chardev=kzballoon"]
     for device in spec.qemu_devices():
         argv += ["-device", device]
     return argv + spec.extra_qemu

@@ -1,15 +1,11 @@
 # SPDX-License-Identifier: GPL-2.0
 """Inflate and deflate the balloon of a running guest from the host."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 
 from lab.boot.guest import Guest
 from lab.core.errors import TestFailure
-
-STATS = "inflate-stats"
 
 
 def device(**properties: object) -> str:
@@ -29,15 +25,13 @@ def resize(guest: Guest, size: int, timeout: float = 120.0) -> None:
     deadline = time.monotonic() + timeout
     while actual(guest) != size:
         if time.monotonic() > deadline:
-            raise TestFailure(
-                "the balloon does not get to its size",
-                f"after {timeout:g} s the guest has {actual(guest) >> 20} MB and should have {size >> 20} MB",
-                "look at the guest's console log for 'Out of puff'",
-            )
+            why = f"after {timeout:g} s the guest has {actual(guest) >> 20} MB instead of {size >> 20} MB"
+            fix = "look at the guest's console log for 'Out of puff'"
+            raise TestFailure("the balloon does not get to its size", why, fix)
         time.sleep(0.05)
 
 
 def stats(guest: Guest) -> dict[str, Any]:
-    """The device's counters of inflation in bytes; for a balloon made by ``device``."""
-    found: dict[str, Any] = guest.qmp("qom-get", path="/machine/peripheral/balloon", property=STATS)
-    return found
+    """The device's counters of inflation in bytes; ``skipped`` by reason, without those that have not occurred."""
+    found: dict[str, Any] = guest.qmp("query-balloon")["inflated"]
+    return {**found, "skipped": {one["reason"]: one["bytes"] for one in found["skipped"]}}

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0
 """The verbs ``kz doctor``, ``kz boot``, ``kz shell`` and ``kz top``."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import sys
@@ -11,11 +9,11 @@ from pathlib import Path
 from typing import IO, Annotated
 
 import typer
+from typer import Argument, Option
 
-from lab.boot import options
-from lab.boot.options import Accel, Add, Append, Cpus, Device, Kernel, Memory, Qemu, QemuArg
+from lab.boot.options import BALLOON, GuestOptions
 from lab.core import errors
-from lab.core.options import Json
+from lab.core.options import Json, Several, unpacked
 
 app = typer.Typer()
 PASSED_ON = {"allow_interspersed_args": False}  # what follows the first word belongs to the guest's command
@@ -47,29 +45,14 @@ def _write(stream: IO[bytes]) -> Callable[[bytes], None]:
 
 
 @app.command(context_settings=PASSED_ON)
+@unpacked
 def boot(
-    command: Annotated[
-        list[str] | None, typer.Argument(metavar="-- CMD...", help="The command to run in the guest.")
-    ] = None,
-    kernel: Kernel = "knownzero",
-    qemu: Qemu = None,
-    memory: Memory = "2G",
-    cpus: Cpus = 1,
-    device: Device = None,
-    append: Append = "",
-    add: Add = None,
-    accel: Accel = "auto",
-    timeout: Annotated[float, typer.Option(min=1, help="Seconds until the guest is ended.")] = 300,
-    arch: Annotated[
-        str, typer.Option(help="x86_64, um (the kernel as a program; no QEMU), i386 or arm64 (emulated).")
-    ] = "x86_64",
-    mte: Annotated[
-        bool, typer.Option("--mte", help="With --arch arm64: a machine with memory tags.")
-    ] = False,
-    qemu_arg: QemuArg = None,
-    allow_warnings: Annotated[
-        bool, typer.Option("--allow-warnings", help="Do not fail on faults that the kernel reports.")
-    ] = False,
+    chosen: GuestOptions,
+    command: Annotated[Several, Argument(metavar="-- CMD...", help="The command.")] = None,
+    timeout: Annotated[float, Option(min=1, help="Seconds until the guest is ended.")] = 300,
+    arch: Annotated[str, Option(help="x86_64, um (without QEMU), i386 or arm64.")] = "x86_64",
+    mte: Annotated[bool, Option("--mte", help="arm64 with memory tags.")] = False,
+    allow_warnings: Annotated[bool, Option("--allow-warnings", help="Pass despite kernel faults.")] = False,
     as_json: Json = False,
 ) -> None:
     """Run a command in a fresh guest; its stdout, stderr and exit code are passed through.
@@ -80,9 +63,7 @@ def boot(
     from lab.boot import guest
     from lab.core import progress
 
-    spec = options.spec(
-        kernel, qemu, memory, cpus, device, append, accel, command or ["uname", "-a"], timeout, add, qemu_arg
-    )
+    spec = chosen.spec(command or ["uname", "-a"], timeout)
     spec.arch, spec.mte, spec.allow_warnings = arch, mte, allow_warnings
     sinks = () if as_json else (_write(sys.stdout.buffer), _write(sys.stderr.buffer))
     result = guest.boot(spec, *sinks)
@@ -98,67 +79,73 @@ def boot(
 
 
 @app.command(context_settings=PASSED_ON)
+@unpacked
 def shell(
-    command: Annotated[
-        list[str] | None, typer.Argument(metavar="[-- CMD...]", help="A command to run instead of a shell.")
-    ] = None,
-    kernel: Kernel = "knownzero",
-    qemu: Qemu = None,
-    memory: Memory = "2G",
-    cpus: Cpus = 1,
-    device: Device = None,
-    append: Append = "",
-    add: Add = None,
-    accel: Accel = "auto",
-    qemu_arg: QemuArg = None,
+    chosen: GuestOptions,
+    command: Annotated[Several, Argument(metavar="[-- CMD...]", help="Instead of a shell.")] = None,
 ) -> None:
     """A shell in a fresh guest, on this terminal; leave it with exit or Ctrl-D."""
     from lab.boot import guest
 
-    device = device or [options.BALLOON]
-    spec = options.spec(
-        kernel, qemu, memory, cpus, device, append, accel, command or ["sh", "-i"], options.FOREVER, add, qemu_arg
-    )  # fmt: skip
-    raise typer.Exit(guest.interactive(spec))
+    raise typer.Exit(guest.interactive(chosen.spec(command or ["sh", "-i"], device=BALLOON)))
 
 
 @app.command("top", context_settings=PASSED_ON)
+@unpacked
 def watch(
-    command: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[-- CMD...]", help="A command to run in the guest meanwhile."),
-    ] = None,
-    kernel: Kernel = "knownzero",
-    qemu: Qemu = None,
-    memory: Memory = "2G",
-    cpus: Cpus = 1,
-    device: Device = None,
-    append: Append = "",
-    accel: Accel = "auto",
-    interval: Annotated[int, typer.Option(min=1, max=3600, help="Seconds between two looks.")] = 2,
-    once: Annotated[bool, typer.Option("--once", help="Look once, after the command's end.")] = False,
-    socket_path: Annotated[
-        Path | None,
-        typer.Option("--socket", help="No guest: ask a vhost-user-balloon by its control socket."),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per look.")] = False,
+    chosen: GuestOptions,
+    command: Annotated[Several, Argument(metavar="[-- CMD...]", help="A command to run meanwhile.")] = None,
+    interval: Annotated[int, Option(min=1, max=3600, help="Seconds between two looks.")] = 2,
+    once: Annotated[bool, Option("--once", help="Look once, after the command's end.")] = False,
+    socket_path: Annotated[Path | None, Option("--socket", help="Watch the daemon at this socket.")] = None,
+    as_json: Annotated[bool, Option("--json", help="Print one JSON object per look.")] = False,
 ) -> None:
     """Watch known-zero memory in a fresh guest (zeropages), or a vhost-user balloon; Ctrl-C ends it."""
     from lab.boot import top
 
     if socket_path is not None:
         if command:
-            raise errors.UsageError(
-                f"Bad command: {command[0]}",
-                "--socket watches a guest that runs already, and takes no command",
-                "leave out the command, or --socket",
-            )
+            why, fix = "--socket takes no command", "leave one of them out"
+            raise errors.UsageError(f"Bad command: {command[0]}", why, fix)
         with contextlib.suppress(KeyboardInterrupt):
             top.watch(socket_path, interval=interval, once=once, as_json=as_json, out=sys.stdout)
         return
     live = not once and not as_json and sys.stdout.isatty() and sys.stdin.isatty()
     words = top.guest_command(command or [], interval=interval, once=once, as_json=as_json)
-    device = device or [options.BALLOON]
-    spec = options.spec(kernel, qemu, memory, cpus, device, append, accel, words, options.FOREVER)
     sinks = () if live else (_write(sys.stdout.buffer), _write(sys.stderr.buffer))
-    raise typer.Exit(top.show_guest(spec, live, sinks))
+    raise typer.Exit(top.show_guest(chosen.spec(words, device=BALLOON), live, sinks))
+
+
+@app.command(context_settings=PASSED_ON)
+def conform(
+    command: Annotated[
+        list[str] | None,
+        Argument(metavar="-- COMMAND...", help="Your VMM, with its serial console on stdout."),
+    ] = None,
+    kernel: Annotated[str, Option(help="A variant or a file.")] = "debug",
+    arch: Annotated[str, Option(help="x86_64, or um (the kernel as a program).")] = "x86_64",
+    memory: Annotated[str, Option(help="The value of {memory}.")] = "1G",
+    pid: Annotated[
+        int | None, Option(min=1, help="The process that has the guest's memory, if COMMAND has not.")
+    ] = None,
+    timeout: Annotated[float, Option(min=1, help="Seconds until the guest is ended.")] = 300,
+    bundle: Annotated[
+        Path | None, Option(help="Boot nothing: write kernel, initramfs and README to this tarball.")
+    ] = None,
+) -> None:
+    """Check the balloon of any VMM: which statements about zeros hold, and what the host gets back.
+
+    In COMMAND, {kernel}, {initrd}, {append} and {memory} are replaced. It prints a Markdown table; a check that fails
+    makes the exit code 1. Example: kz conform -- qemu-system-x86_64 -nographic -m {memory} -kernel {kernel} -initrd
+    {initrd} -append {append} -device virtio-balloon-pci,free-page-reporting=on
+    """
+    from lab.boot import conform as conforming
+
+    if bundle:
+        conforming.bundle(bundle, kernel)
+        print(bundle)
+        return
+    lines = conforming.check(command or [], kernel=kernel, arch=arch, memory=memory, timeout=timeout, pid=pid)
+    print("\n".join(lines))
+    if any("| FAIL |" in line for line in lines):
+        raise typer.Exit(errors.FAILED)

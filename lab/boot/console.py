@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0
 """The faults that a guest's console reports."""
 
-from __future__ import annotations
-
 import re
 
 # Patterns of lines in which the kernel reports a fault of its own.
@@ -29,7 +27,6 @@ _HARMLESS = re.compile("|".join(f"(?:{p})" for p in HARMLESS))
 _CODE = re.compile(r"\bCode: [0-9a-f ]*<([0-9a-f]{2})>")
 _TRACE_LINES = 30
 _TRACE_END = re.compile(r"---\[ end (?:trace|Kernel panic)")
-_STAMP = re.compile(r"^(?:<\d+>)?\[\s*\d+\.\d+\](?:\[[^]]*\])? ?")
 
 
 def violations(text: str) -> list[str]:
@@ -107,11 +104,6 @@ def stale_breakpoint(text: str) -> bool:
 def taint_reasons(taint: int) -> list[str]:
     """The faults in a kernel's taint value; empty for harmless bits (modules, …)."""
     return [f"kernel tainted: {reason} (bit {bit})" for bit, reason in TAINTS.items() if taint >> bit & 1]
-
-
-def unstamped(line: str) -> str:
-    """A console line without its time stamp."""
-    return _STAMP.sub("", line)
 
 
 def last_lines(text: str, count: int = 8) -> str:

@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: GPL-2.0
 """The state of this machine: tools, sources, images, KVM, and the bits that QEMU offers."""
 
-from __future__ import annotations
-
+import json
 import os
 import platform
 import shutil
-import socket
 import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -17,7 +15,7 @@ from lab.boot import accel
 from lab.build import linux as build
 from lab.build.images import compiler, jobs
 from lab.build.qemu import find_qemu
-from lab.core import paths, run
+from lab.core import paths
 from lab.core.errors import LabError
 from lab.machine import apt, fetch, tools
 
@@ -104,40 +102,27 @@ def _kernel(variant: str) -> tuple[str, str, str]:
 
 
 def offered_bits(qemu: Path, more: str = "") -> list[int]:
-    """The device-specific feature bits a virtio-balloon with reporting on offers in this QEMU.
-
-    ``more``: further properties. QEMU starts, and its guest does not. Raises LabError when QEMU does not start.
-    """
-    from qemu.qmp import QMPError
-    from qemu.qmp.legacy import QEMUMonitorProtocol
-
-    ours, theirs = socket.socketpair()
+    """The device-specific bits of a reporting virtio-balloon in a QEMU, whose guest does not start."""
+    path = {"path": "/machine/peripheral/balloon/virtio-backend"}
+    asked = (
+        {"execute": "qmp_capabilities"},
+        {"execute": "x-query-virtio-status", "arguments": path},
+        {"execute": "quit"},
+    )
     argv = [
         str(qemu), "-nodefaults", "-no-user-config", "-display", "none", "-machine", "q35", "-accel", "tcg", "-S", "-m", "64M",
-        "-device", f"{BALLOON},id=balloon,free-page-reporting=on{more}",
-        "-chardev", f"socket,id=m,fd={theirs.fileno()}", "-mon", "chardev=m,mode=control",
+        "-device", f"{BALLOON},id=balloon,free-page-reporting=on{more}", "-qmp", "stdio",
     ]  # fmt: skip
-    process = subprocess.Popen(
-        argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-        pass_fds=[theirs.fileno()], start_new_session=True,
-    )  # fmt: skip
-    theirs.close()
+    words, fix = "\n".join(map(json.dumps, asked)), "build it again with kz build qemu"
     try:
-        ours.settimeout(20)
-        monitor = QEMUMonitorProtocol(ours)
-        monitor.connect()
-        path = "/machine/peripheral/balloon/virtio-backend"
-        status: Any = monitor.cmd("x-query-virtio-status", path=path)
-    except (OSError, QMPError) as error:
-        run.end_group(process)
-        said = (process.stderr.read() if process.stderr else b"").decode(errors="replace").strip()
-        raise LabError(
-            f"{qemu} does not answer", said or str(error), "build it again with kz build qemu"
-        ) from None
-    finally:
-        run.end_group(process)
-        ours.close()
-    return _bits(status["host-features"])
+        done = subprocess.run(argv, input=words, capture_output=True, text=True, timeout=20, check=False)
+        answers = [json.loads(line) for line in done.stdout.splitlines()]
+    except (OSError, ValueError, subprocess.TimeoutExpired) as error:
+        raise LabError(f"{qemu} does not answer", str(error), fix) from None
+    found = [one["return"]["host-features"] for one in answers if "host-features" in one.get("return", ())]
+    if not found:
+        raise LabError(f"{qemu} does not answer", done.stderr.strip() or done.stdout[-300:], fix)
+    return _bits(found[0])
 
 
 # The names that QEMU has for bits 0 to 7; it counts the bits that it does not know by itself.

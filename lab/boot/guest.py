@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
 import queue
 import re
 import selectors
@@ -58,11 +59,6 @@ class BootResult:
     violations: list[str]
     stdout_bytes: bytes = b""
 
-    @property
-    def console_text(self) -> str:
-        """The whole console log."""
-        return self.console.read_text(errors="replace")
-
 
 class Guest:
     """A guest that runs. Made by ``running`` and ``boot``; ended by ``close`` at the latest."""
@@ -105,9 +101,7 @@ class Guest:
             socket_path = self.daemon.socket if self.daemon else None
             ends = argv.Ends(self._initrd(talks), self.console, fds, socket_path, interactive)
             words = argv.make(spec, self.images, ends)
-            (self.folder / "command").write_text(
-                "\n".join(words) + "\n", encoding="utf-8", errors="surrogateescape"
-            )
+            (self.folder / "command").write_bytes(os.fsencode("\n".join([*words, ""])))
             self._began = time.monotonic()
             self.process = self._start(words, theirs)
         except BaseException:
@@ -130,9 +124,8 @@ class Guest:
         target = self.folder / "initrd.cpio"
         channels = "ssl" if self.spec.arch == "um" else "tty" if self.interactive else "ports"
         mode = f"{channels} in" if talks else channels
-        initramfs.write(
-            target, self.spec.command, mode, self.spec.add, list(self.images.modules), self.spec.arch
-        )
+        modules = list(self.images.modules)
+        initramfs.write(target, self.spec.command, mode, self.spec.add, modules, self.spec.arch)
         return target
 
     def _start(self, words: list[str], ends: dict[str, socket.socket]) -> subprocess.Popen[bytes]:
@@ -214,31 +207,24 @@ class Guest:
 
     def _report(self, line: str) -> None:
         match = re.fullmatch(r"(ready|taint|exit) (-?\d+)\r?", line)
-        if not match:
-            return
-        if match[1] == "ready":
+        if match and match[1] == "ready":
             self._ready.set()
-        elif match[1] == "taint":
+        elif match and match[1] == "taint":
             self._taint = int(match[2])
-        else:
-            self._exit = int(match[2])
-            self._reported = time.monotonic()
+        elif match:
+            self._exit, self._reported = int(match[2]), time.monotonic()
 
     def _console_text(self) -> str:
         return self.console.read_text(errors="replace")
 
     def ending(self) -> Ending:
-        """The state in which the guest has ended, or is now."""
         return Ending(
             self.spec, self.accel, self._console_text(), self.console, self.folder / "vmm.log",
             self._taint, self._exit, self._ready.is_set(), self._late, self.process.returncode,
         )  # fmt: skip
 
     def comes_up(self) -> bool:
-        """Wait for user space; False when an emulated guest hung or met a known race before it.
-
-        A guest that waits for a command to start (-S) is not waited for.
-        """
+        """Wait for user space, except with -S; False when an emulated guest met a known hang or race."""
         if self.accel != "tcg" or "-S" in self.spec.extra_qemu:
             return True
         while not self._ready.wait(0.1):
@@ -309,7 +295,6 @@ class Guest:
         raise TestFailure("the guest ended before it read its next command", why, "look at the console log")
 
     def close(self) -> None:
-        """End the guest and remove its large files."""
         if self.process.poll() is None:
             if self.interactive:
                 self.process.kill()
@@ -330,11 +315,7 @@ class Guest:
 
 @contextlib.contextmanager
 def running(spec: BootSpec) -> Iterator[Guest]:
-    """A running guest to talk to; the end of the block ends it.
-
-    Its console is judged even if no caller waited for the guest. A guest that never came up is started again,
-    as ``boot`` does.
-    """
+    """A running guest, ended with the block; judged, and started again, as by ``boot``."""
     guest = Guest(spec)
     if not guest.comes_up():
         ending = guest.ending()

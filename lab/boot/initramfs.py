@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0
 """Initial RAM file systems, written as newc archives without being root."""
 
-from __future__ import annotations
-
 import hashlib
 import stat
 import subprocess
@@ -13,21 +11,9 @@ from lab.core import lock, paths
 from lab.core.errors import UsageError
 
 FOLDERS = [
-    "bin",
-    "sbin",
-    "usr",
-    "usr/bin",
-    "usr/sbin",
-    "etc",
-    "dev",
-    "proc",
-    "sys",
-    "tmp",
-    "run",
-    "mnt",
-    "root",
+    "bin", "sbin", "usr", "usr/bin", "usr/sbin", "etc", "dev", "proc", "sys", "tmp", "run", "mnt", "root",
     "kz",
-]
+]  # fmt: skip
 RECIPE = "1"
 
 
@@ -56,7 +42,6 @@ class Archive:
         self._entry(name, stat.S_IFDIR | 0o755)
 
     def file(self, name: str, data: bytes, mode: int = 0o644) -> None:
-        """Add a file and the folders it stands in."""
         name = name.strip("/")
         if "/" in name:
             self.folder(name.rpartition("/")[0])
@@ -67,11 +52,9 @@ class Archive:
         self._entry(name.strip("/"), stat.S_IFLNK | 0o777, target.encode())
 
     def device(self, name: str, major: int, minor: int) -> None:
-        """Add a character device."""
         self._entry(name.strip("/"), stat.S_IFCHR | 0o600, b"", (major, minor))
 
     def finish(self) -> bytes:
-        """The archive, padded so that another can follow it."""
         self._entry("TRAILER!!!", 0)
         data = b"".join(self._parts)
         return data + b"\0" * (-len(data) % 512)
@@ -115,13 +98,9 @@ def guest_path(file: Path, place: str) -> str:
 
 
 def write(
-    target: Path,
-    command: list[str],
-    mode: str,
-    add: list[tuple[Path, str]],
-    modules: list[Path],
+    target: Path, command: list[str], mode: str, add: list[tuple[Path, str]], modules: list[Path],
     arch: str = "x86_64",
-) -> None:
+) -> None:  # fmt: skip
     """Write the archive of one boot: the base, then the files of this boot."""
     archive = Archive()
     archive.file("kz/argv", b"".join(word.encode(errors="surrogateescape") + b"\0" for word in command))

@@ -1,53 +1,51 @@
 # SPDX-License-Identifier: GPL-2.0
 """The options of every verb that starts a guest."""
 
-from __future__ import annotations
-
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Option
 
 from lab.boot.spec import BootSpec
 from lab.core.errors import UsageError
+from lab.core.options import Several
 
 BALLOON = "virtio-balloon-pci,free-page-reporting=on"
 FOREVER = 7 * 86400.0  # seconds
 
-Kernel = Annotated[
-    str, typer.Option(help="base, knownzero, off, debug, stock (the distribution's), or an image.")
-]
-Qemu = Annotated[str | None, typer.Option(help="base, knownzero, stock (the distribution's), or a binary.")]
-Memory = Annotated[str, typer.Option(help="Guest memory, in the form of QEMU's -m: 2G.")]
-Cpus = Annotated[int, typer.Option(min=1, max=255, help="Virtual CPUs.")]
-Device = Annotated[
-    list[str] | None,
-    typer.Option(help="A QEMU device, such as virtio-balloon-pci,free-page-reporting=on. Repeatable."),
-]
-Append = Annotated[str, typer.Option(help="More kernel command line.")]
-Add = Annotated[
-    list[str] | None,
-    typer.Option(metavar="FILE[:GUESTPATH]", help="Put a file or folder into the guest. Repeatable."),
-]
-Accel = Annotated[str, typer.Option("--accel", help="auto, kvm or tcg.")]
-QemuArg = Annotated[list[str] | None, typer.Option(help="A raw QEMU argument. Repeatable.")]
 
+@dataclass
+class GuestOptions:
+    """The guest that the command line describes."""
 
-def spec(
-    kernel: str, qemu: str | None, memory: str, cpus: int, device: list[str] | None, append: str, accel: str,
-    command: list[str], timeout: float, add: list[str] | None = None, qemu_arg: list[str] | None = None,
-) -> BootSpec:  # fmt: skip
-    """The BootSpec of these options."""
-    return BootSpec(
-        kernel=kernel, qemu=qemu, memory=memory, cpus=cpus, devices=device or [], append=append, accel=accel,
-        command=command, timeout=timeout, add=[_added(item) for item in add or []], extra_qemu=qemu_arg or [],
-    )  # fmt: skip
+    kernel: Annotated[str, Option(help="base, knownzero, off, debug, stock (Debian's) or a file.")] = (
+        "knownzero"
+    )
+    qemu: Annotated[str | None, Option(help="base, knownzero, stock (Debian's) or a file.")] = None
+    memory: Annotated[str, Option(help="Guest memory, in the form of QEMU's -m: 2G.")] = "2G"
+    cpus: Annotated[int, Option(min=1, max=255, help="Virtual CPUs.")] = 1
+    device: Annotated[
+        Several, Option(help=f"A QEMU device, as {BALLOON}, or daemon,OPTION=…. Repeatable.")
+    ] = None
+    append: Annotated[str, Option(help="More kernel command line.")] = ""
+    add: Annotated[Several, Option(metavar="FILE[:GUESTPATH]", help="Copy this in. Repeatable.")] = None
+    accel: Annotated[str, Option(help="auto, kvm or tcg.")] = "auto"
+    qemu_arg: Annotated[Several, Option(help="A raw QEMU argument. Repeatable.")] = None
+
+    def spec(self, command: list[str], timeout: float = FOREVER, device: str = "") -> BootSpec:
+        """The BootSpec; ``device``: the one of a guest that is given none."""
+        devices = self.device or ([device] if device else [])
+        return BootSpec(
+            kernel=self.kernel, qemu=self.qemu, memory=self.memory, cpus=self.cpus, devices=devices, append=self.append,
+            accel=self.accel, add=[_added(item) for item in self.add or []], extra_qemu=self.qemu_arg or [],
+            command=command, timeout=timeout,
+        )  # fmt: skip
 
 
 def _added(item: str) -> tuple[Path, str]:
     name, _, place = item.partition(":")
     if not Path(name).exists():
-        raise UsageError(
-            f"Bad --add: {name}", "there is no such file", "give --add FILE or --add FILE:GUESTPATH"
-        )
+        why, fix = "there is no such file", "give --add FILE or --add FILE:GUESTPATH"
+        raise UsageError(f"Bad --add: {name}", why, fix)
     return Path(name), place

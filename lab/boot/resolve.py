@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: GPL-2.0
 """From names to files: builds or fetches the kernel and QEMU that a BootSpec names."""
 
-from __future__ import annotations
-
+import functools
 from pathlib import Path
 
-from lab.boot import accel
+from lab.boot import accel, argv
 from lab.boot.argv import Images
-from lab.boot.spec import BootSpec
+from lab.boot.spec import DAEMON, BootSpec
 from lab.build import linux as build
 from lab.build.qemu import QEMU_VARIANTS, build_qemu
+from lab.core import run
 from lab.core.errors import UsageError
 from lab.machine import stock
 
@@ -22,8 +22,20 @@ def images(spec: BootSpec) -> Images:
     image, modules = kernel(spec.kernel, spec.arch)
     program = qemu(spec.qemu, spec.arch)
     chosen = accel.choose(spec.accel, program, image, spec.arch)
+    front_end = _front_end(program) if spec.daemon_options() is not None else ""
     counts = spec.arch == "x86_64" and chosen == "tcg"
-    return Images(image, chosen, program, tuple(modules), accel.tsc_khz() if counts else 0)
+    return Images(image, chosen, program, tuple(modules), front_end, accel.tsc_khz() if counts else 0)
+
+
+@functools.cache
+def _front_end(program: Path) -> str:
+    """The daemon's front end in this QEMU; UsageError where there is none."""
+    listed = run.output([program, "-device", "help"], f"{program} does not run", "run `kz doctor`")
+    for device in (argv.FRONT_END, argv.GENERIC):
+        if f'name "{device.split(",")[0]}"' in listed:
+            return device
+    why = f"{program} has no {argv.GENERIC.split(',')[0]}"
+    raise UsageError(f"Bad --device: {DAEMON}", why, "use --qemu knownzero, or a QEMU from 10.1 on")
 
 
 def kernel(named: str | Path, arch: str = "x86_64") -> tuple[Path, list[Path]]:
@@ -48,9 +60,6 @@ def qemu(named: str | Path | None, arch: str = "x86_64") -> Path:
 
 def _file(named: str | Path, option: str, variants: tuple[str, ...]) -> Path:
     if not Path(named).is_file():
-        raise UsageError(
-            f"Bad {option}: {named}",
-            f"it is no file, and no variant: {', '.join(variants)}",
-            "name one of them, or a file",
-        )
+        why = f"it is no file, and no variant: {', '.join(variants)}"
+        raise UsageError(f"Bad {option}: {named}", why, "name one of them, or a file")
     return Path(named).absolute()

@@ -1,17 +1,14 @@
 # SPDX-License-Identifier: GPL-2.0
 """The description of a guest, as plain data."""
 
-from __future__ import annotations
-
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from lab.core.errors import UsageError
 
 ARCHES = ("x86_64", "um", "i386", "arm64")
-VHOST_USER = "vhost-user"
+DAEMON = "daemon"
 # The forms of QEMU's -m (slots and maxmem may follow), and of User-Mode Linux's mem=.
 MEMORY = re.compile(r"(?:size=)?(?=[\d.]*[1-9])\d+(?:\.\d+)?[BKMGT]?(?:,.*)?", re.IGNORECASE)
 MEMORY_UM = re.compile(r"(?=\d*[1-9])\d+[KMG]", re.IGNORECASE)
@@ -21,8 +18,8 @@ MEMORY_UM = re.compile(r"(?=\d*[1-9])\d+[KMG]", re.IGNORECASE)
 class BootSpec:
     """One boot. ``kernel``: base, knownzero, off, debug, stock, or the path of an image.
 
-    The device ``vhost-user`` is the project's daemon, started beside the guest. Its options follow
-    after commas: ``vhost-user,target=256M``.
+    The device ``daemon`` is the project's vhost-user-balloon, started beside the guest. Its options follow
+    after commas: ``daemon,target=256M``.
     """
 
     kernel: str | Path = "knownzero"
@@ -31,7 +28,7 @@ class BootSpec:
     cpus: int = 1
     devices: list[str] = field(default_factory=list)
     append: str = ""
-    initrd: Path | None = None  # of a system that runs the command by itself: see lab/boot/debian.py
+    initrd: Path | None = None  # of a system that runs the command by itself: see tests/guest/debian.py
     add: list[tuple[Path, str]] = field(default_factory=list)
     accel: str = "auto"
     timeout: float = 300.0
@@ -45,32 +42,27 @@ class BootSpec:
     label: str = ""  # the name of this guest in reports
 
     def daemon_options(self) -> list[str] | None:
-        """The options of the vhost-user device; None without such a device."""
-        wanted = [device.split(",")[1:] for device in self.devices if device.split(",")[0] == VHOST_USER]
+        """The options of the device ``daemon``; None without such a device."""
+        wanted = [device.split(",")[1:] for device in self.devices if device.split(",")[0] == DAEMON]
         if len(wanted) > 1:
-            raise UsageError(
-                f"Bad --device: {len(wanted)} times {VHOST_USER}",
-                "a guest has one balloon at most",
-                "give it once",
-            )
+            what = f"Bad --device: {len(wanted)} times {DAEMON}"
+            raise UsageError(what, "a guest has one balloon at most", "give it once")
         return [f"--{option}" for option in wanted[0]] if wanted else None
 
     def qemu_devices(self) -> list[str]:
-        """The devices that QEMU itself has."""
-        return [device for device in self.devices if device.split(",")[0] != VHOST_USER]
+        return [device for device in self.devices if device.split(",")[0] != DAEMON]
 
     def check(self) -> None:
         """Raise UsageError for a guest that cannot be; options that only QEMU knows are left to QEMU."""
         self.daemon_options()
         if self.arch not in ARCHES:
-            raise UsageError(f"Bad --arch: {self.arch}", "the lab boots no such guest", f"use {_or(ARCHES)}")
+            why, fix = "the lab boots no such guest", f"use {', '.join(ARCHES)}"
+            raise UsageError(f"Bad --arch: {self.arch}", why, fix)
         if self.mte and self.arch != "arm64":
             raise UsageError("Bad --mte", f"{self.arch} has no memory tags", "add --arch arm64")
         form = MEMORY_UM if self.arch == "um" else MEMORY
         if not form.fullmatch(self.memory):
-            raise UsageError(
-                f"Bad --memory: '{self.memory}'", "it is not an amount of memory", "write it as 2G or 2048M"
-            )
+            raise UsageError(f"Bad --memory: '{self.memory}'", "it is not a size", "write it as 2G or 2048M")
         if self.arch == "um":
             self._check_um()
 
@@ -84,12 +76,5 @@ class BootSpec:
             ("--cpus", self.cpus != 1, "it has one CPU"),
         ):
             if given:
-                raise UsageError(
-                    f"Bad {option}",
-                    f"the guest is User-Mode Linux: {why}",
-                    f"leave it out, or choose another --arch; its one device is --device {VHOST_USER}",
-                )
-
-
-def _or(words: Sequence[str]) -> str:
-    return f"{', '.join(words[:-1])} or {words[-1]}"
+                fix = f"leave it out, or choose another --arch; its one device is --device {DAEMON}"
+                raise UsageError(f"Bad {option}", f"the guest is User-Mode Linux: {why}", fix)

@@ -1,10 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0
 """``kz top``: the counters of a guest's zero pages, or of a vhost-user balloon, as they change."""
 
-from __future__ import annotations
-
 import json
-import socket
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,6 +10,7 @@ from typing import IO, Any
 
 from lab.boot import guest
 from lab.boot.spec import BootSpec
+from lab.build import daemon
 from lab.core import errors
 from lab.core.errors import LabError
 from lab.core.units import human
@@ -41,18 +39,10 @@ def guest_command(command: list[str], *, interval: int, once: bool, as_json: boo
 def ask(path: Path) -> Look:
     """A daemon's status, by its control socket; raises LabError when there is no answer."""
     try:
-        with socket.socket(socket.AF_UNIX) as connection:
-            connection.settimeout(15)
-            connection.connect(str(path))
-            connection.sendall(b'{"command":"status"}\n')
-            with connection.makefile("rb") as answers:
-                status = json.loads(answers.readline())
+        status = daemon.ask(path, command="status")
     except (OSError, ValueError) as error:
-        raise LabError(
-            f"no answer from {path}",
-            str(error) or type(error).__name__,
-            "name the control socket of a running vhost-user-balloon (its option --control)",
-        ) from None
+        why, fix = str(error) or type(error).__name__, "name the socket of a daemon's option --control"
+        raise LabError(f"no answer from {path}", why, fix) from None
     if not isinstance(status, dict) or not status.get("ok"):
         raise LabError(f"{path} refuses to answer", str(status), "is it the control socket?")
     return Look(time.monotonic(), status)
@@ -67,7 +57,6 @@ def rates(now: Look, before: Look | None) -> dict[str, float] | None:
 
 
 def view(now: Look, before: Look | None) -> str:
-    """The daemon's figures as a screen of text."""
     status, speed = now.status, rates(now, before)
     problems = "; ".join(status["problems"])
     works = "Yes: memory goes back to the host" if status["working"] else "No"
@@ -106,7 +95,6 @@ def watch(path: Path, *, interval: int, once: bool, as_json: bool, out: IO[str])
 
 
 def show_guest(spec: BootSpec, interactive: bool, sinks: Sequence[guest.Sink] = ()) -> int:
-    """Run zeropages in a guest until Ctrl-C."""
     try:
         code = guest.interactive(spec) if interactive else guest.boot(spec, *sinks).exit_code
     except KeyboardInterrupt:

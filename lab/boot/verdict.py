@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0
 """The verdict on a guest that has ended: its own fault, the emulator's, or none."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,7 +38,6 @@ class Ending:
     returncode: int | None = None  # of QEMU
 
     def log(self) -> str:
-        """The output of QEMU itself."""
         return self.vmm_log.read_text(errors="replace").strip()
 
     def faults(self) -> list[str]:
@@ -58,25 +55,20 @@ class Ending:
         return self.spec.cpus > 1 and not console.violations(self.text) and console.stale_section(self.log())
 
     def emulator_fault(self) -> EmulatorFault | None:
-        """The emulator's fault, if the console shows one."""
         if self.accel != "tcg" or self.spec.cpus < 2 or not console.stale_breakpoint(self.text):
             return None
-        return EmulatorFault(
-            "an emulated CPU ran code that was no longer there",
-            f"its kernel met a breakpoint that had been removed (console: {self.console})",
-            "run it again; if it comes back, the emulator is not the cause",
-        )
+        why = f"its kernel met a breakpoint that had been removed (console: {self.console})"
+        fix = "run it again; if it comes back, the emulator is not the cause"
+        return EmulatorFault("an emulated CPU ran code that was no longer there", why, fix)
 
     def fault(self) -> TestFailure | None:
         """The fault that the console shows, unless warnings are allowed."""
         if self.spec.allow_warnings or not self.faults():
             return None
         ended = "" if self.code is None else f" (its command ended with {self.code})"
-        return self.emulator_fault() or TestFailure(
-            f"the guest's kernel reported a fault{ended}",
-            self.shown(),
-            "read the console log; --allow-warnings lets such a run pass",
-        )
+        fix = "read the console log; --allow-warnings lets such a run pass"
+        what = f"the guest's kernel reported a fault{ended}"
+        return self.emulator_fault() or TestFailure(what, self.shown(), fix)
 
     def failure(self) -> LabError:
         """The error of a guest that ended without a report."""
@@ -86,24 +78,19 @@ class Ending:
         hung = self.late and console.is_hang(self.text)
         kind = NeverCameUp if early and (self.forgiven() or hung) else TestFailure
         if self.late:
-            return kind(
-                f"the guest did not finish within {self.spec.timeout:g} s",
-                f"it {'was running its command' if self.ready else 'had not reached user space'}; its console ends with:\n"
-                + self.shown(),
-                "look at the console log, or give it longer with --timeout",
-            )
+            what = f"the guest did not finish within {self.spec.timeout:g} s"
+            state = "was running its command" if self.ready else "had not reached user space"
+            why = f"it {state}; its console ends with:\n{self.shown()}"
+            return kind(what, why, "look at the console log, or give it longer with --timeout")
         log = self.log()
         if not self.text.strip() and self.returncode:
-            return LabError(
-                "the guest did not start",
-                f"{console.last_lines(log)}\n(exit code {self.returncode}, log: {self.vmm_log})",
-                "check the devices and options; `kz doctor` shows the state of the machine",
-                USAGE if _REFUSED.search(log) and not _NO_ROOM.search(log) else MACHINE,
-            )
+            why = f"{console.last_lines(log)}\n(exit code {self.returncode}, log: {self.vmm_log})"
+            fix = "check the devices and options; `kz doctor` shows the state of the machine"
+            code = USAGE if _REFUSED.search(log) and not _NO_ROOM.search(log) else MACHINE
+            return LabError("the guest did not start", why, fix, code)
+        what = f"the guest died before its command reported (QEMU's exit code {self.returncode})"
         return kind(
-            f"the guest died before its command reported (QEMU's exit code {self.returncode})",
-            self.shown() + (f"\n{console.last_lines(log)}" if log else ""),
-            "look at the console log",
+            what, self.shown() + (f"\n{console.last_lines(log)}" if log else ""), "look at the console log"
         )
 
 

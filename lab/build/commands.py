@@ -1,16 +1,15 @@
 # SPDX-License-Identifier: GPL-2.0
 """The verbs ``kz build`` and ``kz package``."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Option
 
 from lab.core import errors
-from lab.core.options import Json, one_of
+from lab.core.options import Json, Parts, one_of
 
 app = typer.Typer()
 SERVER = "server"  # a configuration of the kernel
@@ -22,45 +21,45 @@ app.add_typer(build_app, name="build")
 
 @build_app.command("linux")
 def linux(
-    variant: Annotated[str, typer.Option(help="base, knownzero, off or debug.")] = "knownzero",
-    arch: Annotated[str, typer.Option(help="x86_64, um, i386, arm64, or riscv (built only).")] = "x86_64",
-    config: Annotated[
-        str,
-        typer.Option(help="More configuration, merged last: a name in linux/configs/matrix, or a file."),
-    ] = "",
+    variant: Annotated[str, Option(help="base, knownzero, off, debug or floor.")] = "knownzero",
+    arch: Annotated[str, Option(help="x86_64, um, i386, arm64, or riscv (built only).")] = "x86_64",
+    config: Annotated[str, Option(help="A fragment to merge last: a file, or of configs/matrix.")] = "",
+    chosen: Annotated[str, Parts] = "",
     as_json: Json = False,
 ) -> None:
     """Build a kernel (nothing is done when the cache has it)."""
     from lab.build.linux import build_linux
+    from lab.series import parts
 
-    _print_image(build_linux(variant, arch, config), as_json)
+    _print_image(build_linux(variant, arch, config, parts.split(chosen)), as_json)
 
 
 @build_app.command("qemu")
 def qemu(
-    variant: Annotated[str, typer.Option(help="base or knownzero.")] = "knownzero",
+    variant: Annotated[str, Option(help="base or knownzero.")] = "knownzero",
+    base: Annotated[str, Option(help="Another source of qemu/base.toml: 10.2.")] = "",
     as_json: Json = False,
 ) -> None:
     """Build qemu-system-x86_64 (nothing is done when the cache has it)."""
     from lab.build.qemu import build_qemu
+    from lab.machine import fetch
+
+    if base:
+        fetch.use("qemu", base)
 
     _print_image(build_qemu(variant), as_json)
 
 
 @build_app.command("daemon")
 def daemon(
-    profile: Annotated[str, typer.Option(help="dev (quick) or release (to be measured).")] = "dev",
+    profile: Annotated[str, Option(help="dev (quick) or release (to be measured).")] = "dev",
     as_json: Json = False,
 ) -> None:
     """Build the vhost-user daemon with cargo; the last line of stdout is its path."""
     from lab.build import daemon as daemons
 
     if profile not in daemons.PROFILES:
-        raise errors.UsageError(
-            f"no profile is called {profile!r}",
-            "there are: " + ", ".join(daemons.PROFILES),
-            "choose one of them",
-        )
+        raise errors.UsageError(f"Bad --profile: {profile}", "no profile has this name", "use dev or release")
     binary = daemons.build(profile)
     print(json.dumps({"image": str(binary)}) if as_json else binary)
 
@@ -75,15 +74,10 @@ def _print_image(image: Path, as_json: bool) -> None:
 def package(
     what: Annotated[str, one_of("package", ("kernel", "qemu", "daemon"))],
     config: Annotated[
-        str,
-        typer.Option(
-            help="Of the kernel: server (what systemd and a disk want), cloud (Debian's; an hour or more on two CPUs), small (the lab's, for -kernel: no modules, no disk), or a .config file."
-        ),
+        str, Option(help="Of the kernel: server, cloud (takes hours), small (no modules) or a file.")
     ] = SERVER,
-    output: Annotated[
-        Path | None, typer.Option(help="The folder to write to (default: out/packages).")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    output: Annotated[Path | None, Option(help="Where to (default: out/packages).")] = None,
+    as_json: Annotated[bool, Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Make a Debian package of what the project builds; its path is the last line."""
     from lab.build import package as packages

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0
 """The vhost-user balloon: build it with cargo, run it beside a guest, query its control socket."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json
@@ -13,7 +11,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +26,7 @@ START = 10.0  # seconds the daemon gets to listen
 
 
 def target_dir() -> Path:
-    """Cargo's folder for this checkout: cargo would take another checkout's objects for its own.
-
-    Folders of removed checkouts are removed, too.
-    """
+    """Cargo's folder for this checkout; those of removed checkouts are removed."""
     name = hashlib.sha256(str(WORKSPACE).encode()).hexdigest()[:8]
     folder = paths.sub("obj", f"rust-{name}")
     owner = folder / "checkout"
@@ -62,10 +57,7 @@ def build(profile: str = "dev") -> Path:
 
 
 def punch(rounds: int, size_mb: int) -> dict[str, list[float]]:
-    """MB/s at which a bare loop of fallocate(2) and a release build punch the same holes, by turns.
-
-    The keys are bare and daemon; each has a value for every round. LabError when it does not work.
-    """
+    """MB/s at which a bare loop of fallocate(2) and a release build punch the same holes, by turns."""
     log = paths.log_file("punch")
     program = ["bench", "--locked", "-p", NAME, "--bench", "punch"]
     # Not measured while the compiler still runs.
@@ -81,6 +73,17 @@ def punch(rounds: int, size_mb: int) -> dict[str, list[float]]:
         raise LabError("the bench of the daemon printed no result", f"see {log}", fix) from None
 
 
+def ask(control: Path, **request: object) -> dict[str, Any]:
+    """A request to a daemon's control socket, and its answer."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(15)
+        connection.connect(str(control))
+        connection.sendall(json.dumps(request).encode() + b"\n")
+        with connection.makefile("rb") as answers:
+            answer: dict[str, Any] = json.loads(answers.readline())
+    return answer
+
+
 class Daemon:
     """A daemon that runs, with its sockets in a folder of its own."""
 
@@ -93,40 +96,29 @@ class Daemon:
         self.log = (folder or self.folder) / "daemon.log"
         self._argv = [str(binary), "--socket-path", str(self.socket), "--control", str(self.control)]
         self._argv += arguments
-        self.process = self._start()
+        self.restart()
 
-    def _start(self, arguments: Sequence[str] = ()) -> subprocess.Popen[bytes]:
+    def restart(self, *arguments: str) -> None:
+        """Start it, again on the same sockets, with more arguments."""
         with self.log.open("ab") as log:
             argv, null = [*self._argv, *arguments], subprocess.DEVNULL
-            process = subprocess.Popen(argv, stdin=null, stdout=log, stderr=log, start_new_session=True)
+            self.process = subprocess.Popen(argv, stdin=null, stdout=log, stderr=log, start_new_session=True)
         deadline = time.monotonic() + START
         # A killed daemon leaves its socket behind: only an answer counts.
-        while not self._answers():
-            if process.poll() is not None or time.monotonic() > deadline:
-                process.kill()
+        while True:
+            with contextlib.suppress(OSError, ValueError):
+                if self.status()["ok"]:
+                    return
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                self.process.kill()
                 said = self.log.read_text(errors="replace").strip() or "it printed nothing"
                 raise LabError("the vhost-user daemon does not start", said, f"run: {' '.join(self._argv)}")
             time.sleep(0.005)
-        return process
-
-    def _answers(self) -> bool:
-        try:
-            return bool(self.status()["ok"])
-        except (OSError, ValueError):
-            return False
 
     def ask(self, **request: object) -> dict[str, Any]:
-        """A control request and its answer."""
-        with socket.socket(socket.AF_UNIX) as connection:
-            connection.settimeout(15)
-            connection.connect(str(self.control))
-            connection.sendall(json.dumps(request).encode() + b"\n")
-            with connection.makefile("rb") as answers:
-                answer: dict[str, Any] = json.loads(answers.readline())
-        return answer
+        return ask(self.control, **request)
 
     def status(self) -> dict[str, Any]:
-        """The daemon's status."""
         return self.ask(command="status")
 
     def wait_for(self, what: str, holds: Any, seconds: float = 20.0) -> dict[str, Any]:
@@ -142,13 +134,8 @@ class Daemon:
             time.sleep(0.05)
 
     def kill(self) -> None:
-        """End it as a crash would."""
         self.process.kill()
         self.process.wait()
-
-    def restart(self, *arguments: str) -> None:
-        """Start it again on the same sockets, with more arguments."""
-        self.process = self._start(arguments)
 
     def close(self) -> int:
         """End it if it still runs; returns its exit code (negative: the signal)."""

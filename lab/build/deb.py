@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0
 """Write Debian packages without root: files, a control file, checksums."""
 
-from __future__ import annotations
-
 import hashlib
 import shutil
 import tempfile
@@ -45,30 +43,21 @@ class Deb:
 
     @property
     def file(self) -> str:
-        """The name of the package's file."""
         return f"{self.name}_{self.version}_{architecture()}.deb"
 
     def control(self, size_kib: int) -> str:
-        """The control file."""
         about = textwrap.indent(textwrap.fill(self.about, 75, break_on_hyphens=False), " ")
         lines = [
-            f"Package: {self.name}",
-            f"Version: {self.version}",
-            f"Architecture: {architecture()}",
-            f"Maintainer: {MAINTAINER}",
-            f"Installed-Size: {size_kib}",
+            f"Package: {self.name}", f"Version: {self.version}", f"Architecture: {architecture()}",
+            f"Maintainer: {MAINTAINER}", f"Installed-Size: {size_kib}",
             f"Depends: {', '.join(self.depends)}" if self.depends else "",
             f"Recommends: {', '.join(self.recommends)}" if self.recommends else "",
-            f"Section: {self.section}",
-            "Priority: optional",
-            f"Description: {self.description}",
-            about,
-        ]
+            f"Section: {self.section}", "Priority: optional", f"Description: {self.description}", about,
+        ]  # fmt: skip
         return "\n".join(line for line in lines if line) + "\n"
 
 
 def architecture() -> str:
-    """This machine's name among Debian's architectures."""
     argv = ["dpkg", "--print-architecture"]
     return run.output(argv, "cannot tell the architecture", "run on Debian").strip()
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0
 """Images in the cache, named by everything that goes into them, and the environment they are built in."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import hashlib
@@ -16,7 +14,7 @@ from pathlib import Path
 
 from lab.core import lock, paths, progress, run
 from lab.machine import fetch, tools
-from lab.series import series
+from lab.series import apply, parts
 
 KEEP_IMAGES = 40
 # Variables that would change what kbuild or make do.
@@ -52,17 +50,16 @@ def cached_environment() -> dict[str, str]:
 
 
 def digest(parts: list[str]) -> str:
-    """The name of an image by what goes into it."""
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
 @contextlib.contextmanager
-def tree_of(what: str, variant: str, source: fetch.Source) -> Iterator[Path]:
-    """The tree that a variant is built from; hold it while building."""
+def tree_of(what: str, variant: str, source: fetch.Source, chosen: tuple[str, ...] = ()) -> Iterator[Path]:
+    """The tree that a variant (with the ``chosen`` parts of the series) is built from; hold it while building."""
     if variant == "base":
         yield fetch.pristine(source)
     else:
-        with series.working_copy(series.get(what), source) as tree:
+        with apply.working_copy(parts.get(what, chosen), source) as tree:
             yield tree
 
 
@@ -77,9 +74,9 @@ class Recipe:
     key: Callable[[fetch.Source], str]
     make: Callable[[Path, Path, Path], None]  # tree, object folder, log
     publish: Callable[[Path, Path], dict[str, object]]  # object folder, new folder; more metadata
+    chosen: tuple[str, ...] = ()  # parts of the series; all by default
 
     def place(self, source: fetch.Source) -> Path:
-        """The folder of the image."""
         return paths.sub("images") / f"{self.what}-{self.name}-{self.key(source)[:16]}"
 
     def find(self) -> Path | None:
@@ -88,7 +85,6 @@ class Recipe:
         return image if image.is_file() else None
 
     def object_dir(self, source: fetch.Source) -> Path:
-        """The folder that it is compiled in."""
         return paths.sub("obj") / f"{self.what}-{source.key[:8]}-{self.name}"
 
     def build(self) -> Path:
@@ -104,7 +100,7 @@ class Recipe:
             if (place / self.file).is_file():
                 return place / self.file
             log, began = paths.log_file(f"{self.what}-{self.name}"), time.monotonic()
-            with tree_of(self.what, self.variant, source) as tree:
+            with tree_of(self.what, self.variant, source, self.chosen) as tree:
                 with progress.step(
                     f"building {self.what} {source.version} {self.name.replace('-', ' ')}", log
                 ):
@@ -112,7 +108,7 @@ class Recipe:
                 with lock.new_directory(place) as work:
                     about = {
                         "what": self.what, "variant": self.variant, "version": source.version, "source": source.key,
-                        "series": series.get(self.what).key() if self.variant != "base" else "",
+                        "series": parts.get(self.what, self.chosen).key() if self.variant != "base" else "",
                         "seconds": round(time.monotonic() - began, 1), "key": self.key(source), **self.publish(obj, work),
                     }  # fmt: skip
                     (work / "metadata.json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")

@@ -1,23 +1,22 @@
 # SPDX-License-Identifier: GPL-2.0
 """Kernels, built outside the source and kept in the cache by content."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from lab.build.images import Recipe, cached_environment, clean_environment, compiler, digest, jobs, tree_of
-from lab.core import lock, paths, progress, run
+from lab.build.images import Recipe, cached_environment, clean_environment, compiler, digest, jobs
+from lab.core import lock, paths, run
 from lab.core.errors import LabError, UsageError
 from lab.core.run import Argv
 from lab.machine import fetch, tools
-from lab.series import series
+from lab.series import parts
 
-VARIANTS = ("base", "knownzero", "off", "debug")
+VARIANTS = ("base", "knownzero", "off", "debug", "floor")
 ARCHES = ("x86_64", "um")
+Chosen = tuple[str, ...]  # names of parts
 
 
 @dataclass(frozen=True)
@@ -43,24 +42,19 @@ OURS = re.compile(r"^CONFIG_(PAGE_ZEROED\w*|PREZERO_PAGE\w*|REFPAGE\w*)=[ym]$", 
 
 # The rest of the kernel's identity must not depend on when and where it was built.
 KBUILD = (
-    "KBUILD_BUILD_TIMESTAMP=Thu Jan  1 00:00:00 UTC 1970",
-    "KBUILD_BUILD_USER=knownzero",
-    "KBUILD_BUILD_HOST=knownzero",
-    "KBUILD_BUILD_VERSION=1",
-    "LOCALVERSION=",
-)
+    "KBUILD_BUILD_TIMESTAMP=Thu Jan  1 00:00:00 UTC 1970", "KBUILD_BUILD_USER=knownzero",
+    "KBUILD_BUILD_HOST=knownzero", "KBUILD_BUILD_VERSION=1", "LOCALVERSION=",
+)  # fmt: skip
 
 
 def fragments(variant: str, arch: str, config: str = "") -> list[Path]:
-    """The configuration fragments of a variant, in the order in which they are merged.
-
-    ``config`` comes last: a name in configs/matrix, or a file.
-    """
+    """The fragments of a variant in the order of merging; last ``config``, see ``_more``."""
     folder = paths.REPO / "linux" / "configs"
     machine = MACHINES[arch]
     first = machine.like if machine.differs else arch
     names = {
         "base": [first],
+        "floor": [first],
         "knownzero": [first, "knownzero"],
         "off": [first, "off"],
         "debug": [first, "knownzero", "debug", f"debug-{first}"],
@@ -83,10 +77,8 @@ def _more(config: str) -> Path:
     if config in configurations():
         return paths.REPO / "linux" / "configs" / "matrix" / f"{config}.config"
     if not Path(config).is_file():
-        known = ", ".join(configurations())
-        raise UsageError(
-            f"Bad --config: {config}", "no such file, and no such name", f"use a file, or {known}"
-        )
+        fix = f"use a file, or {', '.join(configurations())}"
+        raise UsageError(f"Bad --config: {config}", "no such file, and no such name", fix)
     return Path(config)
 
 
@@ -117,14 +109,14 @@ def lost(wanted: dict[str, str], config: str) -> list[str]:
     ]
 
 
-def linux_key(variant: str, arch: str, source: fetch.Source, config: str = "") -> str:
+def linux_key(variant: str, arch: str, source: fetch.Source, config: str = "", chosen: Chosen = ()) -> str:
     """The name of a kernel image: everything that goes into it."""
     files = _checked_fragments(variant, arch, config)
-    parts = [LINUX_RECIPE, arch, variant, source.key, compiler(MACHINES[arch].prefix)]
-    parts += [file.read_text(encoding="utf-8") for file in files]
+    inputs = [LINUX_RECIPE, arch, variant, source.key, compiler(MACHINES[arch].prefix)]
+    inputs += [file.read_text(encoding="utf-8") for file in files]
     if variant != "base":
-        parts.append(series.get("linux").key())
-    return digest(parts)
+        inputs.append(parts.get("linux", chosen).key())
+    return digest(inputs)
 
 
 def _checked_fragments(variant: str, arch: str, config: str = "") -> list[Path]:
@@ -135,52 +127,47 @@ def _checked_fragments(variant: str, arch: str, config: str = "") -> list[Path]:
     return fragments(variant, arch, config)
 
 
-def linux_image_name(arch: str) -> str:
-    """The file that is booted."""
-    return Path(MACHINES[arch].image).name
-
-
-def _recipe(variant: str, arch: str, config: str = "") -> Recipe:
-    file = linux_image_name(arch)
+def _recipe(variant: str, arch: str, config: str = "", chosen: Chosen = ()) -> Recipe:
+    file = Path(MACHINES[arch].image).name
+    chosen = parts.MEASURE if variant == "floor" else chosen
 
     def make(tree: Path, obj: Path, log: Path) -> None:
-        make_linux(tree, obj, fragments(variant, arch, config), arch, variant, log, [file])
+        files = fragments(variant, arch, config)
+        make_linux(tree, obj, files, arch, variant, log, [file], step=bool(chosen))
 
     def publish(obj: Path, work: Path) -> dict[str, object]:
         for name in (MACHINES[arch].image, "vmlinux", ".config", "System.map"):
             shutil.copy2(obj / name, work / Path(name).name)
         release = (obj / "include" / "config" / "kernel.release").read_text(encoding="utf-8").strip()
-        return {
-            "arch": arch,
-            "config": config,
-            "compiler": compiler(MACHINES[arch].prefix),
-            "release": release,
-        }
+        made = {"arch": arch, "config": config, "compiler": compiler(MACHINES[arch].prefix)}
+        return {**made, "release": release}
 
-    name = "-".join([arch, variant, *([Path(config).stem] if config else [])])
-    return Recipe(
-        "linux", variant, name, file, lambda source: linux_key(variant, arch, source, config), make, publish
-    )
+    name = "-".join([arch, variant, *([Path(config).stem] if config else []), *sorted(chosen)])
+
+    def key(source: fetch.Source) -> str:
+        return linux_key(variant, arch, source, config, chosen)
+
+    return Recipe("linux", variant, name, file, key, make, publish, chosen)
 
 
-def find_linux(variant: str, arch: str = "x86_64", config: str = "") -> Path | None:
+def find_linux(variant: str, arch: str = "x86_64", config: str = "", chosen: Chosen = ()) -> Path | None:
     """The image if the cache has it; never builds."""
-    return _recipe(variant, arch, config).find()
+    return _recipe(variant, arch, config, chosen).find()
 
 
-def build_linux(variant: str, arch: str = "x86_64", config: str = "") -> Path:
+def build_linux(variant: str, arch: str = "x86_64", config: str = "", chosen: Chosen = ()) -> Path:
     """The kernel image (bzImage, Image; for um the executable), built when the cache lacks it.
 
-    ``config``: a fragment that changes the variant's configuration, see ``fragments``. vmlinux, .config,
-    System.map and metadata.json stand beside the image.
+    ``config``: a fragment that changes the variant's configuration, see ``fragments``. ``chosen``: these parts
+    of the series and the parts they stand on; by default all. vmlinux, .config, System.map and metadata.json
+    stand beside the image.
     """
     _checked_fragments(variant, arch, config)
     tools.need_compiler(arch)
-    return _recipe(variant, arch, config).build()
+    return _recipe(variant, arch, config, chosen).build()
 
 
 def _kbuild(arch: str) -> list[str]:
-    """The variables of every call of the kernel's make."""
     prefix = MACHINES[arch].prefix
     return [f"ARCH={arch}", *([f"CROSS_COMPILE={prefix}"] if prefix else []), *KBUILD]
 
@@ -188,10 +175,7 @@ def _kbuild(arch: str) -> list[str]:
 def configure_linux(
     tree: Path, obj: Path, files: list[Path], arch: str, log: Path, lenient: bool = False
 ) -> None:
-    """Make obj/.config from fragments over allnoconfig; a symbol that is lost is an error.
-
-    ``lenient`` forgives our own symbols, for steps of the series that do not have them yet.
-    """
+    """Make obj/.config from fragments; a lost symbol is an error, unless it is ours and ``lenient``."""
     what = f"cannot configure the kernel ({', '.join(f.name for f in files)})"
     obj.mkdir(parents=True, exist_ok=True)
     wanted = requested(files)
@@ -215,12 +199,9 @@ def configure_linux(
 def make_linux(
     tree: Path, obj: Path, files: list[Path], arch: str, variant: str, log: Path, targets: list[str], step: bool = False
 ) -> None:  # fmt: skip
-    """Configure and build in ``obj``; make compiles only changes.
-
-    ``step``: a tree in the middle of the series. It may lack symbols of the series, and ccache has most objects.
-    """
+    """Configure and build in ``obj``; ``step``: in the middle of the series, with ccache."""
     configure_linux(tree, obj, files, arch, log, lenient=step)
-    if variant in ("base", "off"):
+    if variant in ("base", "off", "floor"):
         ours = OURS.findall((obj / ".config").read_text(encoding="utf-8"))
         if ours:
             what = f"the kernel variant {variant} has options of the series on"
@@ -242,10 +223,7 @@ def make_targets(
 def adopt_config(
     tree: Path, obj: Path, given: Path, without: tuple[str, ...], localversion: str, log: Path
 ) -> None:
-    """Make obj/.config from a whole .config of another kernel, with the series' options on.
-
-    ``without``: symbols that are not taken over, those that begin with them included.
-    """
+    """Make obj/.config from another kernel's, ``without`` some prefixes of symbols, and ours on."""
     ours = fragments("knownzero", "x86_64")[-1]
     drop = re.compile(rf"^(?:# )?(?:{'|'.join(without)})\w*[ =]")
     lines = [line for line in given.read_text(encoding="utf-8").splitlines() if not drop.match(line)]
@@ -257,17 +235,3 @@ def adopt_config(
     if missing:
         what = f"{given}: required options are missing: {', '.join(missing)}"
         raise LabError(what, "Kconfig turns them off", "turn on the options that they depend on")
-
-
-def build_part(variant: str, arch: str, targets: list[str], config: str = "") -> Path:
-    """Compile folders or files of a kernel (``mm/``, …) without linking it; returns the object folder."""
-    files = _checked_fragments(variant, arch, config)
-    tools.need("linux")
-    tools.need_compiler(arch)
-    source, recipe = fetch.obtain("linux"), _recipe(variant, arch, config)
-    with lock.locked(f"build-linux-{recipe.name}"), tree_of("linux", variant, source) as tree:
-        obj, log = recipe.object_dir(source), paths.log_file(f"linux-{recipe.name}-part")
-        what = f"compiling {' '.join(targets)} of linux {source.version} {recipe.name.replace('-', ' ')}"
-        with progress.step(what, log):
-            make_linux(tree, obj, files, arch, variant, log, targets)
-    return obj

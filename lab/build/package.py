@@ -1,10 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0
 """Debian packages of the kernel, QEMU and the daemon."""
 
-from __future__ import annotations
-
 import shlex
-import subprocess
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -13,10 +10,10 @@ from lab.build import daemon, deb
 from lab.build import linux as build
 from lab.build.images import metadata
 from lab.build.qemu import build_qemu
-from lab.core import lock, paths, progress
+from lab.core import lock, paths, progress, run
 from lab.core.errors import LabError, UsageError
 from lab.machine import fetch, stock, tools
-from lab.series import series
+from lab.series import apply, parts
 
 ROOM = "usr/lib/qemu-knownzero"
 SMALL, SERVER, CLOUD = "small", "server", "cloud"
@@ -38,7 +35,7 @@ fi
 def revision() -> str:
     """A suffix that rises with every commit, so that a newer package replaces an older one."""
     argv = ["git", "-C", str(paths.REPO), "rev-list", "--count", "HEAD"]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    done = run.ask(argv)
     return f"+knownzero{done.stdout.strip() or 0}"
 
 
@@ -53,9 +50,8 @@ def package_daemon(folder: Path, profile: str = "release") -> Path:
     for source, target, mode in about["assets"]:
         found = [binary] if source.startswith("target/") else sorted(place.glob(source))
         if not found:
-            raise LabError(
-                "cannot package the daemon", f"no file is called {source}", "correct its Cargo.toml"
-            )
+            why, fix = f"no file is called {source}", "correct its Cargo.toml"
+            raise LabError("cannot package the daemon", why, fix)
         items += [
             deb.Item(file.resolve(), f"{target}{file.name}", int(mode, 8), strip=file == binary)
             for file in found
@@ -64,19 +60,12 @@ def package_daemon(folder: Path, profile: str = "release") -> Path:
         crate["name"], [paths.REPO / "LICENSES" / f"{name}.txt" for name in ("Apache-2.0", "BSD-3-Clause")]
     )
     scripts = sorted((place / about["maintainer-scripts"]).iterdir())
-    return deb.write(
-        deb.Deb(
-            name=crate["name"],
-            version=workspace["workspace"]["package"]["version"] + revision(),
-            description=crate["description"],
-            about=about["extended-description"],
-            items=items,
-            section=about["section"],
-            depends=deb.shared_libraries([binary]),
-            scripts={file.name: file.read_text(encoding="utf-8") for file in scripts},
-        ),
-        folder,
-    )
+    made = deb.Deb(
+        crate["name"], workspace["workspace"]["package"]["version"] + revision(), crate["description"],
+        about["extended-description"], items, section=about["section"], depends=deb.shared_libraries([binary]),
+        scripts={file.name: file.read_text(encoding="utf-8") for file in scripts},
+    )  # fmt: skip
+    return deb.write(made, folder)
 
 
 def package_qemu(folder: Path) -> Path:
@@ -118,22 +107,15 @@ def package_kernel(folder: Path, config: str) -> Path:
         needs = ("kmod", "linux-base", "initramfs-tools | linux-initramfs-tool")
     name = f"linux-image-{release.removesuffix(LOCALVERSION)}{LOCALVERSION}"
     items += _licences(name, [fetch.pristine(fetch.obtain("linux")) / "COPYING"])
-    return deb.write(
-        deb.Deb(
-            name=name,
-            version=fetch.obtain("linux").version + revision(),
-            description="Linux that does not zero memory which is known to be zero",
-            about="A kernel with the Knownzero series: free memory that the host zeroed, or that was zeroed "
-            "in spare CPU time, is not zeroed again when it is wanted.",
-            items=items,
-            section="kernel",
-            depends=needs,
-            scripts={
-                when: HOOKS.format(when=when, release=shlex.quote(release)) for when in ("postinst", "postrm")
-            },
-        ),
-        folder,
-    )
+    made = deb.Deb(
+        name, fetch.obtain("linux").version + revision(),
+        "Linux that does not zero memory which is known to be zero",
+        "A kernel with the Knownzero series: free memory that the host zeroed, or that was zeroed in spare CPU time, is "
+        "not zeroed again when it is wanted.",
+        items, section="kernel", depends=needs,
+        scripts={when: HOOKS.format(when=when, release=shlex.quote(release)) for when in ("postinst", "postrm")},
+    )  # fmt: skip
+    return deb.write(made, folder)
 
 
 def _licences(name: str, files: list[Path]) -> list[deb.Item]:
@@ -158,15 +140,14 @@ def _kernel_with_modules(config: str) -> tuple[Path, list[deb.Item], str]:
     else:
         given = stock.config() if config == CLOUD else Path(config)
         if not given.is_file():
-            raise UsageError(
-                f"Bad --config: {config}", "no such file", "use small, server, cloud or a .config"
-            )
+            why, fix = "no such file", "use small, server, cloud or a .config"
+            raise UsageError(f"Bad --config: {config}", why, fix)
     tools.need("linux")
     source = fetch.obtain("linux")
     log = paths.log_file(f"package-kernel-{name}")
     with (
         lock.locked(f"build-linux-package-{name}"),
-        series.working_copy(series.get("linux"), source) as tree,
+        apply.working_copy(parts.get("linux"), source) as tree,
     ):
         obj = paths.sub("obj") / f"linux-{source.key[:8]}-package-{name}"
         if config == SERVER:

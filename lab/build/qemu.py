@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0
 """QEMU, built outside its source and kept in the cache by content."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import shutil
@@ -14,7 +12,7 @@ from lab.core import lock, run
 from lab.core.errors import UsageError
 from lab.core.run import Argv
 from lab.machine import debs, fetch
-from lab.series import series
+from lab.series import parts
 
 PROGRAM = Path("usr/bin/qemu-system-x86_64")
 QEMU_VARIANTS = ("base", "knownzero")
@@ -31,13 +29,12 @@ QEMU_OPTIONS = (
 def qemu_key(variant: str, source: fetch.Source) -> str:
     """The name of a QEMU build: everything that goes into it."""
     if variant not in QEMU_VARIANTS:
-        raise UsageError(
-            f"Bad --variant: {variant}", "no QEMU has this name", f"use {', '.join(QEMU_VARIANTS)}"
-        )
-    parts = [QEMU_RECIPE, source.key, compiler(), *QEMU_OPTIONS]
+        why, fix = "no QEMU has this name", f"use {', '.join(QEMU_VARIANTS)}"
+        raise UsageError(f"Bad --variant: {variant}", why, fix)
+    inputs = [QEMU_RECIPE, source.key, compiler(), *QEMU_OPTIONS]
     if variant != "base":
-        parts.append(series.get("qemu").key())
-    return digest(parts)
+        inputs.append(parts.get("qemu").key())
+    return digest(inputs)
 
 
 def _recipe(variant: str) -> Recipe:
@@ -87,10 +84,7 @@ def make_qemu(tree: Path, obj: Path, log: Path, targets: list[str]) -> None:
 
 
 def make_option_roms(tree: Path, folder: Path, log: Path) -> None:
-    """Build the ROMs that load kernels, with QEMU's Makefile.
-
-    QEMU's configure leaves them out on machines without a 32-bit libgcc, which they do not need.
-    """
+    """Build the ROMs that load kernels; configure leaves them out without a 32-bit libgcc."""
     folder.mkdir(exist_ok=True)
     config = f"TOPSRC_DIR={tree}\nCC=cc\nOBJCOPY=objcopy\nPYTHON={sys.executable}\n"
     lock.write_if_changed(folder / "config.mak", config.encode())

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0
 """Errors a user sees: what failed, why, and what to do next."""
 
-from __future__ import annotations
-
 import errno
 
 OK = 0
@@ -49,22 +47,12 @@ def from_oserror(error: OSError, doing: str) -> LabError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return full_disk(doing, f"{error.strerror}{where}")
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return LabError(
-            doing,
-            f"{error.strerror}{where}",
-            "correct the permissions, or set KNOWNZERO_CACHE to a folder you may write",
-        )
-    return LabError(
-        doing,
-        f"{error.strerror or error}{where}",
-        "see the reason above; `kz doctor` shows the state of the machine",
-    )
+        fix = "correct the permissions, or set KNOWNZERO_CACHE to a folder you may write"
+        return LabError(doing, f"{error.strerror}{where}", fix)
+    return LabError(doing, f"{error.strerror or error}{where}", "see what `kz doctor` says of the machine")
 
 
 def full_disk(doing: str, why: str) -> LabError:
     """The error for a disk without room."""
-    return LabError(
-        doing,
-        why,
-        "free some space (the cache needs about 12 GB), or set KNOWNZERO_CACHE to a folder on a larger disk, then run it again",
-    )
+    fix = "free some space (the cache needs about 12 GB), or set KNOWNZERO_CACHE to a folder on a larger disk"
+    return LabError(doing, why, fix)

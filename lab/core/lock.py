@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0
 """Locks between processes, and files and folders that appear whole or not at all."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import re
@@ -32,10 +30,7 @@ def locked(name: str, shared: bool = False) -> Iterator[None]:
 
 @contextmanager
 def new_directory(target: Path) -> Iterator[Path]:
-    """Give a temporary folder that becomes ``target`` when the block ends well.
-
-    A target that exists is replaced. When the block fails nothing stays behind.
-    """
+    """Give a temporary folder that replaces ``target`` when the block ends well."""
     target.parent.mkdir(parents=True, exist_ok=True)
     work = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".part", dir=target.parent))
     try:
@@ -49,8 +44,7 @@ def new_directory(target: Path) -> Iterator[Path]:
         else:
             work.rename(target)
     finally:
-        if work.exists():
-            shutil.rmtree(work, ignore_errors=True)
+        shutil.rmtree(work, ignore_errors=True)
 
 
 @contextmanager

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0
 """The places: the repository, the cache outside it, and the results inside it."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import os

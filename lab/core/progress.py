@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0
 """Progress on stderr: a live line on a terminal, one plain line per step elsewhere."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Iterator
@@ -25,7 +23,6 @@ def duration(seconds: float) -> str:
 
 
 def note(text: str) -> None:
-    """One line to the user on stderr."""
     if console.is_terminal:
         console.print(f"[dim]kz:[/dim] {escape(text)}")
     else:

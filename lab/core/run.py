@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0
 """Run other programs: their output goes to a log, and they end with the lab."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal
@@ -80,6 +78,16 @@ def logged(
     if "No space left on device" in why or "File too large" in why:
         raise full_disk(what, why)
     raise LabError(what, why, fix)
+
+
+def ask(
+    argv: Argv, cwd: Path | None = None, env: Mapping[str, str] | None = None, timeout: float | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run without input and return whatever happens."""
+    return subprocess.run(
+        [str(a) for a in argv], cwd=cwd, env=env, timeout=timeout, stdin=subprocess.DEVNULL, capture_output=True,
+        text=True, check=False,
+    )  # fmt: skip
 
 
 def output(

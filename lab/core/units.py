@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0
 """Figures as people read them."""
 
-from __future__ import annotations
-
 
 def human(value: float, unit: str) -> str:
     """A value with its unit, three digits or so: ``256 MiB``, ``51.2 ms``, ``1,204 instructions``."""

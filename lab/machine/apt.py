@@ -5,8 +5,6 @@ apt checks the signatures, and the machine's sources stay as they are. The mirro
 machine's apt uses for Debian.
 """
 
-from __future__ import annotations
-
 import contextlib
 import email
 import os
@@ -14,15 +12,14 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
+from subprocess import DEVNULL
 
 from lab.core import lock, paths, progress, run
 from lab.core.errors import LabError
 
 ETC = Path("/etc/apt")
-KEYRINGS = (
-    Path("/usr/share/keyrings/debian-archive-keyring.gpg"),
-    Path("/usr/share/keyrings/debian-archive-keyring.pgp"),
-)
+KEYRINGS = [Path(f"/usr/share/keyrings/debian-archive-keyring.{kind}") for kind in ("gpg", "pgp")]
+OTHERWISE = "set KNOWNZERO_LINUX_SOURCE and KNOWNZERO_QEMU_SOURCE to source trees or tarballs"
 ALIASES = {"stable", "oldstable", "oldoldstable", "testing", "unstable", "sid"}
 
 
@@ -47,18 +44,16 @@ def mirrors(etc: Path = ETC) -> list[str]:
     found = re.findall(rf"^'(.+)/dists/(?:{suites})/main/binary-\w+/Packages", text, re.MULTILINE)
     found = [uri for uri in dict.fromkeys(found) if not uri.startswith("cdrom:")]
     if not found:
-        raise LabError(
-            "cannot find a Debian mirror",
-            f"no source in {etc} serves the Debian release {release or '(unknown)'} with component main",
-            "add one to apt's sources, or set KNOWNZERO_LINUX_SOURCE and KNOWNZERO_QEMU_SOURCE to source trees or tarballs",
-        )
+        why = f"no source in {etc} serves the Debian release {release or '(unknown)'} with component main"
+        raise LabError("cannot find a Debian mirror", why, f"add one to apt's sources, or {OTHERWISE}")
     return found
 
 
 class PrivateApt:
     """apt with its own lists and cache for one suite; ``kind`` is ``deb`` or ``deb-src``.
 
-    ``arch``: packages of another architecture than the machine's, by Debian's name of it.
+    ``suite``: or several, of which the last is preferred: "trixie trixie-backports". ``arch``: packages of another
+    architecture than the machine's, by Debian's name of it.
     """
 
     def __init__(self, suite: str, kind: str = "deb", etc: Path = ETC, arch: str = "") -> None:
@@ -67,19 +62,15 @@ class PrivateApt:
         self.kind = kind
         self.arch = arch
         self.mirrors = mirrors(etc)
-        self.root = paths.sub("apt", "-".join([suite, kind, *([arch] if arch else [])]))
+        self.root = paths.sub("apt", "-".join([*suite.split(), kind, *([arch] if arch else [])]))
         self._updated = False
         self._configure()
 
     def _configure(self) -> None:
         for part in ("lists/partial", "cache/archives/partial", "state"):
             (self.root / part).mkdir(parents=True, exist_ok=True)
-        stanza = [
-            "Components: main",
-            f"Types: {self.kind}",
-            f"URIs: {' '.join(self.mirrors)}",
-            f"Suites: {self.suite}",
-        ]
+        stanza = ["Components: main", f"Types: {self.kind}", f"URIs: {' '.join(self.mirrors)}"]
+        stanza.append(f"Suites: {self.suite}")
         # Without one, apt takes the keys that the machine trusts.
         stanza += [f"Signed-By: {ring}" for ring in KEYRINGS if ring.is_file()][:1]
         lock.write_if_changed(self.root / "mirror.sources", ("\n".join(stanza) + "\n").encode())
@@ -98,6 +89,8 @@ class PrivateApt:
             **({"APT::Architecture": self.arch} if self.arch else {}),
         }  # fmt: skip
         lines = [f'{name} "{value}";' for name, value in options.items()]
+        if " " in self.suite:
+            lines.append(f'APT::Default-Release "{self.suite.split()[-1]}";')
         if self.arch:
             lines += ["#clear APT::Architectures;", f'APT::Architectures {{ "{self.arch}"; }};']
         targets = [f"Acquire::IndexTargets::deb::{name}" for name in ("DEP-11", "Contents-deb")]
@@ -105,34 +98,22 @@ class PrivateApt:
         lines += [f"#clear {name};" for name in (*hooks, *targets)]
         lock.write_if_changed(self.root / "apt.conf", ("\n".join(lines) + "\n").encode())
 
-    def _argv(self, tool: str, *arguments: str) -> list[str]:
+    def argv(self, tool: str, *arguments: str) -> list[str]:
         return [tool, "-c", str(self.root / "apt.conf"), *arguments]
 
     def update(self) -> None:
         """Fetch the suite's lists; apt checks their signature."""
         if self._updated:
             return
-        argv = self._argv("apt-get", "update", "-q", "-o", "APT::Update::Error-Mode=any")
+        argv = self.argv("apt-get", "update", "-q", "-o", "APT::Update::Error-Mode=any")
         what = f"cannot fetch the package lists of Debian {self.suite}"
-        fix = "check the network and the mirror in the machine's apt sources, then run it again; or set KNOWNZERO_LINUX_SOURCE / KNOWNZERO_QEMU_SOURCE to a local tree or tarball"
+        fix = f"check the network and the mirror in the machine's apt sources, or {OTHERWISE}"
         run.logged(argv, paths.log_file(f"apt-update-{self.suite}"), what, fix)
         self._updated = True
 
-    def has_lists(self) -> bool:
-        """Whether the suite's lists were fetched once, however old they are."""
-        return any(file.is_file() for file in (self.root / "lists").glob("*_Packages*"))
-
-    def closure(self, packages: list[str]) -> dict[str, str]:
-        """The packages of a system with the essential ones and these: package -> version."""
-        alone = ["--simulate", "-o", "Dir::State::status=/dev/null", "--no-install-recommends"]
-        argv = self._argv("apt-get", "install", "-q", *alone, "?essential", *packages)
-        what = f"Debian {self.suite} cannot install {', '.join(packages)}"
-        text = run.output(argv, what, "check these names; they come from the packages to be installed")
-        return dict(re.findall(r"^Inst (\S+) (?:\[\S+\] )?\((\S+) ", text, re.MULTILINE))
-
     def show(self, package: str) -> list[dict[str, str]]:
         """The records of a package (newest first), field names in lower case."""
-        argv = self._argv("apt-cache", "showsrc" if self.kind == "deb-src" else "show", package)
+        argv = self.argv("apt-cache", "showsrc" if self.kind == "deb-src" else "show", package)
         fix = "check the suite in base.toml against the mirror"
         text = run.output(argv, f"Debian {self.suite} has no package {package}", fix)
         records = map(email.message_from_string, text.strip().split("\n\n"))
@@ -144,28 +125,24 @@ class PrivateApt:
         """Download a binary package, or the tarball of a source package, into ``folder``."""
         wanted = f"{package}={version}"
         if self.kind == "deb-src":
-            argv = self._argv("apt-get", "source", "-q", "--download-only", "--tar-only", wanted)
+            argv = self.argv("apt-get", "source", "-q", "--download-only", "--tar-only", wanted)
         else:
-            argv = self._argv("apt-get", "download", "-q", wanted)
+            argv = self.argv("apt-get", "download", "-q", wanted)
         before = set(folder.iterdir())
         what = f"cannot download {package} {version} from Debian {self.suite}"
         fix = "check the network, then run it again; a partial download is not kept"
         run.logged(argv, paths.log_file(f"apt-download-{package}"), what, fix, cwd=folder)
         return sorted(set(folder.iterdir()) - before)
 
-    def download_with_dependencies(self, package: str, folder: Path, whole: bool = False) -> list[Path]:
-        """Download a package and the dependencies that the machine lacks; ``whole``: all of them."""
-        options = ["Debug::NoLocking=1", f"Dir::Cache::Archives={folder}"]
-        options += ["Dir::State::status=/dev/null"] if whole else []
+    def download_with_dependencies(self, package: str, folder: Path) -> list[Path]:
+        """Download a package and all its dependencies, also those that the machine has."""
+        options = ["Debug::NoLocking=1", f"Dir::Cache::Archives={folder}", "Dir::State::status=/dev/null"]
         words = ["install", "-q", "-y", "--download-only", "--no-install-recommends", "--reinstall"]
-        argv = self._argv(
-            "apt-get", *words, *(word for option in options for word in ("-o", option)), package
-        )
+        argv = self.argv("apt-get", *words, *(word for option in options for word in ("-o", option)), package)
         (folder / "partial").mkdir(exist_ok=True)
+        log = paths.log_file(f"apt-download-{package}")
         what = f"cannot download {package} and its dependencies"
-        run.logged(
-            argv, paths.log_file(f"apt-download-{package}"), what, "check the network, then run it again"
-        )
+        run.logged(argv, log, what, "check the network, then run it again")
         return sorted(folder.glob("*.deb"))
 
 
@@ -176,12 +153,8 @@ def may_install() -> list[str] | None:
     if os.geteuid() == 0:
         return []
     sudo = ["sudo", "-n"]
-    if (
-        shutil.which("sudo")
-        and not subprocess.run([*sudo, "true"], capture_output=True, check=False).returncode
-    ):
-        return sudo
-    return None
+    works = shutil.which("sudo") and not subprocess.call([*sudo, "true"], stdout=DEVNULL, stderr=DEVNULL)
+    return sudo if works else None
 
 
 def update() -> None:

@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: GPL-2.0
 """Debian packages of the machine's own release, unpacked in the cache and not installed."""
 
-from __future__ import annotations
-
+import contextlib
 import functools
 import json
-import re
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -19,42 +17,39 @@ LOADER = "ld-linux-x86-64.so.2"
 
 
 @functools.cache
-def _apt(arch: str = "") -> apt.PrivateApt:
-    release = apt.codename()
+def _apt(arch: str = "", suite: str = "") -> apt.PrivateApt:
+    release = suite or apt.codename()
     if not release:
-        raise LabError(
-            "cannot tell which Debian this is",
-            "/etc/os-release has no VERSION_CODENAME",
-            "run on Debian 12 or newer",
-        )
+        why = "/etc/os-release has no VERSION_CODENAME"
+        raise LabError("cannot tell which Debian this is", why, "run on Debian 12 or newer")
     machine = apt.PrivateApt(release, arch=arch)
     machine.update()
     return machine
 
 
-def _remembered(name: str) -> Path | None:
-    try:
-        path = Path(json.loads((paths.cache() / "debs" / f"{name}.json").read_text(encoding="utf-8"))["path"])
-        return path if path.is_dir() else None
-    except (OSError, ValueError, KeyError):
+def _once(name: str, what: str, download: Callable[[Path], tuple[str, list[Path]]]) -> Path:
+    """A folder with unpacked packages; ``download`` gets them, and names the folder, from then on in NAME.json."""
+    root = paths.sub("debs")
+    pointer = root / f"{name}.json"
+
+    def known() -> Path | None:
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            path = Path(json.loads(pointer.read_text(encoding="utf-8"))["path"])
+            return path if path.is_dir() else None
         return None
 
-
-def _once(name: str, what: str, download: Callable[[Path], tuple[str, list[Path]]]) -> Path:
-    """A folder with unpacked packages; ``download`` gets them, and names the folder."""
-    if known := _remembered(name):
-        return known
+    if found := known():
+        return found
     with lock.locked(f"deb-{name}"):
-        if known := _remembered(name):
-            return known
-        root = paths.sub("debs")
+        if found := known():
+            return found
         with (
             progress.step(f"downloading Debian's {what}"),
             tempfile.TemporaryDirectory(prefix=".deb-", dir=root) as folder,
         ):
             called, files = download(Path(folder))
             unpack(files, root / called)
-        lock.write_atomically(root / f"{name}.json", json.dumps({"path": str(root / called)}))
+        lock.write_atomically(pointer, json.dumps({"path": str(root / called)}))
         return root / called
 
 
@@ -84,15 +79,12 @@ def depends(package: str) -> list[str]:
     return [part.split("|")[0].split("(")[0].strip() for part in text.split(",") if part.strip()]
 
 
-def with_dependencies(package: str, marker: str, whole: bool = False) -> Path:
-    """A package with every dependency that the machine lacks (``whole``: with all), unpacked together.
-
-    ``marker`` is a file that must be there afterwards, relative to the folder.
-    """
-    name = f"{package}+{'everything' if whole else 'dependencies'}"
+def with_dependencies(package: str, marker: str, suite: str = "") -> Path:
+    """A package with all it needs, with the file ``marker``; ``suite``: not the machine's own."""
+    name = "+".join([package, "everything", *suite.split()])
 
     def download(folder: Path) -> tuple[str, list[Path]]:
-        return name, _apt().download_with_dependencies(package, folder, whole)
+        return name, _apt(suite=suite).download_with_dependencies(package, folder)
 
     target = _once(name, f"{package} and what it needs", download)
     if not (target / marker).exists():
@@ -100,22 +92,8 @@ def with_dependencies(package: str, marker: str, whole: bool = False) -> Path:
     return target
 
 
-def with_libraries(package: str, program: str) -> list[tuple[Path, str]]:
-    """A program of a package (relative to the root) and its shared libraries, each with its place in a guest.
-
-    The package's own loader finds the libraries, so that none of the machine's is among them.
-    """
-    folder = with_dependencies(package, program, whole=True)
+def loader(folder: Path) -> list[str]:
+    """The command that runs a program of ``with_dependencies`` with the libraries there, and none of the machine's."""
     places = [place for part in ("lib", "usr/lib") if (place := folder / part / TRIPLET).is_dir()]
-    loader = next(place / LOADER for place in places if (place / LOADER).is_file())
-    text = run.output(
-        [loader, "--library-path", ":".join(map(str, places)), "--list", folder / program],
-        f"cannot find the libraries of {program}",
-        f"remove {folder} and its .json, then run it again",
-    )
-    found = [Path(line) for line in re.findall(r"=> (/\S+)", text) if LOADER not in line]
-    return [
-        (folder / program, f"/{program}"),
-        (loader, f"/lib64/{LOADER}"),
-        *((library, f"/lib/{TRIPLET}/{library.name}") for library in found),
-    ]
+    own = next(place / LOADER for place in places if (place / LOADER).is_file())
+    return [str(own), "--library-path", ":".join(map(str, places))]

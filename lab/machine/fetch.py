@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0
 """Sources of Linux and QEMU: their identity, archive, and unpacked tree, which stays unchanged."""
 
-from __future__ import annotations
-
 import bz2
+import contextlib
 import functools
 import hashlib
 import json
@@ -54,14 +53,19 @@ class Source:
         return paths.cache() / "src" / f"{self.name}-{self.version}-{self.key[:12]}"
 
 
-def base(name: str) -> Base:
-    """Read <name>/base.toml."""
+def base(name: str, series: str = "") -> Base:
+    """Read <name>/base.toml. ``series``: another source in it, such as 10.2."""
     if name not in NAMES:
         raise UsageError(f"Bad series: {name}", "no series has this name", f"use {' or '.join(NAMES)}")
     file = paths.REPO / name / "base.toml"
     try:
-        data = tomllib.loads(file.read_text(encoding="utf-8"))
-        debian = data["debian"]
+        first = tomllib.loads(file.read_text(encoding="utf-8"))
+        sources = [first, *first.get("also", [])]
+        found = [one for one in sources if series in ("", one["series"])]
+        if not found:
+            have = ", ".join(one["series"] for one in sources)
+            raise UsageError(f"Bad base of {name}: {series}", f"{file.name} lists {have}", "use one of these")
+        data, debian = found[0], found[0]["debian"]
         return Base(
             name, data["version"], data["series"], debian["suite"], debian["kind"], debian["package"],
             debian["version"], debian["file"], debian["sha256"],
@@ -77,22 +81,26 @@ def sha256(path: Path) -> str:
 
 
 def tree_version(name: str, tree: Path) -> str:
-    """The version in a source tree; empty when it has none."""
-    try:
-        if name == "qemu":
-            return (tree / "VERSION").read_text(encoding="utf-8").strip()
-        text = (tree / "Makefile").read_text(encoding="utf-8", errors="replace")
-        return ".".join(re.findall(r"^(?:VERSION|PATCHLEVEL|SUBLEVEL) = (\d+)$", text, re.MULTILINE))
-    except OSError:
+    """The version in a source tree, with -rc; empty when it has none."""
+    file = tree / ("VERSION" if name == "qemu" else "Makefile")
+    text = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
+    if name == "qemu":
+        return text.strip()
+    fields = dict(
+        re.findall(r"^(VERSION|PATCHLEVEL|SUBLEVEL|EXTRAVERSION) =[ \t]*(\S*)$", text, re.MULTILINE)
+    )
+    if not fields.get("VERSION") or not fields.get("PATCHLEVEL"):
         return ""
+    point, extra = fields.get("SUBLEVEL", "0"), fields.get("EXTRAVERSION", "")
+    middle = "" if extra.startswith("-rc") and point == "0" else f".{point or 0}"
+    return f"{fields['VERSION']}.{fields['PATCHLEVEL']}{middle}{extra}"
 
 
 def variable(name: str) -> str:
-    """The environment variable that names another source."""
     return f"KNOWNZERO_{name.upper()}_SOURCE"
 
 
-def _stat_key(path: Path) -> str:
+def stat_key(path: Path) -> str:
     """A name for the content of a file or folder, from names, sizes and times."""
     digest = hashlib.sha256(str(path).encode())
     if path.is_file():
@@ -116,41 +124,37 @@ def _override(name: str) -> Source | None:
     if not path.exists():
         fix = "name a source folder or a tarball, or unset it"
         raise UsageError(f"Bad {variable(name)}: {path}", "it does not exist", fix)
+    if name == "linux" and (path / ".config").exists():
+        why = "it has a .config, and builds outside of the tree need a clean tree"
+        raise UsageError(f"Bad {variable(name)}: {path}", why, f"run `make mrproper` in {path}")
+    return local(name, path, variable(name))
+
+
+def local(name: str, path: Path, given_as: str) -> Source:
+    """The source in a folder or tarball of the user; UsageError for a folder that holds none."""
     if path.is_dir():
         version = tree_version(name, path)
         if not version:
             fix = "name the top of a source tree"
-            raise UsageError(f"Bad {variable(name)}: {path}", f"it has no version of {name}", fix)
-        if name == "linux" and (path / ".config").exists():
-            why = "it has a .config, and builds outside of the tree need a clean tree"
-            raise UsageError(f"Bad {variable(name)}: {path}", why, f"run `make mrproper` in {path}")
-        return Source(name, version, _stat_key(path), path, False)
-    match = re.search(r"(\d+\.\d+(?:\.\d+)?)", path.name)
-    return Source(name, match[1] if match else "unknown", _stat_key(path), path, False)
-
-
-def _selected(wanted: Base) -> Source | None:
-    """A newer point release that was accepted before, as long as base.toml is unchanged."""
-    try:
-        data = json.loads((paths.cache() / "downloads" / f"{wanted.name}.json").read_text(encoding="utf-8"))
-        if data.pop("instead_of") == wanted.sha256:
-            return Source(wanted.name, data["version"], data["sha256"], Path(data["archive"]), True)
-    except (OSError, ValueError, KeyError):
-        pass
-    return None
+            raise UsageError(f"Bad {given_as}: {path}", f"it has no version of {name}", fix)
+    else:
+        match = re.search(r"\d+\.\d+(?:\.\d+)?(?:-rc\d+)?", path.name)
+        version = match[0] if match else "unknown"
+    return Source(name, version, stat_key(path), path, False)
 
 
 def identify(name: str) -> Source:
-    """Which source would be used, without any network."""
     chosen = _override(name)
     if chosen:
         return chosen
     wanted = base(name)
     archive = paths.sub("downloads") / wanted.file
     if not archive.exists():
-        newer = _selected(wanted)
-        if newer:
-            return newer
+        # A newer point release that was accepted before counts as long as base.toml is unchanged.
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            data = json.loads(archive.with_name(f"{name}.json").read_text(encoding="utf-8"))
+            if data["instead_of"] == wanted.sha256:
+                return Source(name, data["version"], data["sha256"], Path(data["archive"]), True)
     return Source(name, wanted.version, wanted.sha256, archive, True)
 
 
@@ -166,7 +170,6 @@ def verify(archive: Path, checksum: str) -> bool:
 
 
 def newest(versions: list[str]) -> str:
-    """The newest of some Debian versions."""
 
     def compare(a: str, b: str) -> int:
         return subprocess.run(["dpkg", "--compare-versions", a, "gt", b], check=False).returncode or -1
@@ -176,9 +179,9 @@ def newest(versions: list[str]) -> str:
 
 
 def upstream(debian_version: str) -> str:
-    """``1:10.0.13+ds-0+deb13u1`` -> ``10.0.13``."""
-    match = re.match(r"(?:\d+:)?(\d+(?:\.\d+)*)", debian_version)
-    return match[1] if match else debian_version
+    """``7.3~rc7-1~exp1`` -> ``7.3-rc7``; ``1:10.0.13+ds-0+deb13u1`` -> ``10.0.13``."""
+    match = re.match(r"(?:\d+:)?(\d+(?:\.\d+)*)(?:~(rc\d+))?", debian_version)
+    return debian_version if not match else match[1] + (f"-{match[2]}" if match[2] else "")
 
 
 def record_file(record: dict[str, str], kind: str) -> tuple[str, str]:
@@ -190,6 +193,21 @@ def record_file(record: dict[str, str], kind: str) -> tuple[str, str]:
         if len(words) == 3 and re.search(r"\.orig\.tar\.\w+$", words[2]):
             return words[2], words[0]
     raise KeyError("checksums-sha256")
+
+
+def download(apt: PrivateApt, package: str, version: str, file: str, checksum: str) -> Path:
+    """The file of a package, in the cache, checked against the checksum that the archive signs."""
+    archive = paths.sub("downloads") / file
+    if not verify(archive, checksum):
+        with tempfile.TemporaryDirectory(prefix=".apt-", dir=archive.parent) as folder:
+            apt.download(package, version, Path(folder))
+            fresh = Path(folder) / file
+            if not verify(fresh, checksum):
+                fix = "run it again; then check the mirror, or name a tarball in KNOWNZERO_…_SOURCE"
+                why = f"its sha256 is not {checksum}"
+                raise LabError(f"the download of {package} {version} is corrupt", why, fix)
+            fresh.replace(archive)
+    return archive
 
 
 def _download(wanted: Base) -> Source:
@@ -205,8 +223,9 @@ def _download(wanted: Base) -> Source:
             why = "it has: " + (", ".join(records) or "no package of that name")
             raise LabError(what, why, f"set {variable(wanted.name)} to a tarball of version {wanted.version}")
         chosen = newest(same)
+        instead = f"{chosen} instead of {wanted.debian_version}"
         progress.note(
-            f"Debian {wanted.suite} has {wanted.package} {chosen} instead of {wanted.debian_version}; using it (signed by the archive)"
+            f"Debian {wanted.suite} has {wanted.package} {instead}: using it (signed by the archive)"
         )
     try:
         file, checksum = record_file(records[chosen], wanted.kind)
@@ -215,23 +234,10 @@ def _download(wanted: Base) -> Source:
         raise LabError(f"cannot use {wanted.package} {chosen}", f"its record lacks {error}", fix) from None
     if chosen == wanted.debian_version:
         checksum = wanted.sha256
-    archive = paths.sub("downloads") / file
-    if not verify(archive, checksum):
-        with tempfile.TemporaryDirectory(prefix=".apt-", dir=archive.parent) as folder:
-            apt.download(wanted.package, chosen, Path(folder))
-            fresh = Path(folder) / file
-            if not verify(fresh, checksum):
-                fix = f"run it again; then check the mirror, or set {variable(wanted.name)} to a tarball"
-                why = f"its sha256 is not {checksum}"
-                raise LabError(f"the download of {wanted.package} {chosen} is corrupt", why, fix)
-            fresh.replace(archive)
+    archive = download(apt, wanted.package, chosen, file, checksum)
     if chosen != wanted.debian_version:
-        data = {
-            "instead_of": wanted.sha256,
-            "version": upstream(chosen),
-            "sha256": checksum,
-            "archive": str(archive),
-        }
+        data = {"instead_of": wanted.sha256, "version": upstream(chosen)}
+        data |= {"sha256": checksum, "archive": str(archive)}
         lock.write_atomically(archive.parent / f"{wanted.name}.json", json.dumps(data))
     return Source(wanted.name, upstream(chosen), checksum, archive, True)
 
@@ -247,6 +253,17 @@ def obtain(name: str) -> Source:
             return source
         with progress.step(f"downloading the {name} source"):
             return _download(base(name))
+
+
+def use(name: str, series: str) -> None:
+    """Make another source of base.toml the one that this process and its children use."""
+    wanted = base(name, series)
+    archive = paths.sub("downloads") / wanted.file
+    with lock.locked(f"download-{name}"):
+        if not verify(archive, wanted.sha256):
+            with progress.step(f"downloading the {name} {series} source"):
+                archive = _download(wanted).archive
+    os.environ[variable(name)] = str(archive)
 
 
 def pristine(source: Source) -> Path:
@@ -270,10 +287,7 @@ def pristine(source: Source) -> Path:
 
 
 def _stand_in_firmware(folder: Path) -> None:
-    """Empty archives for the firmware that Debian's source lacks and QEMU's meson wants to see.
-
-    Nothing here starts with EFI firmware; an archive that is there is left alone.
-    """
+    """Empty archives for firmware that Debian's source lacks, meson wants, and nothing here starts."""
     listing = folder / "meson.build"
     if not listing.is_file():
         return
@@ -297,9 +311,8 @@ def _unpack(source: Source, work: Path) -> None:
         if not inner:
             raise LabError(what, "no source tarball inside", fix)
         archive = inner[0]
-    run.logged(
-        ["tar", "-x", "--strip-components=1", "--no-same-owner", "-f", archive, "-C", work], log, what, fix
-    )
+    argv: run.Argv = ["tar", "-x", "--strip-components=1", "--no-same-owner", "-f", archive, "-C", work]
+    run.logged(argv, log, what, fix)
     shutil.rmtree(work / ".deb", ignore_errors=True)
 
 
@@ -310,10 +323,8 @@ def _copy_tree(origin: Path, work: Path) -> None:
         argv = ["cp", "-a", "--reflink=auto", f"{origin}/.", str(work)]
         run.logged(argv, paths.log_file("copy-tree"), what, fix)
         return
-    listed = run.output(
-        ["git", "-C", origin, "ls-files", "-z", "--cached", "--others", "--exclude-standard"], what, fix
-    )
-    for name in listed.split("\0"):
+    listing: run.Argv = ["git", "-C", origin, "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    for name in run.output(listing, what, fix).split("\0"):
         if name and (os.path.islink(origin / name) or os.path.isfile(origin / name)):
             (work / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(origin / name, work / name, follow_symlinks=False)

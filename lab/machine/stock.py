@@ -1,17 +1,16 @@
 # SPDX-License-Identifier: GPL-2.0
 """The distribution's own kernel and QEMU: the unpatched partners of tests."""
 
-from __future__ import annotations
-
 import lzma
 import os
 import re
+import shlex
 import shutil
 from pathlib import Path
 
 from lab.core import lock, paths, run
 from lab.core.errors import LabError
-from lab.machine import debs, tools
+from lab.machine import debs, fetch, tools
 
 KERNEL_PACKAGE = "linux-image-cloud-amd64"
 # Folders of administration programs, which a user's PATH may lack.
@@ -105,22 +104,15 @@ QEMUS = {
 
 
 def qemu(arch: str = "x86_64") -> Path:
-    """The distribution's QEMU: the installed one, or the package unpacked in the cache."""
+    """Debian's newest QEMU, unpatched, of the suite that has the kernel's source; unpacked in the cache."""
     package, program = QEMUS[arch]
-    installed = Path("/usr/bin") / program
-    if installed.is_file():
-        return installed
-    folder = debs.with_dependencies(package, f"usr/bin/{program}")
-    wrapper = folder / program
-    # apt downloads no package that the machine has.
-    libraries = [folder / part for part in ("usr/lib/x86_64-linux-gnu", "lib/x86_64-linux-gnu")]
-    roots = (folder, Path("/"))
-    firmware = [root / part for part in ("usr/share/qemu", "usr/share/seabios") for root in roots]
-    words = " ".join(f'-L "{path}"' for path in firmware)
-    script = (
-        "#!/bin/sh\n"
-        f'LD_LIBRARY_PATH="{":".join(map(str, libraries))}" '
-        f'exec "{folder}/usr/bin/{program}" {words} "$@"\n'
-    )
-    lock.write_if_changed(wrapper, script.encode(), 0o755)
-    return wrapper
+    backports = fetch.base("linux").suite
+    suite = f"{backports.removesuffix('-backports')} {backports}"
+    folder = debs.with_dependencies(package, f"usr/bin/{program}", suite)
+    words = [*debs.loader(folder), str(folder / "usr" / "bin" / program)]
+    for part in ("qemu", "seabios"):
+        words += ["-L", str(folder / "usr" / "share" / part)]
+    modules = f"QEMU_MODULE_DIR={folder}/usr/lib/{debs.TRIPLET}/qemu"
+    script = f'#!/bin/sh\n{modules} exec {shlex.join(words)} "$@"\n'
+    lock.write_if_changed(folder / program, script.encode(), 0o755)
+    return folder / program

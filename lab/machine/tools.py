@@ -5,8 +5,6 @@
 errors only.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
@@ -104,12 +102,9 @@ def candidates(packages: list[str]) -> dict[str, str]:
     """The versions that the machine's apt would install, of the packages that it knows."""
     try:
         done = subprocess.run(
-            ["apt-cache", "policy", *packages],
-            capture_output=True,
-            text=True,
-            check=False,
+            ["apt-cache", "policy", *packages], capture_output=True, text=True, check=False,
             env={**os.environ, "LC_ALL": "C"},
-        )
+        )  # fmt: skip
     except FileNotFoundError:
         return {}
     found = re.findall(r"^(\S+):\n(?: .*\n)*? +Candidate: (\S+)$", done.stdout, re.MULTILINE)
@@ -124,10 +119,7 @@ def _newest_rust(packages: list[str], offered: dict[str, str]) -> list[str]:
 
 
 def missing(*what: str, update: Callable[[], None] | None = None) -> list[str]:
-    """Debian packages that the machine lacks for ``what`` (names in TOOLS), each once.
-
-    ``update`` fetches apt's lists, which the choice of a Rust needs.
-    """
+    """Debian packages that the machine lacks for ``what``; ``update`` fetches apt's lists for a Rust."""
     absent = [package for name in what for check, package in TOOLS[name] if not has(check)]
     if not NEWER_RUST.keys().isdisjoint(absent):
         offered = candidates(list(NEWER_RUST.values()) + list(NEWER_RUST))

@@ -3,11 +3,11 @@
  * lockhold: a QEMU TCG plugin that measures how long a guest's Linux kernel holds the spinlocks of its
  * zones (zone->lock), in instructions. For x86-64, one CPU, and a kernel at its usual place (nokaslr).
  *
- * The kernel takes and releases spinlocks out of line. The plugin reads where from a file:
+ * The kernel takes and releases spinlocks out of line, in functions that arguments name (hexadecimal, END behind it):
  *
- *   lock START END     functions that take one, whose address is in RDI (hexadecimal, END behind it)
- *   unlock START END   functions that release one
- *   learn START END    functions that take zone->lock and no other: every lock they take is one
+ *   lock=START-END     functions that take one, whose address is in RDI
+ *   unlock=START-END   functions that release one
+ *   learn=START-END    functions that take zone->lock and no other: every lock they take is one
  *
  * A hold is the instructions after the one that takes the lock, up to and including the one that
  * releases it. Its site is the address that the lock function returns to.
@@ -15,7 +15,7 @@
  * The counts since the start of the guest stand in a file that may be read at any time; see the struct.
  * They only grow, so the difference of two looks is what a job adds.
  *
- * Arguments: symbols=FILE,out=FILE
+ * Arguments: out=FILE,KIND=START-END,…
  */
 #include <inttypes.h>
 #include <stdlib.h>
@@ -238,46 +238,38 @@ static void cpu_began(qemu_plugin_id_t id, unsigned int cpu)
 	}
 }
 
-/* 0, or -1 when it is no file of ranges. */
-static int read_symbols(const char *path)
+/* Take an argument KIND=START-END; false if it is none. */
+static bool add_range(const char *argument)
 {
-	FILE *file = fopen(path, "r");
+	enum kind kind = LOCK;
 	uint64_t start, end;
 	char name[8];
-	int got;
 
-	if (!file) {
-		perror(path);
-		return -1;
-	}
-	while ((got = fscanf(file, "%7s %" SCNx64 " %" SCNx64, name, &start, &end)) == 3) {
-		enum kind kind = LOCK;
-
-		while (kind < KINDS && strcmp(name, names[kind]))
-			kind++;
-		if (kind == KINDS || nr_ranges[kind] == RANGES)
-			break;
-		ranges[kind][nr_ranges[kind]].start = start;
-		ranges[kind][nr_ranges[kind]++].end = end;
-	}
-	fclose(file);
-	if (got == EOF && nr_ranges[LOCK] && nr_ranges[UNLOCK] && nr_ranges[LEARN])
-		return 0;
-	fprintf(stderr, "lockhold: %s needs lines `lock START END`, `unlock …` and `learn …`\n", path);
-	return -1;
+	if (sscanf(argument, "%7[^=]=%" SCNx64 "-%" SCNx64, name, &start, &end) != 3)
+		return false;
+	while (kind < KINDS && strcmp(name, names[kind]))
+		kind++;
+	if (kind == KINDS || nr_ranges[kind] == RANGES)
+		return false;
+	ranges[kind][nr_ranges[kind]].start = start;
+	ranges[kind][nr_ranges[kind]++].end = end;
+	return true;
 }
 
 QEMU_PLUGIN_EXPORT int qemu_plugin_install(qemu_plugin_id_t id, const qemu_info_t *info, int argc,
 					   char **argv)
 {
-	const char *symbols = plugin_argument(argc == 2 ? argv[0] : NULL, "symbols");
-	const char *out = plugin_argument(argc == 2 ? argv[1] : NULL, "out");
+	const char *out = plugin_argument(argc ? argv[0] : NULL, "out");
+	int i;
 
 	if (strcmp(info->target_name, "x86_64") || info->system.max_vcpus != 1) {
 		fprintf(stderr, "lockhold: it takes an x86-64 guest with one CPU\n");
 		return -1;
 	}
-	if (!symbols || !out || read_symbols(symbols))
+	for (i = 1; i < argc; i++)
+		if (!add_range(argv[i]))
+			return -1;
+	if (!out || !nr_ranges[LOCK] || !nr_ranges[UNLOCK] || !nr_ranges[LEARN])
 		return -1;
 	shown = plugin_share(out, sizeof(*shown));
 	if (!shown)

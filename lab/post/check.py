@@ -1,138 +1,131 @@
 # SPDX-License-Identifier: GPL-2.0
-"""Checks of a series: it applies exactly, reads well to checkpatch, survives saving."""
+"""``kz series check``: patches apply exactly, pass checkpatch, keep the limits, survive saving."""
 
-from __future__ import annotations
-
-import hashlib
-import itertools
-import json
 import re
-import tempfile
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from lab.build.images import jobs
-from lab.core import lock, paths, progress
+from lab.core import progress
 from lab.core.errors import LabError
 from lab.machine import fetch
 from lab.post import steps
-from lab.series import series, tree
-from lab.series.checkpatch import KERNEL_ONLY, Problem, complaints
+from lab.series import apply, parts, tree
+from lab.series.checkpatch import Problem, checkpatch
+from lab.series.parts import Series
+from lab.series.repo import BASE, Repo, branch_of, commit_parts, small
 
-# Texts without a place for a licence line, as their neighbours in the kernel are.
-NO_SPDX = re.compile(r"^Documentation/ABI/|\.txt$|\.kunitconfig$|/\.gitignore$|\.json$")
+# Files without a place for a licence line, like their neighbours in the kernel.
+NO_SPDX = re.compile(r"^Documentation/ABI/|\.txt$|\.kunitconfig$|/\.gitignore$|\.json$|^MAINTAINERS$|\.tbl$")
 
 
-def check(name: str, each: bool = False, whole: bool = False, first: int = 0) -> list[Problem]:
-    """Run all checks of one series; an empty list means that it is in order.
+def check(name: str, each: bool = False, first: str = "") -> list[Problem]:
+    """Run all checks of one project's parts; an empty list means that they pass.
 
-    ``each``: build after every patch, from number ``first`` on; ``whole``: all of it, not only what the
-    series can have broken.
+    ``each``: build after every patch, from patch ``first`` (PART/NNNN) on.
     """
-    what = series.get(name)
-    if what.empty():
-        raise LabError(
-            f"there is no {name} series",
-            f"{what.root} has neither patches nor new files",
-            "save one with kz series save",
-            1,
-        )
+    series = parts.get(name)
+    if series.empty():
+        why, fix = f"{series.root}/parts has no patches", "kz series save"
+        raise LabError(f"there is no {name} series", why, fix, 1)
     pristine = fetch.pristine(fetch.obtain(name))
-    found = listing(what) + licences(what)
+    found = listing(series)
     with progress.step(f"applying the {name} series"):
-        found += applies(what, pristine)
+        found += applies(series, pristine)
     if any(p.check == "apply" for p in found):
         return found
+    with progress.step(f"measuring and saving the {name} series"), small(series, pristine) as repo:
+        commit_parts(repo, series)
+        found += limits(series, repo) + licences(repo, series)
+        found += [
+            Problem("save", str(f.relative_to(series.root)), "saving the unchanged series changes this file")
+            for f in tree.unsaved(repo, series)
+        ]
     with progress.step(f"checkpatch on the {name} series"):
-        found += checkpatch(what, pristine)
-    with progress.step(f"saving the {name} series again"):
-        found += saves_clean(what, pristine)
+        found += checkpatch(series, pristine, series.patches(), jobs())
     if each:
-        found += [Problem("build", where, text) for where, text in steps.build_each(what, whole, first)]
+        found += [Problem("build", where, text) for where, text in steps.build_each(series, first)]
     return found
 
 
-def listing(what: series.Series) -> list[Problem]:
-    """Every patch is listed once, and numbers rise."""
-    listed = [p.name for p in what.patches()]
-    found = [
-        Problem("listing", n, "is not in patches/series")
-        for n in sorted(p.name for p in what.patch_root.glob("*.patch"))
-        if n not in listed
-    ]
-    for before, after in itertools.pairwise(listed):
-        if tree.number_of(after) <= tree.number_of(before):
-            found.append(Problem("listing", after, f"its number does not come after that of {before}"))
-    return found
-
-
-def licences(what: series.Series) -> list[Problem]:
-    """New files say their licence in one of their first lines."""
+def listing(series: Series) -> list[Problem]:
+    """Every patch is listed, and numbered by its place."""
     found = []
-    for name in what.new_files():
-        head = (what.new_root / name).read_text(errors="replace").splitlines()[:3]
-        if not NO_SPDX.search(name) and not any("SPDX-License-Identifier:" in line for line in head):
-            found.append(Problem("licence", name, "has no SPDX-License-Identifier in its first three lines"))
+    for part in series.parts:
+        listed = [path.name for path in part.patches()]
+        spare = sorted({path.name for path in part.root.glob("*.patch")} - set(listed))
+        found += [Problem("listing", f"{part.name}/{name}", "is not in series") for name in spare]
+        found += [
+            Problem("listing", f"{part.name}/{name}", f"its number is not {at:04d}")
+            for at, name in enumerate(listed, 1)
+            if not name.startswith(f"{at:04d}-")
+        ]
     return found
 
 
-def applies(what: series.Series, pristine: Path) -> list[Problem]:
-    """All patches apply with their whole context."""
-    try:
-        series.result(what, pristine)
-    except LabError as error:
-        return [Problem("apply", what.name, f"{error.what}: {error.why}")]
-    return []
+def sizes(name: str) -> list[tuple[str, int, int]]:
+    """``measured`` of a project, without patches below half of their limit."""
+    series = parts.get(name)
+    with small(series, fetch.pristine(fetch.obtain(name))) as repo:
+        commit_parts(repo, series)
+        return [one for one in measured(series, repo) if "added lines" not in one[0] or one[1] > one[2] / 2]
 
 
-def checkpatch(what: series.Series, pristine: Path) -> list[Problem]:
-    """The source's own scripts/checkpatch.pl has nothing to say.
+def limits(series: Series, repo: Repo) -> list[Problem]:
+    """Sizes against the limits of parts.toml; see ``measured``."""
+    return [
+        Problem("limit", what, f"{size}, at most {most}")
+        for what, size, most in measured(series, repo)
+        if size > most
+    ]
 
-    What it had nothing to say of is not shown to it again until it changes.
+
+def measured(series: Series, repo: Repo) -> list[tuple[str, int, int]]:
+    """(what, size, limit) of everything that parts.toml limits.
+
+    ``[limits]``: ``patches`` in all, ``added`` lines of one patch outside tests and documents. ``[[limits.changed]]``: lines
+    of ``file`` added and removed up to part ``upto``. ``[[limits.lines]]``: lines of new ``files``. A part's own ``patches``.
     """
-    script = pristine / "scripts" / "checkpatch.pl"
-    options = ["--no-summary", "--terse", "--color=never"]
-    if what.name == "linux":
-        options += ["--show-types"]
-    used = set()
-
-    def one(file: Path, new: str) -> list[Problem]:
-        content = file.read_bytes()
-        mine = [*options, f"--ignore={KERNEL_ONLY}"] if new.startswith("tools/") else options
-        key = hashlib.sha256(
-            json.dumps([pristine.name, new or file.name, mine]).encode() + content
-        ).hexdigest()
-        stamp = paths.sub("passed") / f"checkpatch-{what.name}-{key[:24]}"
-        used.add(stamp.name)
-        if stamp.is_file():
-            return []
-        if new:
-            # A relative name, as if it stood in the tree: some rules go by the path.
-            with tempfile.TemporaryDirectory(prefix=".checkpatch-", dir=paths.sub("work")) as folder:
-                place = Path(folder) / new
-                place.parent.mkdir(parents=True)
-                place.write_bytes(content)
-                argv = ["perl", str(script), *mine, f"--root={pristine}", "-f", new]
-                found = complaints(argv, Path(folder), new)
-        else:
-            found = complaints(["perl", str(script), *mine, str(file)], pristine, file.name)
-        if not found:
-            lock.write_atomically(stamp, "")
-        return found
-
-    files = [(patch, "") for patch in what.patches()]
-    files += [(what.new_root / name, name) for name in what.new_files()]
-    with ThreadPoolExecutor(jobs()) as pool:
-        found = [problem for problems in pool.map(lambda item: one(*item), files) for problem in problems]
-    for stamp in paths.sub("passed").glob(f"checkpatch-{what.name}-*"):
-        if stamp.name not in used:
-            stamp.unlink(missing_ok=True)
+    rules = series.rules.get("limits", {})
+    found: list[tuple[str, int, int]] = []
+    if most := rules.get("patches"):
+        found.append(("patches in all", len(series.patches()), most))
+    found += [
+        (f"patches of {part.name}", len(part.patches()), part.limit) for part in series.parts if part.limit
+    ]
+    if most := rules.get("added"):
+        for patch in series.patches():
+            stat = parts.numstat(patch.read_bytes())
+            plus = sum(lines[0] for name, lines in stat.items() if not parts.BESIDE.search(name))
+            found.append((f"{patch.parent.name}/{patch.name} added lines", plus, most))
+    for rule in rules.get("changed", []):
+        counts = repo.git("diff", "--numstat", f"{BASE}..{branch_of(rule['upto'])}", "--", rule["file"])
+        plus, minus = map(int, counts.split()[:2]) if counts else (0, 0)
+        found.append((f"{rule['file']} up to {rule['upto']}", plus + minus, rule["most"]))
+    for rule in rules.get("lines", []):
+        size = sum(len(repo.ask("show", f"HEAD:{file}").stdout.splitlines()) for file in rule["files"])
+        found.append((" + ".join(rule["files"]), size, rule["most"]))
     return found
 
 
-def saves_clean(what: series.Series, pristine: Path) -> list[Problem]:
-    """Saving the commits that the series makes gives the very files that are kept."""
-    with tree.small(what, pristine) as repo:
-        tip = tree.commit_series(repo, tree.BASE, what)
-        changed = tree.differences(what, tree.kept(repo, tree.BASE, tip, tree.known_numbers(what)))
-    return [Problem("save", name, "saving the unchanged series would change this file") for name in changed]
+def licences(repo: Repo, series: Series) -> list[Problem]:
+    """New files have a licence line among their first three lines."""
+    fresh = repo.git("diff", "--name-only", "--diff-filter=A", f"{BASE}..HEAD").splitlines()
+    return [
+        Problem("licence", name, "has no SPDX-License-Identifier in its first three lines")
+        for name in fresh
+        if not NO_SPDX.search(name)
+        and "SPDX-License-Identifier:" not in "".join(repo.git("show", f"HEAD:{name}").splitlines()[:3])
+    ]
+
+
+def applies(series: Series, pristine: Path) -> list[Problem]:
+    """The recorded order applies with full context, and so does each part on just what it stands on."""
+    found = []
+    sets = [tuple(part.name for part in series.parts)]
+    sets += [tuple(part.name for part in parts.get(series.name, [one.name]).parts) for one in series.parts]
+    for chosen in dict.fromkeys(sets):
+        try:
+            apply.result(parts.get(series.name, chosen), pristine)
+        except LabError as error:
+            found.append(Problem("apply", " + ".join(chosen), f"{error.what}: {error.why}"))
+    return found

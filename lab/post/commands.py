@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: GPL-2.0
 """The verbs ``kz series export`` and ``kz series check``."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
 from lab.core import errors
 from lab.core.options import Json, Name
@@ -18,49 +17,29 @@ app = typer.Typer()
 
 @series_app.command("export")
 def series_export(
-    name: Name,
-    directory: Annotated[Path, typer.Argument(help="Where the mails go (made when missing).")],
-    figures: Annotated[
-        list[Path] | None,
-        typer.Option(
-            metavar="RUN",
-            help="A run whose figures the cover letter gets: a folder under out/. Repeatable. Default: the newest "
-            "`kz bench all`, or else `kz demo`, of this very series.",
-        ),
-    ] = None,
-    ready: Annotated[
-        bool,
-        typer.Option(
-            "--ready",
-            help="Also run checkpatch on the mails, rehearse sending them (git send-email --dry-run), and print whom "
-            "MAINTAINERS names. Takes a minute or two.",
-        ),
-    ] = False,
+    part: Annotated[str, Argument(help="A part, e.g. zeroed; qemu/NAME for a part of QEMU.")],
+    directory: Annotated[Path, Argument(help="Where the mails go (made when missing).")],
+    strict: Annotated[bool, Option("--check", help="Write nothing if anything is missing.")] = False,
+    since: Annotated[Path | None, Option(metavar="DIR", help="An earlier export, for a range-diff.")] = None,
+    base_commit: Annotated[str, Option(metavar="HASH", help="The base in your reader's git.")] = "",
     as_json: Json = False,
 ) -> None:
-    """Write the series as mails for a list: a cover letter, and new files in the patch that first uses them.
+    """Write a part as mails for git send-email, and the file recipients. Nothing is sent.
 
-    The letter's figures come from runs; what nobody measured is a marked gap. Nothing is sent.
+    Name, address and sign-off come from git's configuration, figures from docs/results.
     """
     from lab.core import progress
     from lab.post import export
 
-    made = export.export(name, directory, figures or [], ready)
+    project, _, name = part.rpartition("/")
+    made = export.export(
+        project or "linux", name, directory, strict=strict, since=since, base_commit=base_commit
+    )
     if as_json:
-        print(
-            json.dumps(
-                {
-                    "files": [str(p) for p in made.mails], "runs": [str(p) for p in made.letter.runs], "gaps": made.letter.gaps,
-                    "stale": made.letter.stale, "problems": [vars(p) for p in made.problems], "recipients": made.recipients,
-                }
-            )
-        )  # fmt: skip
+        problems = [vars(problem) for problem in made.problems]
+        print(json.dumps({"files": [str(mail) for mail in made.mails], "problems": problems}))
         return
-    print("\n".join(str(p) for p in made.mails))
-    if made.recipients:
-        print("\nTo and Cc, as MAINTAINERS has them:\n" + "\n".join(made.recipients))
-    for remark in export.remarks(made, name):
-        progress.note(remark)
+    print("\n".join(str(mail) for mail in made.mails))
     for problem in made.problems:
         progress.note(f"{problem.check}: {problem.where}: {problem.text}")
 
@@ -69,50 +48,41 @@ def series_export(
 def series_check(
     name: Name,
     each: Annotated[
-        bool,
-        typer.Option(
-            "--each",
-            help="Also build after every patch, with the feature on and off, x86_64 and um: what the series "
-            "touches. Takes hours; what has passed is remembered.",
-        ),
+        bool, Option("--each", help="Also build after each patch, on and off, x86_64 and um. Takes hours.")
     ] = False,
-    whole: Annotated[
-        bool, typer.Option("--whole", help="With --each: all of the kernel (takes a night).")
-    ] = False,
-    first: Annotated[
-        int, typer.Option("--from", metavar="NUMBER", min=0, help="With --each: begin with this patch.")
-    ] = 0,
+    first: Annotated[str, Option("--from", metavar="PART/NNNN", help="With --each: from here on.")] = "",
     against: Annotated[
         str,
-        typer.Option(
-            metavar="SOURCE",
-            help="Instead, report what becomes of each patch on another source: newest (that the machine's Debian mirror "
-            "has), 7.3.y, a version such as 7.4-rc1, or a source tree or tarball. The exit code is 0 whatever it finds.",
+        Option(
+            metavar="SOURCE", help="Only a table of what applies to newest, all, 7.3.y, a version or tree."
         ),
     ] = "",
+    sizes: Annotated[bool, Option("--sizes", help="Instead, print sizes and their limits.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Check that the series applies with no fuzz, is clean to checkpatch, and survives saving."""
+    """Check that each part applies, alone and with the others, passes checkpatch, keeps its limits and saves unchanged."""
     from lab.post import check
 
     if against:
-        if each or whole or first:
-            raise errors.UsageError(
-                "Bad --against", "it builds nothing, so it does not go with --each", "run one, then the other"
-            )
+        if each or first:
+            why, fix = "it builds nothing, --each does", "run one, then the other"
+            raise errors.UsageError("Bad --against", why, fix)
         from lab.series import against as others
 
-        report = others.against(name, against)
-        print(others.to_json(report) if as_json else "\n".join(others.lines(report)))
+        reports = others.against(name, against)
+        print(json.dumps([one.data() for one in reports]) if as_json else "\n".join(others.lines(reports)))
         return
-
-    if (whole or first) and not each:
-        raise errors.UsageError("Bad --whole or --from", "they say what --each builds", "add --each")
-    problems = check.check(name, each, whole, first)
+    if sizes:
+        for what, size, most in check.sizes(name):
+            print(f"{size:6} of {most:6}  {what}")
+        return
+    if first and not each:
+        raise errors.UsageError("Bad --from", "it needs --each", "add --each")
+    problems = check.check(name, each, first)
     if as_json:
         print(json.dumps({"name": name, "problems": [vars(p) for p in problems]}))
     else:
         for problem in problems:
             print(f"{problem.check}: {problem.where}: {problem.text}")
-        print(f"{name}: {len(problems)} problems" if problems else f"{name}: in order")
+        print(f"{name}: {len(problems)} problems" if problems else f"{name}: all checks pass")
     raise typer.Exit(errors.FAILED if problems else errors.OK)

@@ -1,203 +1,180 @@
 # SPDX-License-Identifier: GPL-2.0
-"""The series as mails for a list: cover letter, threading, new files where they are first used."""
-
-from __future__ import annotations
+"""``kz series export``: a part as mails for ``git send-email``. Nothing is sent."""
 
 import re
-import subprocess
-from collections.abc import Sequence
+import shutil
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from lab.core import lock, paths
-from lab.core.errors import LabError
+from lab.build.images import jobs
+from lab.core import lock, paths, progress, run
+from lab.core.errors import LabError, UsageError
 from lab.machine import fetch
-from lab.post import letter, sending
-from lab.report.results import results_of
-from lab.series import against, series, tree
-from lab.series.checkpatch import Problem
+from lab.post import letter
+from lab.series import parts
+from lab.series.apply import git_environment
+from lab.series.checkpatch import Problem, checkpatch
+from lab.series.repo import BASE, Repo, branch_of, commit_parts, small
 
-# Says whose the files are, and uses none of them.
-LISTING = "MAINTAINERS"
-
-
-def lists(name: str, text: str) -> bool:
-    """Whether lines of MAINTAINERS name a file, or a folder it is in."""
-    listed = [line.removeprefix("F:").strip() for line in text.splitlines() if line.startswith("F:")]
-    return any(name == one or (one.endswith("/") and name.startswith(one)) for one in listed)
-
-
-def hooks(name: str, text: str, place: str = "") -> bool:
-    """Whether added ``text`` (of the file ``place``) makes the tree use the new file ``name``."""
-    path = Path(name)
-    stem = re.escape(path.stem)
-    if path.suffix in (".c", ".S"):
-        if not path.is_relative_to(Path(place).parent):
-            return False
-        return bool(re.search(rf"\b{stem}\.(?:o|c)\b", text)) or (
-            Path(place).name == "meson.build" and path.name in text
-        )
-    if path.suffix == ".h":
-        includes = {name.removeprefix("include/"), path.name, re.sub(r"^arch/\w+/include/", "", name)}
-        return any(re.search(rf'#\s*include\s+[<"](?:\S*/)?{re.escape(i)}[>"]', text) for i in includes)
-    if path.suffix == ".rst":
-        return place.startswith("Documentation/") and bool(re.search(rf"\b{stem}\b", text))
-    if path.name.startswith("Kconfig"):
-        return name in text or f'"{path.name}"' in text
-    return False
-
-
-def added(patch: bytes) -> list[tuple[str, str]]:
-    """The lines a patch adds, by file."""
-    found: dict[str, list[str]] = {}
-    place = ""
-    for line in series.diff_part(patch).decode(errors="replace").splitlines():
-        if line.startswith("+++ "):
-            place = line[4:].removeprefix("b/")
-        elif line.startswith("+") and place:
-            found.setdefault(place, []).append(line[1:])
-    return [(name, "\n".join(lines)) for name, lines in found.items()]
-
-
-def homes(what: series.Series) -> dict[str, int]:
-    """For each new file, the position of the patch that first uses it.
-
-    A file used by other new files comes at the latest with them. One that nothing names (an ABI
-    text, a selftest) comes when MAINTAINERS lists it, with the patch of its own folder, or with the last one.
-    """
-    files = {n: (what.new_root / n).read_text(errors="replace") for n in what.new_files()}
-    patches = [added(p.read_bytes()) for p in what.patches()]
-    if not patches:
-        raise LabError(
-            f"the {what.name} series has no patches",
-            "there is nothing that uses its new files",
-            "save patches first",
-        )
-    found: dict[str, int] = {}
-    for name in files:
-        for position, changes in enumerate(patches):
-            if any(hooks(name, text, place) for place, text in changes if place != LISTING):
-                found[name] = position
-                break
-    changed = True
-    while changed:
-        changed = False
-        for user, position in list(found.items()):
-            for name in files:
-                if (
-                    name != user
-                    and hooks(name, files[user], user)
-                    and found.get(name, len(patches)) > position
-                ):
-                    found[name] = position
-                    changed = True
-    for name in files:
-        if name not in found:
-            listed = [i for i, changes in enumerate(patches) if lists(name, dict(changes).get(LISTING, ""))]
-            if listed:
-                found[name] = listed[0]
-                continue
-            top = name.split("/", 1)[0]
-            near = [
-                i
-                for i, changes in enumerate(patches)
-                if any(place.split("/", 1)[0] == top for place, _ in changes)
-            ]
-            found[name] = near[-1] if near else len(patches) - 1
-    return found
-
-
-def sender() -> dict[str, str]:
-    """Who the cover letter is from: git's own settings of whoever runs this; empty if there are none."""
-    found = {}
-    for role in ("AUTHOR", "COMMITTER"):
-        for part in ("name", "email"):
-            done = subprocess.run(
-                ["git", "config", "--get", f"user.{part}"],
-                cwd=paths.REPO,
-                capture_output=True,
-                text=True,
-                check=False,
-            )
-            if value := done.stdout.strip():
-                found[f"GIT_{role}_{part.upper()}"] = value
-    return found
+# The longest line of a mail (RFC 5322), without its end.
+LONGEST = 998
+RECIPIENTS = "recipients"
 
 
 @dataclass(frozen=True)
 class Exported:
-    """What an export made: mails in order, the letter, what to look at, and whom MAINTAINERS names."""
+    """The mails in order, and the failed checks."""
 
     mails: list[Path]
-    letter: letter.Letter
     problems: list[Problem]
-    recipients: list[str]
 
 
-def export(name: str, directory: Path, figures: Sequence[Path] = (), ready: bool = False) -> Exported:
-    """Write the mails into ``directory``.
+def sender() -> dict[str, str]:
+    """Name and address from git's configuration. UsageError: one is not set."""
+    found = {}
+    for field in ("name", "email"):
+        done = run.ask(["git", "config", "--get", f"user.{field}"], paths.REPO)
+        if not done.stdout.strip():
+            why, fix = f"git's user.{field} is not set", f"git config --global user.{field} '…'"
+            raise UsageError("the mails have no sender", why, fix)
+        for role in ("AUTHOR", "COMMITTER"):
+            found[f"GIT_{role}_{field.upper()}"] = done.stdout.strip()
+    return found
 
-    ``figures``: runs whose figures the letter gets; by default the newest of this series under out/. ``ready``: also
-    have checkpatch read the mails, rehearse sending them, and ask MAINTAINERS whom to send them to.
+
+def export(
+    name: str, part_name: str, directory: Path, *, strict: bool = False, since: Path | None = None,
+    base_commit: str = "",
+) -> Exported:  # fmt: skip
+    """Write the mails of one part into a new directory, with the sender's identity and sign-off.
+
+    ``strict``: fail without an identity, figures, or with a failed check; nothing is written then. ``since``: an earlier
+    export for a range-diff. ``base_commit``: the hash of the base in the reader's git, 40 hex digits.
     """
-    what = series.get(name)
     if directory.exists() and any(directory.iterdir()):
-        raise LabError(
-            f"{directory} is not empty", "old mails would mix with the new ones", "name a new directory", 2
-        )
-    for run in figures:
-        results_of(run)  # a wrong one is told before anything is fetched
+        why, fix = "old mails would mix with new ones", "name a new directory"
+        raise UsageError(f"{directory} is not empty", why, fix)
+    if base_commit and not re.fullmatch(r"[0-9a-f]{40}", base_commit):
+        why, fix = "it is not 40 hex digits", "git rev-parse v7.3.4^{commit}"
+        raise UsageError(f"Bad --base-commit {base_commit}", why, fix)
+    series = parts.get(name, [part_name])
+    part = series.parts[-1]
     source = fetch.obtain(name)
     pristine = fetch.pristine(source)
-    words = letter.write(what, source, figures, against.remembered(what))
-    # What the series touches is enough for its patches, and takes no copy of the whole source.
-    with tree.small(what, pristine) as repo, lock.new_directory(directory.absolute()) as work:
-        tip = tree.commit_series(repo, tree.BASE, what, homes(what))
-        # No base-commit: nobody else has it. The letter says in words which source it is.
-        repo.git(
-            "format-patch", "-o", str(work), "--cover-letter", "--thread=shallow", "--numbered", "--no-renames",
-            "--no-base", "--no-notes", "--no-ext-diff", f"{tree.BASE}..{tip}", env=sender(),
-        )  # fmt: skip
-        first = next(work.glob("0000-*"))
-        body = (
-            first.read_text(encoding="utf-8")
-            .replace("*** SUBJECT HERE ***", words.subject)
-            .replace("*** BLURB HERE ***", words.text)
-        )
-        first.write_text(body, encoding="utf-8")
-    mails = sorted(directory.absolute().iterdir())
-    problems = sending.threading(mails) + sending.forms(mails)
-    problems += [
-        Problem("letter", mails[0].name, f"line {n} of its text is longer than {letter.WIDTH} columns")
-        for n in words.long_lines
+    words = letter.write(name, part, source)
+    problems = [
+        Problem("letter", part.name, f"line {n} is longer than {letter.WIDTH} columns") for n in words.wide
     ]
-    people: list[str] = []
-    if ready:
-        problems += sending.checkpatch(name, mails[1:], pristine) + sending.rehearsal(mails)
-        people = sending.recipients(mails, pristine)
-    return Exported(mails, words, problems, people)
+    benches = sorted({letter.bench_of(metric) for metric in words.gaps})
+    if words.gaps:
+        gap = f"no published run has {', '.join(words.gaps)}: kz bench {' '.join(benches)}, then kz publish"
+        problems.append(Problem("figures", part.name, gap))
+        if strict:
+            why, fix = gap.split(": kz")[0], f"kz bench {benches[0]}, then kz publish"
+            raise LabError(f"the cover letter of {part.name} lacks figures", why, fix, 1)
+    who = sender()
+    earlier = sorted(since.glob("*.patch"))[1:] if since else []  # without the letter
+    with (
+        small(series, pristine, also=earlier) as repo,
+        lock.new_directory(directory.absolute()) as work,
+    ):
+        commit_parts(repo, series)
+        first = branch_of(series.parts[-2].name) if len(series.parts) > 1 else BASE
+        # The same commits, with the sender as author and signer.
+        commits = repo.git("rev-list", "--reverse", f"{first}..{branch_of(part.name)}").split()
+        repo.git("checkout", "-q", "-B", "export", first)
+        for commit in commits:
+            repo.git("cherry-pick", "-s", commit, env=who)
+            repo.git("commit", "-q", "--amend", "--no-edit", "--reset-author", env=who)
+        options = [
+            "--cover-letter", "--thread=shallow", "--numbered", "--no-renames", "--no-notes",
+            "--no-ext-diff", "--abbrev=12", f"--base={BASE}",
+        ]  # fmt: skip
+        if since:
+            options.append(f"--range-diff={_earlier(repo, first, since, earlier)}")
+        repo.git("format-patch", "-o", str(work), *options, f"{first}..export", env=who)
+        mails = sorted(work.glob("*.patch"))
+        for mail in mails:
+            _finish(mail, words, source, base_commit)
+        problems += forms(mails)
+        with progress.step(f"checkpatch on {len(mails)} mails"):
+            problems += checkpatch(series, pristine, mails[1:], jobs(), signed=True)
+        problems += rehearsal(mails)
+        people = recipients(mails, pristine)
+        (work / RECIPIENTS).write_text("".join(f"{line}\n" for line in people), encoding="utf-8")
+        if strict and problems:
+            text = "\n".join(f"{p.check}: {p.where}: {p.text}" for p in problems)
+            why, fix = text, "correct these, then export again"
+            raise LabError(f"the mails of {part.name} are not ready", why, fix, 1)
+    return Exported(sorted(directory.absolute().glob("*.patch")), problems)
 
 
-def remarks(done: Exported, name: str) -> list[str]:
-    """What whoever sends the mails should know, a line each."""
+def _earlier(repo: Repo, first: str, since: Path, mails: list[Path]) -> str:
+    """The range of an earlier export, applied to the same start."""
+    if not mails:
+        why, fix = "--since names the directory of an earlier export", "kz series export"
+        raise UsageError(f"{since} holds no mails", why, fix)
+    repo.git("checkout", "-q", "-B", "earlier", first)
+    done = repo.am(mails, "--3way")
+    if done.returncode:
+        repo.ask("am", "--abort")
+        why, fix = done.stderr.strip()[-400:], "export without --since"
+        raise LabError(f"the mails in {since} do not apply", why, fix)
+    return f"{first}..earlier"
+
+
+def _finish(mail: Path, words: letter.Letter, source: fetch.Source, base_commit: str) -> None:
+    """Fill in the letter, and the base: the commit of the lab's own tree means nothing to a reader."""
+    text = mail.read_text(encoding="utf-8").replace("*** SUBJECT HERE ***", words.subject)
+    text = text.replace("*** BLURB HERE ***", words.text)
+    known = f"base-commit: {base_commit}" if base_commit else f"base-version: {source.name} {source.version}"
+    mail.write_text(re.sub(r"^base-commit: [0-9a-f]{40}$", known, text, flags=re.MULTILINE), encoding="utf-8")
+
+
+def forms(mails: list[Path]) -> list[Problem]:
+    """Sender, sign-off and the length of lines."""
     found = []
-    if done.letter.runs:
-        found.append("the letter's figures are from " + ", ".join(map(str, done.letter.runs)))
-    if done.letter.gaps:
-        benches = sorted({letter.bench_of(metric) for metric in done.letter.gaps})
-        found.append(
-            f"the letter has marked gaps, no run has these figures: {', '.join(benches)}; `kz bench all` measures "
-            "them, --figures names other runs"
-        )
-    if done.letter.stale:
-        found.append(
-            f"the series has changed since these figures were measured ({', '.join(done.letter.stale)}); the "
-            "letter says so"
-        )
-    reports = against.remembered(series.get(name))
-    found += [f"on {name} {one.version} ({one.origin}): {one.summary()}" for one in reports]
-    if reports and all(one.age == "same" for one in reports) and any(one.newest for one in reports):
-        found.append(f"the machine's mirror had nothing newer than {reports[0].base} to try it on")
-    if not reports:
-        found.append(f"not tried on other sources: `kz series check {name} --against newest` does")
+    for mail in mails:
+        text = re.sub(rb"\n[ \t]+<", b" <", mail.read_bytes(), count=1)  # a long name is wrapped
+        address = re.search(rb"^From: .*?([^\s<]+@[^\s>]+)", text, re.MULTILINE)
+        if not address or address[1].endswith(b"@localhost"):
+            found.append(Problem("sender", mail.name, "it has no sender: set git's user.name and user.email"))
+        elif mail != mails[0] and b"Signed-off-by: " not in text.partition(b"\n---\n")[0]:
+            found.append(Problem("sign-off", mail.name, "it has no Signed-off-by"))
+        if (longest := max(map(len, text.split(b"\n")))) > LONGEST:
+            found.append(
+                Problem("length", mail.name, f"a line has {longest} characters; a mail carries {LONGEST}")
+            )
     return found
+
+
+def rehearsal(mails: list[Path]) -> list[Problem]:
+    """``git send-email --dry-run``; a note where git cannot send mail."""
+    where = run.output(["git", "--exec-path"], "git has no --exec-path", "install git").strip()
+    if not shutil.which("git-send-email") and not (Path(where) / "git-send-email").is_file():
+        progress.note("git has no send-email (Debian: git-email): sending was not rehearsed")
+        return []
+    argv = [
+        "git", "send-email", "--dry-run", "--quiet", "--confirm=never", "--suppress-cc=all", "--no-thread", "--no-chain-reply-to",
+        "--from=rehearsal@localhost", "--to=rehearsal@localhost", "--smtp-server=/bin/false", "--8bit-encoding=UTF-8",
+        "--transfer-encoding=auto", *map(str, mails),
+    ]  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        done = run.ask(argv, Path(folder), git_environment(Path(folder).parent))
+    if done.returncode == 0:
+        return []
+    said = (done.stderr or done.stdout).strip().splitlines()
+    return [Problem("send-email", mails[0].name, " / ".join(said[-3:]) or f"exit code {done.returncode}")]
+
+
+def recipients(mails: list[Path], pristine: Path) -> list[str]:
+    """The people and lists that the source's MAINTAINERS names for the mails."""
+    script = pristine / "scripts" / "get_maintainer.pl"
+    if not script.is_file() or len(mails) < 2:
+        return []
+    with progress.step(f"asking MAINTAINERS about {len(mails) - 1} mails"):
+        options = ["--no-git", "--no-git-fallback", "--no-rolestats", "--roles"]
+        what, fix = "scripts/get_maintainer.pl failed", "run it on the mails and read its message"
+        text = run.output(["perl", script, *options, *mails[1:]], what, fix, cwd=pristine)
+    return [line for line in text.splitlines() if "@" in line]

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0
 """Bar charts as SVG: inline, with colours from the page's CSS, or as a file for a light or a dark page."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from html import escape
@@ -34,20 +32,6 @@ def _x(value: float, top: float, length: float) -> float:
     return max(0.0, value / top * length) if top > 0 else 0.0
 
 
-def _top(metrics: Sequence[Metric]) -> float:
-    """The value at the right end of the axis."""
-    bar = max(max(metric.base.median, metric.ours.median) for metric in metrics)
-    spread = max(max(metric.base.high, metric.ours.high) for metric in metrics)
-    whole = max([spread, *(value for metric in metrics for side in metric.values.values() for value in side)])
-    return min(whole, BEYOND * bar) if bar > 0 else whole
-
-
-def _length(metrics: Sequence[Metric]) -> float:
-    """The length of the longest bar that leaves room for the values."""
-    texts = (human(side.median, metric.unit) for metric in metrics for side in (metric.base, metric.ours))
-    return WIDTH - max(VALUE, BESIDE + CHARACTER * max(map(len, texts)))
-
-
 def _shown(values: Sequence[float]) -> list[tuple[int, float, bool]]:
     """Index, value, and whether it is outside the fences; of many values, all outliers and some of the others."""
     found = [(index, *both) for index, both in enumerate(zip(values, outside(values), strict=True))]
@@ -56,7 +40,6 @@ def _shown(values: Sequence[float]) -> list[tuple[int, float, bool]]:
 
 
 def _dots(values: Sequence[float], unit: str, y: float, top: float, length: float) -> tuple[list[str], float]:
-    """The single values, and the right end of them."""
     parts, reach = [], 0.0
     for index, value, out in _shown(values):
         at, height, text = _x(value, top, length), y + 3.5 + (index * 5) % 10, escape(human(value, unit))
@@ -95,10 +78,17 @@ def _bar(metric: Metric, side: str, who: str, y: float, top: float, length: floa
 
 
 def _rows(metrics: Sequence[Metric], labels: Sequence[str], sides: Sequence[str]) -> tuple[str, float]:
-    """The bars of a chart, and their height."""
     if len({metric.unit for metric in metrics}) != 1:
         raise ValueError("metrics of one chart share a unit")
-    top, length = _top(metrics), _length(metrics)
+    both = [(metric.unit, side) for metric in metrics for side in (metric.base, metric.ours)]
+    bar = max(side.median for _, side in both)
+    bar = max(bar, *(metric.floor or 0.0 for metric in metrics))
+    single = (value for metric in metrics for values in metric.values.values() for value in values)
+    whole = max([side.high for _, side in both] + [*single])
+    top = min(whole, BEYOND * bar) if bar > 0 else whole  # the value at the right end of the axis
+    length = WIDTH - max(
+        VALUE, BESIDE + CHARACTER * max(len(human(side.median, unit)) for unit, side in both)
+    )
     above = TITLE if any(labels) else 0.0
     step = above + 2 * BAR + GAP
     parts, y = [], 0.0
@@ -107,6 +97,10 @@ def _rows(metrics: Sequence[Metric], labels: Sequence[str], sides: Sequence[str]
             parts.append(f'<text class="label" x="0" y="{y + 13:.1f}">{escape(label)}</text>')
         parts.append(_bar(metric, "base", sides[0], y + above, top, length))
         parts.append(_bar(metric, "ours", sides[1], y + above + BAR + GAP, top, length))
+        if metric.floor is not None:
+            line = f"M{_x(metric.floor, top, length):.1f} {y + above - 3:.1f}v{2 * BAR + GAP + 6:.0f}"
+            about = escape(f"floor: {human(metric.floor, metric.unit)}")
+            parts.append(f'<path class="floor" d="{line}"><title>{about}</title></path>')
         y += step + GROUP - TITLE
     return "".join(parts), y - (GROUP - TITLE) + 2
 
@@ -117,10 +111,7 @@ def _svg(width: float, height: float, title: str, body: str) -> str:
 
 
 def bars(metrics: list[Metric], labels: list[str], title: str, sides: Sequence[str] = SIDES) -> str:
-    """One chart: for each metric a bar for base and one for ours, on one scale from zero.
-
-    ``sides`` are the names of both. An empty label takes no room. ValueError when the units differ.
-    """
+    """One chart: for each metric a bar of both sides, on one scale from zero."""
     body, height = _rows(metrics, labels, sides)
     return _svg(WIDTH, height, title, body)
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0
 """The verbs ``kz report`` and ``kz compare``."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import sys
@@ -11,19 +9,15 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
 app = typer.Typer()
 
 
 @app.command("report")
 def report(
-    runs: Annotated[
-        list[Path],
-        typer.Argument(help="runs: folders under out/, those of `kz bench all` too, or their result.json"),
-    ],
-    output: Annotated[
-        Path | None, typer.Option("--output", help="folder to write to (default: the run's own)")
-    ] = None,
+    runs: Annotated[list[Path], Argument(help="folders under out/, or their result.json")],
+    output: Annotated[Path | None, Option("--output", help="where to (default: the run's own)")] = None,
 ) -> None:
     """Write report.html and report.md for one run, or one page for several."""
     from lab.core import paths
@@ -39,17 +33,16 @@ def report(
         for path in write_reports(results, output):
             print(path)
     except OSError as error:
-        raise LabError(
-            "Cannot write the report", f"{output}: {error.strerror}", "name another folder with --output"
-        ) from error
+        why, fix = f"{output}: {error.strerror}", "name another folder with --output"
+        raise LabError("Cannot write the report", why, fix) from error
 
 
 @app.command("compare")
 def compare(
-    first: Annotated[Path, typer.Argument(help="a run's folder, or its result.json")],
-    second: Annotated[Path, typer.Argument(help="the run to compare it with")],
-    force: Annotated[bool, typer.Option("--force", help="compare unlike runs all the same")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+    first: Annotated[Path, Argument(help="a run's folder, or its result.json")],
+    second: Annotated[Path, Argument(help="the run to compare it with")],
+    force: Annotated[bool, Option("--force", help="compare unlike runs")] = False,
+    as_json: Annotated[bool, Option("--json", help="print JSON")] = False,
 ) -> None:
     """Compare two runs metric by metric; refuses unlike ones."""
     from rich.console import Console

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0
 """``kz compare A B``: two runs side by side, if they measured the same thing."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,32 +76,31 @@ def unlike(first: Result, second: Result) -> list[str]:
 
 
 def rows(first: Result, second: Result) -> list[Row]:
-    """The metrics of both runs, side by side."""
     found = []
     for one in first.metrics:
         two = second.metric(one.name)
         if two is None or two.unit != one.unit:
             continue
         for side in SIDE_NAMES:
-            samples = getattr(one, side), getattr(two, side)
-            found.append(_row(one, side, *samples, one.values.get(side), two.values.get(side)))
-        changes = _changes(one), _changes(two)
-        if all(changes):
+            a, b = getattr(one, side), getattr(two, side)
+            test = _tested(one.values.get(side), two.values.get(side))
+            change = change_percent(a.median, b.median)
+            found.append(Row(one.name, one.unit, side, a, b, change, _touch(a, b), test))
+        if (changes := _changes(one)) and (others := _changes(two)):
             # A machine that is slower today is slower for both sides.
-            a, b = Sample.of(changes[0]), Sample.of(changes[1])
-            found.append(_row(one, PAIRS, a, b, *changes))
+            a, b = Sample.of(changes), Sample.of(others)
+            test, points = _tested(changes, others), b.median - a.median
+            found.append(Row(one.name, "percent", PAIRS, a, b, None, _touch(a, b), test, points))
     return found
 
 
-def _row(
-    one: Metric, side: str, a: Sample, b: Sample, first: list[float] | None, second: list[float] | None
-) -> Row:
-    overlap = a.low <= b.high and b.low <= a.high
+def _touch(a: Sample, b: Sample) -> bool:
+    return a.low <= b.high and b.low <= a.high
+
+
+def _tested(first: list[float] | None, second: list[float] | None) -> Significance | None:
     # Two runs do not take turns, so their values are no pairs.
-    tested = judge(first, second, paired=False) if first and second else None
-    if side == PAIRS:
-        return Row(one.name, "percent", side, a, b, None, overlap, tested, b.median - a.median)
-    return Row(one.name, one.unit, side, a, b, change_percent(a.median, b.median), overlap, tested)
+    return judge(first, second, paired=False) if first and second else None
 
 
 def _changes(metric: Metric) -> list[float]:
@@ -124,9 +121,8 @@ def compare(first: Path, second: Path, *, force: bool = False) -> Comparison:
         raise UsageError(f"Cannot compare {first} with {second}", why, fix)
     found = rows(one, two)
     if not found:
-        raise UsageError(
-            f"Cannot compare {first} with {second}", "no metric is in both", "give two runs of the same bench"
-        )
+        fix = "give two runs of the same bench"
+        raise UsageError(f"Cannot compare {first} with {second}", "no metric is in both", fix)
     common = {row.name for row in found}
     return Comparison(
         one.sides,
@@ -139,7 +135,6 @@ def compare(first: Path, second: Path, *, force: bool = False) -> Comparison:
 
 
 def table(found: Comparison, first: Path, second: Path) -> Table:
-    """The comparison as a table."""
     table = Table(
         title=f"{first} and {second}",
         caption="~ : the spreads overlap; p of a test of each row by itself, with the runs as independent samples: "
@@ -147,21 +142,17 @@ def table(found: Comparison, first: Path, second: Path) -> Table:
         "difference of both in percentage points",
         caption_justify="left",
     )
-    table.add_column("metric", overflow="fold")
-    table.add_column("side")
-    for column in ("first", "second", "change"):
-        table.add_column(column, justify="right")
-    table.add_column("chance")
+    for column in ("metric", "side", "first", "second", "change", "chance"):
+        table.add_column(
+            column, overflow="fold", justify="right" if column in ("first", "second", "change") else "left"
+        )
     names = dict(zip(SIDE_NAMES, found.sides, strict=True))
     for row in found.rows:
         change = percent(row.change_percent) if row.points is None else f"{row.points:+.1f} points"
         mark = " ~" if row.overlap and (row.change_percent or row.points) else ""
         table.add_row(
-            row.name if row.side == SIDE_NAMES[0] else "",
-            names.get(row.side, row.side),
-            human(row.first.median, row.unit),
-            human(row.second.median, row.unit),
-            change + mark,
+            row.name if row.side == SIDE_NAMES[0] else "", names.get(row.side, row.side),
+            human(row.first.median, row.unit), human(row.second.median, row.unit), change + mark,
             row.significance.text() if row.significance else "",
-        )
+        )  # fmt: skip
     return table

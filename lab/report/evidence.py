@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0
 """The files beside a run's figures: logs and counters of each guest, its kernel and QEMU, and the machine."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -16,53 +14,51 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from lab.boot import guest as boot
 from lab.build.images import metadata
 from lab.build.qemu import QEMU_OPTIONS
 from lab.core import paths
 
-GUESTS, KERNELS, QEMU, HOST = "guests", "kernels", "qemu.json", "host.json"
-FOLDERS = (GUESTS, KERNELS)
+GUESTS, QEMU, HOST = "guests", "qemu.json", "host.json"
 # A step of a guest's shell: its counters as they are now, between marks, on its stdout.
 MARK, END = "@vmstat", "@end"
 SNAPSHOT = f"echo {MARK}; cat /proc/vmstat; echo {END}"
 BEFORE, AFTER = "vmstat-before", "vmstat-after"
 _SNAPSHOTS = re.compile(rf"^{MARK}\n(.*?)^{END}$", re.MULTILINE | re.DOTALL)
-# Facts about the machine that may change a figure; missing files are skipped.
+# Facts about the machine that may change a figure; missing files are skipped. Of the last two, some lines.
 FILES = (
-    "/proc/version",
-    "/proc/cmdline",
-    "/proc/loadavg",
-    "/sys/kernel/mm/transparent_hugepage/enabled",
-    "/sys/kernel/mm/transparent_hugepage/defrag",
-    "/sys/kernel/mm/ksm/run",
+    "/proc/version", "/proc/cmdline", "/proc/loadavg", "/sys/kernel/mm/transparent_hugepage/enabled",
+    "/sys/kernel/mm/transparent_hugepage/defrag", "/sys/kernel/mm/ksm/run",
     "/sys/devices/system/clocksource/clocksource0/current_clocksource",
-    "/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor",
+    "/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor", "/proc/meminfo", "/proc/cpuinfo",
+)  # fmt: skip
+LINES = re.compile(
+    r"^(MemTotal|MemAvailable|SwapTotal|SwapFree|model name|microcode|cpu MHz|cache size)\s*:\s*(.*)$",
+    re.MULTILINE,
 )
 
 
 def machine() -> dict[str, str]:
-    """The machine as it is now, in the words of its kernel."""
     found = {"architecture": platform.machine(), "cpus": str(os.cpu_count() or 0)}
     for name in FILES:
         with contextlib.suppress(OSError):
-            found[name] = Path(name).read_text(encoding="utf-8", errors="replace").strip()
-    for name, wanted in (
-        ("/proc/meminfo", ("MemTotal", "MemAvailable", "SwapTotal", "SwapFree")),
-        ("/proc/cpuinfo", ("model name", "microcode", "cpu MHz", "cache size")),
-    ):
-        with contextlib.suppress(OSError):
-            for line in Path(name).read_text(encoding="utf-8").splitlines():
-                key, _, value = line.partition(":")
-                if key.strip() in wanted:
-                    found.setdefault(key.strip(), value.strip())
+            text = Path(name).read_text(encoding="utf-8", errors="replace").strip()
+            if name in FILES[-2:]:
+                found = dict(LINES.findall(text)) | found
+            else:
+                found[name] = text
     return found
 
 
 def snapshots(stdout: str) -> list[str]:
     """The /proc/vmstat of each SNAPSHOT in a guest's output, in order."""
     return _SNAPSHOTS.findall(stdout)
+
+
+def _write(file: Path, about: dict[str, Any]) -> None:
+    file.write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
 
 
 @dataclass
@@ -90,28 +86,18 @@ class Evidence:
             for file_name, text in zip((BEFORE, AFTER), (found[:1] + found[1:][-1:]), strict=False):
                 (place / file_name).write_text(text, encoding="utf-8")
             if guest.kernel:
-                self._kernel(guest.kernel, place)
+                with contextlib.suppress(FileNotFoundError):
+                    shutil.copyfile(guest.kernel.parent / ".config", place / "config")
+                _write(place / "kernel.json", metadata(guest.kernel))
             if guest.qemu:
                 about = {"path": guest.qemu.name, "options": list(QEMU_OPTIONS)}
-                text = json.dumps(about | metadata(guest.qemu), indent=1)
-                (self.root / QEMU).write_text(text + "\n", encoding="utf-8")
-
-    def _kernel(self, image: Path, place: Path) -> None:
-        """The configuration and origin of a kernel, once for all guests that run on it."""
-        kept = self.root / KERNELS / image.parent.name
-        if not kept.is_dir():
-            kept.mkdir(parents=True)
-            if (image.parent / ".config").is_file():
-                shutil.copyfile(image.parent / ".config", kept / "config")
-            (kept / "about.json").write_text(json.dumps(metadata(image), indent=1) + "\n", encoding="utf-8")
-        (place / "kernel").symlink_to(Path("..", "..", KERNELS, image.parent.name))
+                _write(self.root / QEMU, about | metadata(guest.qemu))
 
     def publish(self, folder: Path) -> None:
         """Move everything into the folder of the run, and remove the files of an earlier run there."""
         folder.mkdir(parents=True, exist_ok=True)
-        about = {"before": self.before, "after": machine()}
-        (self.root / HOST).write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
-        for name in (*FOLDERS, QEMU, HOST):
+        _write(self.root / HOST, {"before": self.before, "after": machine()})
+        for name in (GUESTS, QEMU, HOST):
             target = folder / name
             if target.is_dir():
                 shutil.rmtree(target)

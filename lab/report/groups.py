@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0
 """The charts of a result: which figures share one, its title, and the labels in it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from lab.report.results import Metric, Result
@@ -30,7 +28,7 @@ def words(metric: Metric) -> tuple[str, str]:
     if not colon:
         title, rest = f"{bench}: {last}".replace("_", " "), " ".join(middle)
     label = rest.partition(";")[0]
-    return metric.chart or title, metric.label or (label if len(label) <= LONG else " ".join(middle))
+    return title, label if len(label) <= LONG else " ".join(middle)
 
 
 def groups(result: Result) -> list[Group]:
@@ -38,10 +36,9 @@ def groups(result: Result) -> list[Group]:
     found: dict[tuple[str, str, str], list[Metric]] = {}
     for metric in result.metrics:
         found.setdefault((metric.name.partition(".")[0], words(metric)[0], metric.unit), []).append(metric)
-    return [_group(title, metrics) for (_, title, _), metrics in found.items()]
-
-
-def _group(title: str, metrics: list[Metric]) -> Group:
-    if len(metrics) > 1 or metrics[0].chart or ": " in metrics[0].sentence:
-        return Group(title, "", metrics, [words(metric)[1] for metric in metrics])
-    return Group(metrics[0].name, metrics[0].sentence, metrics, [""])
+    return [
+        Group(title, "", metrics, [words(metric)[1] for metric in metrics])
+        if len(metrics) > 1 or ": " in metrics[0].sentence
+        else Group(metrics[0].name, metrics[0].sentence, metrics, [""])
+        for (_, title, _), metrics in found.items()
+    ]

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0
 """``kz report``: one self-contained page (and Markdown) from results."""
 
-from __future__ import annotations
-
 import functools
 import os
 import re
@@ -15,15 +13,16 @@ import jinja2
 from markupsafe import Markup, escape
 
 from lab.core import lock
+from lab.core.paths import REPO
 from lab.core.units import human, percent
 from lab.report import charts
-from lab.report.evidence import FOLDERS, HOST, QEMU
+from lab.report.evidence import GUESTS, HOST, QEMU
 from lab.report.groups import groups
-from lab.report.results import Metric, Result
+from lab.report.results import Metric, Result, Sample
 from lab.report.significance import CONSTANT, LEVEL, TOO_FEW, outside
 
 TEMPLATES = Path(__file__).parent / "templates"
-POSTED = Path(__file__).parent / "posted.toml"
+POSTED = REPO / "docs" / "results" / "posted.toml"
 # The large figures at the top of the page.
 HEADLINES = (
     ("thp.populate.guest_zeroed_bytes", "bytes zeroed by the guest"),
@@ -37,7 +36,7 @@ HEADLINES = (
 
 def _headlines(result: Result) -> list[tuple[str, str, bool | None]]:
     """The large figures at the top: figure, words, and whether its target is met."""
-    found = []
+    found: list[tuple[str, str, bool | None]] = []
     for name, words in HEADLINES:
         if metric := result.metric(name):
             absolute = metric.unit == "percent" or name.startswith("host.")
@@ -55,7 +54,6 @@ ELSEWHERE = (
 
 
 def ran_on(result: Result, metric: Metric) -> str:
-    """The accelerator of a figure, or what stands for it."""
     return next((words for name, words in ELSEWHERE if name.match(metric.name)), result.accelerator)
 
 
@@ -73,14 +71,8 @@ def _charts(result: Result) -> list[dict[str, str]]:
 
 @functools.cache
 def posted() -> list[dict[str, Any]]:
-    """The tables that were posted with other series."""
     tables: list[dict[str, Any]] = tomllib.loads(POSTED.read_text(encoding="utf-8"))["table"]
     return tables
-
-
-def _posted_tables(result: Result) -> list[dict[str, Any]]:
-    """The posted tables of which this result has a row."""
-    return [table for table in posted() if any(row[4] and result.metric(row[4]) for row in table["rows"])]
 
 
 def _posted_rows(result: Result, table: dict[str, Any]) -> list[dict[str, str]]:
@@ -116,7 +108,6 @@ def _outliers(metric: Metric, side: str) -> str:
 
 
 def _tests(result: Result) -> list[str]:
-    """Sentences that explain the column of p in this run."""
     results = [metric.significance for metric in result.metrics if metric.significance]
     tested = [one for one in results if one.p is not None]
     found = []
@@ -147,38 +138,28 @@ def _tests(result: Result) -> list[str]:
 def _facts(result: Result) -> list[tuple[str, str]]:
     """Accelerator, time, duration, versions, machine and sizes."""
     groups = (("version", result.versions), ("machine", result.host), ("job", result.job))
-    first = {
-        "accelerator": result.accelerator,
-        "when": result.when.replace("T", " "),
-        "took": f"{result.seconds:.0f} s",
-    }
+    first = {"accelerator": result.accelerator, "when": result.when.replace("T", " ")}
+    first["took"] = f"{result.seconds:.0f} s"
     rest = ((f"{kind}: {key}", str(value)) for kind, facts in groups for key, value in sorted(facts.items()))
     return [*first.items(), *rest]
 
 
 def _evidence(result: Result, page: Path | None) -> list[tuple[str, list[tuple[str, str]]]]:
-    """The files beside a run's figures (lab/report/evidence.py): a heading, and file names with links.
-
-    Links are from the folder ``page``. Without it, or without the run's folder, the list is empty.
-    """
+    """Files beside a run's figures by heading: names, and links from the folder ``page``."""
     if result.folder is None or page is None:
         return []
-    roots = [(f"{kind[:-1]}: {root.name}", root, list(root.rglob("*")))
-             for kind in FOLDERS for root in sorted((result.folder / kind).glob("*/"))]  # fmt: skip
-    roots.append(("machine and QEMU", result.folder, [result.folder / name for name in (HOST, QEMU)]))
+    roots = {f"guest: {root.name}": [*root.iterdir()] for root in sorted((result.folder / GUESTS).glob("*/"))}
+    roots["machine and QEMU"] = [result.folder / name for name in (HOST, QEMU)]
     found = []
-    for words, root, files in roots:
+    for words, files in roots.items():
         there = sorted(file for file in files if file.is_file())
-        links = (quote(os.path.relpath(file.resolve(), page.resolve())) for file in there)
-        if there:
-            found.append(
-                (words, [(str(f.relative_to(root)), link) for f, link in zip(there, links, strict=True)])
-            )
+        links = [(file.name, quote(os.path.relpath(file.resolve(), page.resolve()))) for file in there]
+        if links:
+            found.append((words, links))
     return found
 
 
 def verdict(result: Result) -> str:
-    """How many of a run's targets are met."""
     targets = [metric.target for metric in result.metrics if metric.target]
     return f"{sum(target.met for target in targets)} of {len(targets)}" if targets else "none set"
 
@@ -195,22 +176,20 @@ def _together(text: str) -> str:
     return text.replace(" ", "\N{NO-BREAK SPACE}")
 
 
-def _cell(text: str) -> str:
-    """Text for a cell of a Markdown table."""
-    return text.replace("|", "\\|").replace("\n", " ")
+def html(results: list[Result], folder: Path | None = None) -> str:
+    """The page; with links to the files beside the results when ``folder`` is where it will be."""
 
+    def _posted_tables(result: Result) -> list[dict[str, Any]]:
+        return [table for table in posted() if any(row[4] and result.metric(row[4]) for row in table["rows"])]
 
-def _breakable(name: str) -> Markup:
-    """A metric's name that browsers may break after dots and underscores."""
-    return Markup(str(escape(name)).replace(".", ".<wbr>").replace("_", "_<wbr>"))
+    def _breakable(name: str) -> Markup:
+        return Markup(str(escape(name)).replace(".", ".<wbr>").replace("_", "_<wbr>"))
 
-
-def _render(template: str, results: list[Result], folder: Path | None) -> str:
     helpers = (_headlines, _charts, _posted_tables, _posted_rows, _interval, _test, _outliers, _tests, _facts,
-               _breakable, _together, _cell, verdict, human, percent, ran_on)  # fmt: skip
+               _breakable, _together, verdict, human, percent, ran_on)  # fmt: skip
     context = {helper.__name__.removeprefix("_"): helper for helper in helpers}
     more = {"evidence": lambda result: _evidence(result, folder)}
-    return environment().get_template(template).render(context | more, results=results)
+    return environment().get_template("report.html.j2").render(context | more, results=results)
 
 
 @functools.cache
@@ -218,7 +197,7 @@ def environment() -> jinja2.Environment:
     """The templates, loaded once."""
     return jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES),
-        autoescape=jinja2.select_autoescape(["html.j2"], default=False),
+        autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -227,20 +206,56 @@ def environment() -> jinja2.Environment:
     )
 
 
-def html(results: list[Result], folder: Path | None = None) -> str:
-    """The page; with links to the files beside the results when ``folder`` is where it will be."""
-    return _render("report.html.j2", results, folder)
+LEGEND = (
+    "Medians; in brackets the 10th to 90th percentile where they differ, and the repetitions. The change has its 95 % interval, "
+    "where there are three repetitions or more. p is of a test of each row by itself.\n"
+)
 
 
-def markdown(results: list[Result], folder: Path | None = None) -> str:
-    """The page as Markdown, without the charts."""
-    return _render("report.md.j2", results, folder)
+def markdown(results: list[Result], head: str = "# Knownzero: both sides\n\n", notes: bool = False) -> str:
+    """Results as tables in Markdown; ``notes``: with the methods, versions and machine."""
+    parts = [
+        head,
+        LEGEND,
+        "\n| run | command | accelerator | commit | date | targets met |\n|---|---|---|---|---|---|\n",
+    ]
+    for result in results:
+        cells = f"`{result.reproduce}` | {result.accelerator} | {result.versions.get('knownzero', 'unknown')}"
+        parts.append(
+            f"| [{result.name}](#{result.name}) | {cells} | {result.when[:10]} | {verdict(result)} |\n"
+        )
+    for result in results:
+        heads = " | ".join(("figure", *result.sides, "change", "p", "target"))
+        host = ", ".join(f"{key} {value}" for key, value in sorted(result.host.items()))
+        parts.append(
+            f"\n## {result.name}\n\nMachine: {host or 'unknown'}. Command, accelerator, commit and date are above.\n\n"
+            f"| {heads} |\n|---|---:|---:|---:|---|---|\n"
+        )
+        parts += [_row(metric) for metric in result.metrics]
+        if notes:
+            parts += [f"\n{text}\n" for text in (*_tests(result), *result.notes)]
+            parts += ["\n", *(f"- {key}: {value}\n" for key, value in _facts(result))]
+    return "".join(parts)
+
+
+def _row(metric: Metric) -> str:
+    def cell(side: Sample) -> str:
+        low, high = human(side.low, metric.unit), human(side.high, metric.unit)
+        return f"{human(side.median, metric.unit)} ({f'{low} … {high}; ' if low != high else ''}{side.n})"
+
+    change, ends = percent(metric.change_percent), {percent(end): 0 for end in metric.change_interval or ()}
+    if len(ends) > 1:
+        change += f" ({' … '.join(ends)})"
+    words = metric.target.text.replace("|", "\\|") if metric.target else ""
+    target = f"{'met' if metric.target.met else 'MISSED'}: {words}" if metric.target else ""
+    cells = (f"`{metric.name}`", cell(metric.base), cell(metric.ours), change, _test(metric))
+    return f"| {' | '.join(cells)} | {target} |\n"
 
 
 def write_reports(results: list[Result], folder: Path) -> list[Path]:
     """Write report.html and report.md into a folder (made when missing); their paths."""
     written = []
-    for name, text in (("report.html", html(results, folder)), ("report.md", markdown(results, folder))):
+    for name, text in (("report.html", html(results, folder)), ("report.md", markdown(results, notes=True))):
         lock.write_atomically(folder / name, text)
         written.append(folder / name)
     return written

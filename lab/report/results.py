@@ -17,7 +17,6 @@ from lab.core.errors import LabError, UsageError
 from lab.report.significance import Significance, change_interval, judge
 
 FILE_NAME = "result.json"
-ERROR_NAME = "error.json"  # in the folder of a bench that has no result
 FORMAT = 1
 SIDES = ("base", "knownzero")  # the usual names of both sides of a result
 
@@ -60,11 +59,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Metric:
-    """One figure for base and ours; ``unit`` is that of the medians.
-
-    Metrics of a bench with the same ``chart`` are drawn together, each under its ``label``. Usually both are empty,
-    and ``sentence`` has them as "CHART: LABEL; more.": see lab/report/groups.py.
-    """
+    """One figure for base and ours; ``unit`` is that of the medians. lab/report/groups.py reads the ``sentence``."""
 
     name: str
     unit: str
@@ -76,8 +71,7 @@ class Metric:
     target: Target | None = None
     values: dict[str, list[float]] = field(default_factory=dict)
     significance: Significance | None = None
-    chart: str = ""
-    label: str = ""
+    floor: float | None = None  # the median of a kernel that does not zero the job's memory
 
     @property
     def paired(self) -> bool:
@@ -86,26 +80,17 @@ class Metric:
 
     @classmethod
     def of(
-        cls,
-        name: str,
-        unit: str,
-        base: Sequence[float],
-        ours: Sequence[float],
-        *,
-        sentence: str = "",
+        cls, name: str, unit: str, base: Sequence[float], ours: Sequence[float], *, sentence: str = "",
         target: Target | Goal | None = None,
-        chart: str = "",
-        label: str = "",
-    ) -> Metric:
-        """Make a metric from the values of both sides; equally many values are pairs, in their order.
-
-        A ``target`` that is a function gets the metric and returns the target.
-        """
+        floor: Sequence[float] = (),
+    ) -> Metric:  # fmt: skip
+        """Make a metric from both sides' values; equally many are pairs. ``target`` may judge the metric."""
         one, two = Sample.of(base), Sample.of(ours)
         change, interval = change_percent(one.median, two.median), change_interval(base, ours)
         values = {"base": list(base), "ours": list(ours)}
         test = judge(base, ours, paired=len(base) == len(ours))
-        made = cls(name, unit, one, two, change, interval, sentence, None, values, test, chart, label)
+        limit = statistics.median(floor) if floor else None
+        made = cls(name, unit, one, two, change, interval, sentence, None, values, test, limit)
         return replace(made, target=target(made) if callable(target) else target)
 
 
@@ -136,7 +121,6 @@ class Result:
         return next((metric for metric in self.metrics if metric.name == name), None)
 
     def to_json(self) -> str:
-        """The text of result.json."""
         data = asdict(self)
         del data["folder"]
         return json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
@@ -145,91 +129,45 @@ class Result:
         """Write result.json into a folder (made when missing), all of it or nothing."""
         path = folder / FILE_NAME
         lock.write_atomically(path, self.to_json())
-        (folder / ERROR_NAME).unlink(missing_ok=True)
         self.folder = folder
         return path
 
 
-def save_error(error: LabError, folder: Path) -> None:
-    """Write the reason why there is no result into a folder (made when missing)."""
-    about = {"what": error.what, "why": error.why, "fix": error.fix, "code": error.code}
-    lock.write_atomically(folder / ERROR_NAME, json.dumps(about, indent=2, ensure_ascii=False) + "\n")
-
-
-def load_error(folder: Path) -> LabError | None:
-    """The error that ``save_error`` wrote into a folder, if any; LabError when it cannot be read."""
-    file = folder / ERROR_NAME
-    if not file.exists():
-        return None
-    try:
-        about = json.loads(file.read_text(encoding="utf-8"))
-        return LabError(str(about["what"]), str(about["why"]), str(about["fix"]), int(about["code"]))
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise LabError(
-            f"Cannot read {file}", f"{type(error).__name__}: {error}", "run the bench again"
-        ) from error
-
-
 def _metric(data: dict[str, Any]) -> Metric:
-    def sample(side: dict[str, Any]) -> Sample:
-        return Sample(float(side["median"]), float(side["low"]), float(side["high"]), int(side["n"]))
-
-    values = {str(key): [float(v) for v in values] for key, values in data.get("values", {}).items()}
-    interval, target, change = data.get("change_interval"), data.get("target"), data["change_percent"]
-    test = data.get("significance")
-    base, ours = values.get("base"), values.get("ours")
-    if test:
-        test = Significance(str(test["test"]), None if test.get("p") is None else float(test["p"]))
-    elif base and ours:  # an older file
-        test = judge(base, ours, paired=len(base) == len(ours))
-    return Metric(
-        str(data["name"]),
-        str(data["unit"]),
-        sample(data["base"]),
-        sample(data["ours"]),
-        None if change is None else float(change),
-        (float(interval[0]), float(interval[1])) if interval else None,
-        str(data.get("sentence", "")),
-        Target(str(target["text"]), bool(target["met"])) if target else None,
-        values,
-        test,
-        str(data.get("chart", "")),
-        str(data.get("label", "")),
-    )
+    interval, target, test = (data.get(name) for name in ("change_interval", "target", "significance"))
+    values = {side: list(map(float, found)) for side, found in data.get("values", {}).items()}
+    given = data | {
+        "base": Sample(**data["base"]),
+        "ours": Sample(**data["ours"]),
+        "change_interval": (float(interval[0]), float(interval[1])) if interval else None,
+        "target": Target(**target) if target else None,
+        "values": values,
+        "significance": Significance(**test) if test else None,
+    }
+    for name in ("chart", "label"):  # of older files
+        given.pop(name, None)
+    return Metric(**given)
 
 
 def load(path: Path) -> Result:
-    """Read a result from its result.json or from the folder that holds it.
-
-    UsageError when there is none; LabError when the file is not a result.
-    """
+    """Read a result from its file or folder; UsageError when there is none, LabError for another file."""
     file = path / FILE_NAME if path.is_dir() else path
     try:
         data = json.loads(file.read_text(encoding="utf-8"))
         if data.get("format", FORMAT) != FORMAT:
             raise ValueError(f"its format is {data['format']}, this program reads {FORMAT}")
-        return Result(
-            name=str(data["name"]),
-            accelerator=str(data["accelerator"]),
-            versions=dict(data["versions"]),
-            reproduce=str(data["reproduce"]),
-            metrics=[_metric(metric) for metric in data["metrics"]],
-            job=dict(data.get("job", {})),
-            host=dict(data.get("host", {})),
-            notes=list(data.get("notes", [])),
-            sides=[str(name) for _, name in zip(SIDES, data.get("sides", SIDES), strict=True)],
-            when=str(data.get("when", "")),
-            seconds=float(data.get("seconds", 0)),
-            folder=file.parent,
-        )
+        metrics = [_metric(metric) for metric in data["metrics"]]
+        found = Result(**(data | {"metrics": metrics, "folder": file.parent}))
+        if len(found.sides) != len(SIDES):
+            raise ValueError(f"it has {len(found.sides)} sides")
+        return found
     except FileNotFoundError:
         why = f"there is no {file}"
         fix = "name a folder under out/ that a `kz demo` or `kz bench` has written"
         raise UsageError(f"Cannot read the run {path}", why, fix) from None
     except OSError as error:
-        raise LabError(
-            f"Cannot read the run {path}", str(error.strerror or error), "check the permissions of the file"
-        ) from error
+        why, fix = str(error.strerror or error), "check the permissions of the file"
+        raise LabError(f"Cannot read the run {path}", why, fix) from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         why = f"{file} is not a result: {type(error).__name__}: {error}"
         fix = "run the bench again: the lab writes results whole, so another program changed this file"

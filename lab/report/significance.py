@@ -5,8 +5,6 @@ The tests use ranks: they assume no distribution, and one extreme value decides 
 is used, since that takes a second.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Sequence
@@ -36,7 +34,6 @@ class Significance:
         return None if self.p is None else self.p < LEVEL
 
     def text(self) -> str:
-        """The result in a few words, for a table."""
         if self.p is None:
             return "no spread" if self.test == CONSTANT else "too few to tell"
         if self.p < 0.001:
@@ -52,35 +49,18 @@ def _changes(base: Sequence[float], ours: Sequence[float]) -> list[float]:
     return [two - one for one, two in zip(base, ours, strict=True)]
 
 
-def _signed_rank(changes: Sequence[float]) -> Significance:
+def _tested(name: str, test: str, samples: Sequence[Sequence[float]], tied: bool, cases: int) -> Significance:
+    """``cases``: how many ranks an exact test with ties has to enumerate."""
     from scipy import stats
 
-    some = [value for value in changes if value]
-    if not some:
-        return Significance(f"{PAIRED}, exact", 1.0)
-    tied = len({abs(value) for value in some}) < len(some)
-    exact = 2 ** len(some) <= EXACT_TIED if tied else len(some) <= EXACT
+    exact = cases <= EXACT_TIED if tied else max(map(len, samples)) <= EXACT
     method = (stats.PermutationMethod() if tied else "exact") if exact else "asymptotic"
-    p = float(stats.wilcoxon(some, method=method).pvalue)
-    return Significance(f"{PAIRED}, {'exact' if exact else 'approximate'}", p)
-
-
-def _rank_sum(base: Sequence[float], ours: Sequence[float]) -> Significance:
-    from scipy import stats
-
-    tied = len({*base, *ours}) < len(base) + len(ours)
-    cases = math.comb(len(base) + len(ours), len(base))
-    exact = cases <= EXACT_TIED if tied else max(len(base), len(ours)) <= EXACT
-    method = (stats.PermutationMethod() if tied else "exact") if exact else "asymptotic"
-    p = float(stats.mannwhitneyu(base, ours, method=method).pvalue)
-    return Significance(f"{UNPAIRED}, {'exact' if exact else 'approximate'}", p)
+    p = float(getattr(stats, test)(*samples, method=method).pvalue)
+    return Significance(f"{name}, {'exact' if exact else 'approximate'}", p)
 
 
 def judge(base: Sequence[float], ours: Sequence[float], *, paired: bool) -> Significance:
-    """Test whether two sides differ; ``paired``: the values were measured in pairs.
-
-    ValueError for paired sides of unequal length. Samples that cannot reach LEVEL are too few.
-    """
+    """Test whether two sides differ. Samples that cannot reach LEVEL are too few."""
     if paired and len(base) != len(ours):
         raise ValueError(f"{len(base)} values cannot be paired with {len(ours)}")
     n, m = len(base), len(ours)
@@ -89,14 +69,20 @@ def judge(base: Sequence[float], ours: Sequence[float], *, paired: bool) -> Sign
     least = 2.0 / (1 << n) if paired else 2.0 / math.comb(n + m, n)
     if least > LEVEL or min(n, m) < 2:
         return Significance(TOO_FEW)
-    return _signed_rank(_changes(base, ours)) if paired else _rank_sum(base, ours)
+    if not paired:
+        return _tested(
+            UNPAIRED, "mannwhitneyu", (base, ours), len({*base, *ours}) < n + m, math.comb(n + m, n)
+        )
+    some = [value for value in _changes(base, ours) if value]
+    if not some:
+        return Significance(f"{PAIRED}, exact", 1.0)
+    return _tested(
+        PAIRED, "wilcoxon", (some,), len({abs(value) for value in some}) < len(some), 2 ** len(some)
+    )
 
 
 def change_interval(base: Sequence[float], ours: Sequence[float]) -> tuple[float, float] | None:
-    """A 95 % bootstrap interval of the change of the median, in percent; seeded, so it is repeatable.
-
-    None when the median of base can be zero and that of ours not, or when a side has fewer than three values.
-    """
+    """A seeded 95 % bootstrap interval of the change of the median in percent; None if base may be 0."""
     if min(len(base), len(ours)) < 3:
         return None
     import numpy as np
@@ -113,20 +99,11 @@ def change_interval(base: Sequence[float], ours: Sequence[float]) -> tuple[float
     return float(found.confidence_interval.low), float(found.confidence_interval.high)
 
 
-def fences(values: Sequence[float]) -> tuple[float, float] | None:
-    """Tukey's fences: 1.5 times the distance of the quartiles beyond them; None for fewer than five values."""
-    if len(values) < FENCE_LEAST:
-        return None
-    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
-    reach = FENCE * (high - low)
-    return low - reach, high + reach
-
-
 def outside(values: Sequence[float]) -> list[bool]:
-    """For each value, whether it is outside the fences. Such values stay in every figure."""
-    found = fences(values)
-    if found is None:
+    """For each value, whether it is outside Tukey's fences. Such values stay in every figure."""
+    if len(values) < FENCE_LEAST:
         return [False] * len(values)
+    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
     # Equal values may differ in the last digit from the computed fence.
-    slack = 1e-9 * max(map(abs, values))
-    return [not found[0] - slack <= value <= found[1] + slack for value in values]
+    reach = FENCE * (high - low) + 1e-9 * max(map(abs, values))
+    return [not low - reach <= value <= high + reach for value in values]

@@ -104,7 +104,6 @@ class _Writer:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add --cases and --shard."""
     parser.addoption("--cases", help="append a line of JSON per test; tests that are there are left out")
     parser.addoption("--shard", default="", help="K/N: only the K-th of N parts of the tests")
 

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: GPL-2.0
 """The verbs ``kz test`` and ``kz night``."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
 from lab.core import errors
 from lab.core.errors import UsageError
+from lab.core.options import Several
 from lab.testing.night import NAMES
 
 app = typer.Typer()
@@ -20,11 +20,8 @@ app.add_typer(night_app, name="night")
 
 def _seconds(budget: str) -> float:
     found = re.fullmatch(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?", budget)
-    total = (
-        sum(int(text or 0) * unit for text, unit in zip(found.groups(), (3600, 60, 1), strict=True))
-        if found
-        else 0
-    )
+    hours, minutes, seconds = (int(text or 0) for text in found.groups()) if found else (0, 0, 0)
+    total = 3600 * hours + 60 * minutes + seconds
     if budget and not total:
         raise UsageError(f"Bad --budget: {budget}", "it is not a duration", "write it as 2h, 90m or 1h30m")
     return total
@@ -39,50 +36,24 @@ def _shard(text: str) -> str:
 
 @app.command()
 def test(
-    pytest_options: Annotated[
-        list[str] | None, typer.Argument(metavar="[-- PYTEST...]", help="More options for pytest, or tests.")
-    ] = None,
-    select: Annotated[
-        str, typer.Option(metavar="EXPR", help="Run only tests whose name matches (pytest -k).")
-    ] = "",
-    junit: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the results as JUnit XML.")
-    ] = None,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="Only tests that need neither guests nor builds.")
-    ] = False,
-    nightly: Annotated[
-        bool,
-        typer.Option(
-            "--nightly", help="Everything that takes hours; a stopped night goes on. See out/night."
-        ),
-    ] = False,
+    pytest_options: Annotated[Several, Argument(metavar="[-- PYTEST...]", help="For pytest.")] = None,
+    select: Annotated[str, Option(metavar="EXPR", help="Only tests whose name matches (pytest -k).")] = "",
+    junit: Annotated[Path | None, Option(metavar="FILE", help="Write the results as JUnit XML.")] = None,
+    quick: Annotated[bool, Option("--quick", help="Only tests without guests and builds.")] = False,
+    nightly: Annotated[bool, Option("--nightly", help="All tests and benches; see out/night.")] = False,
     stage: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME", help=f"With --nightly: only this stage. Repeatable. One of {', '.join(NAMES)}."
-        ),
+        Several, Option(metavar="NAME", help=f"Only this stage of a night; repeatable: {', '.join(NAMES)}.")
     ] = None,
-    budget: Annotated[
-        str,
-        typer.Option(
-            metavar="TIME", help="With --nightly: stop after this time (2h), least checked stages first."
-        ),
-    ] = "",
-    shard: Annotated[
-        str, typer.Option(metavar="K/N", help="With --nightly: only the K-th of N parts; see kz night merge.")
-    ] = "",
-    report: Annotated[
-        bool,
-        typer.Option("--report", help="With --nightly: print the report of the last night, and run nothing."),
-    ] = False,
+    budget: Annotated[str, Option(metavar="TIME", help="Stop a night after this time (2h).")] = "",
+    shard: Annotated[str, Option(metavar="K/N", help="Only the K-th of N parts of a night.")] = "",
+    report: Annotated[bool, Option("--report", help="Only print the last night's report.")] = False,
 ) -> None:
     """Run every test but those that take long; builds what they need first. Skipped tests are listed with reasons.
 
     A night has all tests, with half an hour for each leak hunt, every bench, and both series built after
-    each patch. A stage that fails does not stop the others, and the report is written anew after each.
+    each patch. A stopped night goes on. --budget takes the stages with the fewest checked skips first.
     """
-    from lab.testing import night, night_report, night_run, suite
+    from lab.testing import night, night_run, suite
 
     for option, wrong in (("--quick", quick), ("--junit", junit)):
         if nightly and wrong:
@@ -94,7 +65,7 @@ def test(
         last = next(night.all_nights(), None)
         if last is None:
             raise UsageError("Bad --report", f"{night.root()} has no night", "run kz test --nightly first")
-        print(night_report.text(last))
+        print(night.text(last))
         raise typer.Exit(last.exit_code())
     if nightly:
         code = night_run.main(stage or [], select, pytest_options or [], _seconds(budget), _shard(shard))
@@ -104,14 +75,11 @@ def test(
 
 @night_app.command("merge")
 def merge(
-    folders: Annotated[
-        list[Path], typer.Argument(metavar="DIR...", help="Folders under out/night of each shard's machine.")
-    ],
+    folders: Annotated[list[Path], Argument(metavar="DIR...", help="Folders of out/night, one a shard.")],
 ) -> None:
     """Make one night of the shards that several machines ran (kz test --nightly --shard K/N)."""
-    from lab.testing import night, night_report
+    from lab.testing import night
 
     merged = night.merge(folders)
-    night_report.write(merged)
-    print(night_report.text(merged))
+    print(night.text(merged))
     raise typer.Exit(merged.exit_code() or errors.OK)

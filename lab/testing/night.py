@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: GPL-2.0
-"""A night: its stages, their steps and verdicts, and the folder that keeps them."""
-
-from __future__ import annotations
+"""A night: its stages and their steps, the folder that keeps them, and its report."""
 
 import contextlib
+import io
 import json
 import os
+import shlex
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lab.core import errors, lock, paths
+from lab.core import errors, lock, paths, progress
 from lab.core.errors import LabError, UsageError
 from lab.testing import cases
 from lab.testing.cases import BROKEN, FAILED, PASSED, SKIPPED, Case
@@ -30,6 +30,7 @@ MARKED = {
 }
 # The series come last: they build after each patch, and take the rest of the night.
 NAMES = ("tests", *MARKED, "bench", "series-linux", "series-qemu")
+LINES = 60  # of a failure in the report; the log has the rest
 
 
 @dataclass
@@ -53,12 +54,10 @@ class Stage:
 
     @property
     def state(self) -> str:
-        """The worst state of its steps."""
         return min((step.state for step in self.steps.values()), key=WORST.index, default=SKIPPED)
 
     @property
     def seconds(self) -> float:
-        """The time that its steps took."""
         return sum(step.seconds for step in self.steps.values())
 
 
@@ -71,18 +70,19 @@ def stages(select: str = "", pytest_options: Sequence[str] = ()) -> list[Stage]:
     def tests(name: str, title: str, marks: str) -> Stage:
         return Stage(name, title, {name: ["test", *chosen, "--", "-m", marks, *pytest_options]}, marks)
 
+    def series(name: str) -> Stage:
+        title = f"the {name} series, built after each patch"
+        return Stage(f"series-{name}", title, {name: ["series", "check", name, "--each"]})
+
     others = " or ".join(mark for mark, _ in MARKED.values())
     benches = {name: ["bench", name, "--strict", "--output", f"{{folder}}/bench/{name}"] for name in BENCHES}
     return [
         tests("tests", "all other tests", f"not ({others})"),
         *(tests(name, title, mark) for name, (mark, title) in MARKED.items()),
         Stage("bench", "every bench", benches),
-        *(
-            Stage(f"series-{name}", f"the {name} series, built after each patch",
-                  {name: ["series", "check", name, "--each"]})
-            for name in ("linux", "qemu")
-        ),
-    ]  # fmt: skip
+        series("linux"),
+        series("qemu"),
+    ]
 
 
 def choose(wanted: Sequence[str]) -> list[str]:
@@ -112,34 +112,38 @@ class Night:
                     stage.steps.setdefault(name, Step())
 
     def save(self) -> None:
-        """Write state.json."""
-        self.folder.mkdir(parents=True, exist_ok=True)
         data = {**asdict(self), "folder": ""}
         lock.write_atomically(self.folder / "state.json", json.dumps(data, indent=1))
+        reports = [line(self, stage) for stage in self.stages]
+        lock.write_atomically(
+            self.folder / "report.jsonl", "".join(json.dumps(one) + "\n" for one in reports)
+        )
+        lock.write_atomically(self.folder / "index.html", _page(self, reports))
 
     def cases(self, stage: Stage) -> list[Case]:
-        """The tests of a stage that have ended."""
         return cases.read(self.folder / f"{stage.name}.jsonl")
 
     def same_as(
         self, facts: dict[str, str], shard: str, settings: dict[str, str], wants: Sequence[object]
     ) -> bool:
-        """Whether it runs the same commands, of the same commit."""
         commands = [(stage.name, stage.commands) for stage in self.stages]
         same = (self.facts.get("knownzero"), self.shard, self.settings)
         return commands == wants and same == (facts.get("knownzero"), shard, settings)
 
+    def states(self) -> set[str]:
+        return {step.state for stage in self.stages for step in stage.steps.values()}
+
     def unfinished(self) -> bool:
-        """Whether a step is left to run."""
-        return any(step.state not in ENDED for stage in self.stages for step in stage.steps.values())
+        return not self.states() <= {*ENDED}
 
     def exit_code(self) -> int:
         """1 after a failure; 3 when a step could not run, or nothing passed; else 0."""
-        states = {step.state for stage in self.stages for step in stage.steps.values()}
+        states = self.states()
         if FAILED in states:
             return errors.FAILED
-        waits = states & {WAITING, INTERRUPTED}
-        return errors.OK if BROKEN not in states and (PASSED in states or waits) else errors.MACHINE
+        return (
+            errors.OK if BROKEN not in states and states & {PASSED, WAITING, INTERRUPTED} else errors.MACHINE
+        )
 
 
 def load(folder: Path) -> Night:
@@ -151,29 +155,25 @@ def load(folder: Path) -> Night:
         parts = [Stage(**stage) for stage in data.pop("stages")]
         return Night(**{**data, "folder": folder, "stages": parts})
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise LabError(
-            f"{folder} holds no night", f"state.json: {error}", "name a folder under out/night"
-        ) from None
+        fix = "name a folder under out/night"
+        raise LabError(f"{folder} holds no night", f"state.json: {error}", fix) from None
 
 
 def root() -> Path:
-    """The folder of all nights."""
     return paths.out() / "night"
 
 
 def all_nights() -> Iterator[Night]:
-    """Every night in the folder, the newest first."""
     for folder in sorted(root().glob("*/state.json"), reverse=True):
         with contextlib.suppress(LabError):
             yield load(folder.parent)
 
 
 def merge(folders: Sequence[Path]) -> Night:
-    """One night from the shards of several machines."""
     nights = [load(folder) for folder in folders]
     merged = Night(new_folder("-merged"), [], nights[0].command, facts=nights[0].facts)
     merged.began = min(night.began for night in nights)
-    merged.save()
+    merged.folder.mkdir(parents=True)
     for night in nights:
         for stage in night.stages:
             own = next((one for one in merged.stages if one.name == stage.name), None)
@@ -188,6 +188,91 @@ def merge(folders: Sequence[Path]) -> Night:
 
 
 def new_folder(suffix: str = "") -> Path:
-    """A folder for a new night, named by the time."""
     folder = root() / (time.strftime("%Y%m%d-%H%M%S") + suffix)
     return folder if not folder.exists() else folder.with_name(f"{folder.name}-{os.getpid()}")
+
+
+# The report.
+
+
+def line(night: Night, stage: Stage) -> dict[str, Any]:
+    """The report of a stage as JSON: its findings have the command that repeats them."""
+    again = f"./kz test --nightly --stage {stage.name}"
+    found = night.cases(stage)
+    findings = []
+    for case in (case for case in found if case.state in (FAILED, BROKEN)):
+        more = {"why": case.message, "again": f"{again} -- {shlex.quote(case.id)}"}
+        findings.append({"test": case.id, "state": case.state, **more})
+    findings += [
+        {"step": name, "state": step.state, "why": step.why, "again": again}
+        for name, step in stage.steps.items()
+        if step.why
+    ]
+    return {
+        "stage": stage.name, "title": stage.title, "state": stage.state, "seconds": round(stage.seconds, 1),
+        "tests": cases.count(found), "repeated": sum(bool(case.repeats) for case in found),
+        "started_again": sum(bool(case.started_again) for case in found),
+        "amounts": cases.amounts(found), "findings": findings,
+    }  # fmt: skip
+
+
+def _row(report: dict[str, Any]) -> str:
+    parts = [f"{number} {state}" for state, number in report["tests"].items()]
+    numbers = report["amounts"] | {name: report[name] for name in ("repeated", "started_again")}
+    parts += [f"{number:,} {name.replace('_', ' ')}" for name, number in numbers.items() if number]
+    if not report["tests"] and report["findings"]:
+        parts.append(report["findings"][0]["why"].partition("\n")[0])
+    took = progress.duration(report["seconds"]) if report["seconds"] else ""
+    return f"{report['state']:14}{report['stage']:14}{took:>8}  {', '.join(parts)}".rstrip()
+
+
+def text(night: Night) -> str:
+    """The table for the terminal; its last line is the path of the page."""
+    return "\n".join(
+        [*(_row(line(night, stage)) for stage in night.stages), str(night.folder / "index.html")]
+    )
+
+
+def _cut(text: str) -> str:
+    return "\n".join(text.splitlines()[-LINES:])
+
+
+def _page(night: Night, reports: list[dict[str, Any]]) -> str:
+    """The report as a page of its own: each stage with a link to its log, the findings, and all tests with a remark."""
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(record=True, file=io.StringIO(), width=150, highlight=False)
+
+    def show(words: str, link: Path | None = None) -> None:
+        there = link is not None and (night.folder / link).exists()
+        console.print(Text(words, style=f"link {link}" if there else ""))
+
+    show(f"Night of {time.strftime('%Y-%m-%d %H:%M', time.localtime(night.began))}\n")
+    for stage, report in zip(night.stages, reports, strict=True):
+        show(_row(report), Path(f"{stage.name}.log"))
+        for name, step in stage.steps.items() if len(stage.steps) > 1 else ():
+            show(f"    {step.state:14}{name}", Path(stage.name, name, "report.html"))
+    for report in reports:
+        for found in report["findings"]:
+            console.rule(
+                Text(f"{report['stage']}: {found.get('test') or found.get('step')}: {found['state']}")
+            )
+            show(f"{_cut(found['why'])}\nAgain: {found['again']}")
+    for stage in night.stages:
+        console.rule(f"{stage.name}: tests with figures, repeats, or a reason")
+        for case in night.cases(stage):
+            remarks = [f"{number:,} {name.replace('_', ' ')}" for name, number in case.amounts.items()]
+            remarks += [case.message] if case.state == SKIPPED else []
+            remarks += [f"repeated: {why}" for why in case.repeats]
+            remarks += [f"a guest was started again: {_cut(why)}" for why in case.started_again]
+            remarks += [_cut(case.detail)] if case.state == FAILED else []
+            if remarks:
+                show(
+                    f"{case.id}: {case.state}, {progress.duration(case.seconds)}\n    "
+                    + "\n    ".join(remarks)
+                )
+    console.rule("where it ran")
+    about = {"command": night.command, **night.facts, **night.settings}
+    show("\n".join(f"{key}: {value}" for key, value in about.items()))
+    return console.export_html()

@@ -1,10 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0
-"""Running a night: each step is a process of its own, and a stopped night goes on.
-
-A stage that fails does not stop the others. state.json and the report are written anew after each step.
-"""
-
-from __future__ import annotations
+"""Running a night: each step is a process; a failure does not stop the others; a stopped night goes on."""
 
 import contextlib
 import ctypes
@@ -20,20 +15,10 @@ from pathlib import Path
 
 from lab.core import errors, paths, progress, run
 from lab.core.errors import LabError
-from lab.testing import cases, night_report, suite
+from lab.testing import cases, suite
+from lab.testing import night as nights
 from lab.testing.cases import BROKEN, FAILED, PASSED, SKIPPED, Case
-from lab.testing.night import (
-    ENDED,
-    INTERRUPTED,
-    RUNNING,
-    Night,
-    Stage,
-    Step,
-    all_nights,
-    choose,
-    new_folder,
-    stages,
-)
+from lab.testing.night import INTERRUPTED, RUNNING, Night, Stage, Step
 
 # Settings of the tests, unless the environment has others. Each leak hunt takes half an hour; the kernel's
 # package gets the configuration of Debian's cloud kernels, which takes one or two hours to build.
@@ -46,30 +31,21 @@ LAST_WORDS = 60.0  # seconds for an interrupted stage to write its results
 SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER
 
 
-def _save(night: Night) -> None:
-    night.save()
-    night_report.write(night)
-
-
 def run_night(night: Night, budget: float = 0.0) -> int:
     """Run each step that has not ended; ``budget`` in seconds. Returns the exit code."""
     deadline = time.monotonic() + budget if budget else None
-    order = least_checked(night) if budget else night.stages
-    for stage in order:
+    for stage in least_checked(night) if budget else night.stages:
         for name, step in stage.steps.items():
-            if step.state in ENDED:
-                continue
-            if deadline is not None and time.monotonic() >= deadline:
-                break
-            _step(night, stage, name, deadline)
-    _save(night)
+            if step.state not in nights.ENDED and (deadline is None or time.monotonic() < deadline):
+                _step(night, stage, name, deadline)
+    night.save()
     return night.exit_code()
 
 
 def _step(night: Night, stage: Stage, name: str, deadline: float | None) -> None:
     began, before = time.monotonic(), stage.steps[name].seconds
     stage.steps[name] = Step(RUNNING, seconds=before)
-    _save(night)
+    night.save()
     log = night.folder / f"{stage.name}.log"
     try:
         with progress.step(f"{stage.name}: {stage.title if stage.marks else name}", log):
@@ -84,18 +60,18 @@ def _step(night: Night, stage: Stage, name: str, deadline: float | None) -> None
         raise
     finally:
         stage.steps[name].seconds = before + time.monotonic() - began
-        _save(night)
+        night.save()
     progress.note(f"{stage.name}: {name}: {stage.steps[name].state}")
 
 
 def _execute(night: Night, words: list[str], stage: Stage, log: Path, deadline: float | None) -> int:
     """Run a step; its exit code. No process of it is left, however it ends."""
-    before = _children()
     words = [word.format(folder=night.folder) if "{folder}" in word else word for word in words]
     environment = {
         **os.environ, **night.settings, "KNOWNZERO_NIGHTLY": "1", "PYTHONPATH": str(paths.REPO), "PYTHONUNBUFFERED": "1",
         "KNOWNZERO_CASES": str(night.folder / f"{stage.name}.jsonl"), "KNOWNZERO_SHARD": night.shard if stage.marks else "",
     }  # fmt: skip
+    before = _children()
     with log.open("ab") as out:
         out.write(f"$ ./kz {shlex.join(words)}\n".encode())
         out.flush()
@@ -112,7 +88,17 @@ def _execute(night: Night, words: list[str], stage: Stage, log: Path, deadline: 
             raise
         finally:
             run.end_group(process)
-            _end_orphans(before)
+            # What it has left behind is a child of this process (see ``main``), and so are the children of that.
+            late = time.monotonic() + 10
+            while time.monotonic() < late and (left := _children() - before):
+                for pid in left:
+                    with contextlib.suppress(ProcessLookupError, PermissionError, ChildProcessError):
+                        os.kill(pid, signal.SIGKILL)
+                        os.waitpid(pid, 0)
+
+
+def _children() -> set[int]:
+    return {int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()}
 
 
 def judge(stage: Stage, code: int, found: list[Case], log: Path) -> Step:
@@ -144,40 +130,18 @@ def _ended(code: int, log: Path) -> str:
     return f"{text[at[-1] :].removeprefix('kz: ') if at else run.tail(log, 8)}\n({how})"
 
 
-def _children() -> set[int]:
-    """The processes whose parent is this one."""
-    found = set()
-    for file in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            if int(file.read_text(errors="replace").rpartition(")")[2].split()[1]) == os.getpid():
-                found.add(int(file.parent.name))
-    return found
-
-
-def _end_orphans(before: set[int]) -> None:
-    """Kill the processes that a step left behind: children of this one (see ``main``) that are not in ``before``."""
-    deadline = time.monotonic() + 10
-    while time.monotonic() < deadline and (left := _children() - before):
-        for pid in left:
-            with contextlib.suppress(ProcessLookupError, PermissionError, ChildProcessError):
-                os.kill(pid, signal.SIGKILL)
-                os.waitpid(pid, 0)
-
-
 def least_checked(night: Night) -> list[Stage]:
     """The stages in the order in which to spend a budget: fewest skips checked in all nights, then least time."""
     done = {stage.name: (0, 0.0) for stage in night.stages}
-    for other in all_nights():
+    for other in nights.all_nights():
         for stage in other.stages:
-            if stage.name in done:
-                skips, seconds = done[stage.name]
-                more = cases.amounts(other.cases(stage))["skips_checked"]
-                done[stage.name] = (skips + more, seconds + stage.seconds)
+            skips, seconds = done.get(stage.name, (0, 0.0))
+            more = cases.amounts(other.cases(stage))["skips_checked"]
+            done[stage.name] = (skips + more, seconds + stage.seconds)
     return sorted(night.stages, key=lambda stage: done[stage.name])
 
 
 def facts() -> dict[str, str]:
-    """The repository, the sources and the machine."""
     from lab.bench.runner import commit, host_facts
     from lab.machine import fetch
 
@@ -194,21 +158,23 @@ def main(
     wanted: Sequence[str], select: str, pytest_options: Sequence[str], budget: float = 0.0, shard: str = ""
 ) -> int:
     """Run the stages that are ``wanted`` (all when none is), or go on with such a night; the lab's exit code."""
-    names = choose(wanted)
-    chosen = [stage for stage in stages(select, pytest_options) if stage.name in names]
+    names = nights.choose(wanted)
+    chosen = [stage for stage in nights.stages(select, pytest_options) if stage.name in names]
     settings = {name: os.environ.get(name, usual) for name, usual in SETTINGS.items()}
     if select or pytest_options:
         marks = " or ".join(f"({stage.marks})" for stage in chosen if stage.marks)
         suite.check_selection(select, marks, pytest_options, {**settings, "KNOWNZERO_NIGHTLY": "1"})
     about, wants = facts(), [(stage.name, stage.commands) for stage in chosen]
-    night = next(all_nights(), None)
+    night = next(nights.all_nights(), None)
     if night and night.unfinished() and night.same_as(about, shard, settings, wants):
         progress.note(f"going on with the night in {night.folder}")
     else:
-        night = Night(new_folder(), chosen, shlex.join(["./kz", *sys.argv[1:]]), shard, settings, about)
+        night = Night(
+            nights.new_folder(), chosen, shlex.join(["./kz", *sys.argv[1:]]), shard, settings, about
+        )
     # Processes whose parents have ended become children of this one, so that they can be ended with their step.
     ctypes.CDLL(None).prctl(SUBREAPER, 1, 0, 0, 0)
     try:
         return run_night(night, budget)
     finally:
-        print(night_report.text(night))
+        print(nights.text(night))

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0
 """``kz test``: build everything that the tests need, and run pytest."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re
@@ -13,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from lab.boot.console import last_lines
 from lab.build import ahead
 from lab.build import linux as build
 from lab.build import programs as guest
@@ -23,12 +22,11 @@ from lab.core.errors import LabError
 from lab.machine import fetch, tools
 
 # The kernels of guests in tests; the slowest build first.
-KERNELS = (
-    ("debug", "x86_64"),
-    ("knownzero", "x86_64"),
-    ("debug", "um"),
-)
-QTESTS = ("virtio-balloon-reporting-test", "virtio-balloon-test")
+KERNELS = (("debug", "x86_64"), ("knownzero", "x86_64"), ("debug", "um"), ("off", "um"))
+# Sets of parts for User-Mode Linux; the night builds every set.
+ZEROED = ("fixes", "content", "zeroed")
+PART_KERNELS = (("off", ZEROED[:1]), ("off", ZEROED[:2]), ("off", ZEROED), ("debug", ZEROED))
+QTESTS = ("virtio-balloon-reporting-test", "virtio-balloon-test", "vhost-user-balloon-test")
 QUICK = "not boots and not slow"
 LAST_WORDS = 40.0  # seconds, of which pytest's workers may take ten to end
 
@@ -41,6 +39,8 @@ def prepare() -> None:
     build_qtests()
     for variant, arch in KERNELS:
         build.build_linux(variant, arch)
+    for variant, chosen in PART_KERNELS:
+        build.build_linux(variant, "um", chosen=chosen)
     guest.build_programs()
 
 
@@ -58,9 +58,8 @@ def build_qtests() -> Path:
     with lock.locked("build-qemu-knownzero"), qemu_tree("knownzero", source) as tree:
         log = paths.log_file("qtests")
         with progress.step("building QEMU's qtests", log):
-            make_qemu(
-                tree, obj, log, ["qemu-system-x86_64", *[f"tests/qtest/{name}" for name in qtest_programs()]]
-            )
+            programs = [f"tests/qtest/{name}" for name in qtest_programs()]
+            make_qemu(tree, obj, log, ["qemu-system-x86_64", *programs])
     return obj
 
 
@@ -86,23 +85,15 @@ def run_tests(select: str, junit: Path | None, quick: bool, extra: list[str]) ->
         # The terminal has interrupted pytest as well; a second time, and it would not write its results.
         if not isinstance(why, KeyboardInterrupt):
             process.send_signal(signal.SIGINT)
-        _await_end(process)
+        try:
+            process.wait(LAST_WORDS)  # to end its tests and to write what it knows
+        finally:
+            process.kill()
         raise
     return exit_code(status)
 
 
-def _await_end(process: subprocess.Popen[bytes]) -> None:
-    """Give pytest the time to end its tests and to write what it knows."""
-    try:
-        process.wait(LAST_WORDS)
-    except BaseException as why:
-        process.kill()
-        if not isinstance(why, subprocess.TimeoutExpired):
-            raise
-
-
 def exit_code(status: int) -> int:
-    """pytest's exit status as the lab's."""
     if status == 2:
         return errors.INTERRUPTED
     if status == 4:
@@ -114,14 +105,8 @@ def exit_code(status: int) -> int:
 
 
 PYTEST = [
-    sys.executable,
-    "-m",
-    "pytest",
-    "-c",
-    str(paths.REPO / "pyproject.toml"),
-    "--rootdir",
-    str(paths.REPO),
-]
+    sys.executable, "-m", "pytest", "-c", str(paths.REPO / "pyproject.toml"), "--rootdir", str(paths.REPO),
+]  # fmt: skip
 
 
 def check_selection(select: str, marks: str, options: Sequence[str], settings: dict[str, str]) -> None:
@@ -135,19 +120,13 @@ def check_selection(select: str, marks: str, options: Sequence[str], settings: d
     if status:
         wrong = [line for line in said.splitlines() if re.search(r"^ERROR: (?!usage)|: error: ", line)]
         fix = "correct --select or the options for pytest"
-        raise errors.UsageError("the tests cannot be selected", "\n".join(wrong) or _tail(said), fix)
+        raise errors.UsageError("the tests cannot be selected", "\n".join(wrong) or last_lines(said, 15), fix)
 
 
 def _collect(options: list[str], settings: dict[str, str] | None = None) -> tuple[int, str]:
     """pytest's exit status, and what it says, when it only lists tests."""
-    done = subprocess.run(
-        [*PYTEST, "--collect-only", "-q", "-p", "no:cacheprovider", *_with_tests(options)],
-        cwd=paths.REPO,
-        env={**_environment(), **(settings or {})},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    argv = [*PYTEST, "--collect-only", "-q", "-p", "no:cacheprovider", *_with_tests(options)]
+    done = run.ask(argv, paths.REPO, {**_environment(), **(settings or {})})
     return done.returncode, done.stdout + done.stderr
 
 
@@ -157,34 +136,18 @@ def _needs_guests(chosen: list[str]) -> bool:
     status, said = _collect(["-m", "boots or slow", *words])
     if status in (0, 5):
         return status == 0
-    raise LabError("the tests cannot be collected", _tail(said), "correct the error above", errors.FAILED)
-
-
-def _tail(text: str, lines: int = 15) -> str:
-    return "\n".join(text.strip().splitlines()[-lines:])
+    why, fix = last_lines(said, 15), "correct the error above"
+    raise LabError("the tests cannot be collected", why, fix, errors.FAILED)
 
 
 def _with_tests(options: Sequence[str]) -> list[str]:
     """Options for pytest with the folder of all tests, unless they name tests."""
-    named = any(
-        (paths.REPO / word.partition("::")[0]).exists() for word in options if word.startswith("tests")
-    )
+    words = (word.partition("::")[0] for word in options if word.startswith("tests"))
+    named = any((paths.REPO / word).exists() for word in words)
     return [*options, *([] if named else ["tests"])]
 
 
 def _environment() -> dict[str, str]:
-    kept = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("KNOWNZERO_CASES", "KNOWNZERO_SHARD"))
-    }
+    ours = ("KNOWNZERO_CASES", "KNOWNZERO_SHARD")
+    kept = {name: value for name, value in os.environ.items() if name not in ours}
     return {**kept, "PYTHONPATH": str(paths.REPO), "PYTHONDONTWRITEBYTECODE": "1"}
-
-
-def qtest(name: str, log: Path) -> None:
-    """Run one of QEMU's qtests on our QEMU; raises LabError (code 1) when it fails."""
-    obj = build_qtests()
-    # This QEMU finds its firmware, and the one in the object folder does not.
-    environment = {**os.environ, "QTEST_QEMU_BINARY": str(build_qemu("knownzero")), "G_TEST_DBUS_DAEMON": ""}
-    argv = [str(obj / "tests" / "qtest" / name), "--tap", "-k"]
-    run.logged(argv, log, f"QEMU's {name} fails", "read the log", env=environment, cwd=obj, timeout=300)

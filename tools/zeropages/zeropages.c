@@ -30,7 +30,6 @@
 #define MAX_POOLS 8
 #define REPORTING "/sys/module/page_reporting/parameters"
 #define PREZERO "/sys/kernel/mm/zero_page"
-#define FREE_BLOCKS "/sys/kernel/debug/page_zeroed/free_blocks"
 #define POOLS "/sys/kernel/mm/hugepages"
 #define VIRTIO "/sys/bus/virtio/devices"
 
@@ -40,20 +39,18 @@ enum source { REPORTED, FREED, INFLATED, PREZEROED, NR_SOURCES };
 
 static const char *const source_names[] = { "reported", "freed", "inflated", "prezeroed" };
 
-/* The lines of /proc/vmstat that are read; those of the sources come first, in their order. */
+/* The lines of /proc/vmstat that are read. */
 enum counter {
-	SET, SKIP = SET + NR_SOURCES, UNWANTED = SKIP + NR_SOURCES, LOST, BAD, CLEARED,
-	FREE_ZEROED, BALLOON, NR_COUNTERS
+	SET_REPORTED, SET_FREED, SET_PREZEROED, SKIP, LOST, BAD, CLEARED, BALLOON, NR_COUNTERS
 };
 
 static const char *const counter_names[] = {
-	"pgzeroed_set_reported", "pgzeroed_set_freed", "pgzeroed_set_inflated",
-	"pgzeroed_set_prezeroed",
-	"pgzeroed_skip_reported", "pgzeroed_skip_freed", "pgzeroed_skip_inflated",
-	"pgzeroed_skip_prezeroed",
-	"pgzeroed_unwanted", "pgzeroed_lost", "pgzeroed_bad", "pgzeroed_cleared",
-	"nr_free_zeroed", "nr_balloon_pages",
+	"pgzeroed_set_reported", "pgzeroed_set_freed", "pgzeroed_set_prezeroed",
+	"pgzeroed_skip", "pgzeroed_lost", "pgzeroed_bad", "pgzeroed_cleared", "nr_balloon_pages",
 };
+
+/* What a source has set; deflated pages are among the freed ones. */
+static const int set_of[] = { SET_REPORTED, SET_FREED, -1, SET_PREZEROED };
 
 /* A figure, and whether the kernel provides it. */
 struct value {
@@ -61,35 +58,19 @@ struct value {
 	bool known;
 };
 
-/* Free memory of a zone, a node or the machine, in pages. */
-enum column { FREE, CPU_LISTS, IS_REPORTED, KNOWN_ZERO, DIRTY, NR_COLUMNS };
+/* Free memory of a zone, a node or the machine, in pages. The kernel counts zeros for the machine. */
+enum column { FREE, CPU_LISTS, KNOWN_ZERO, DIRTY, NR_COLUMNS };
 
 static const struct { const char *title, *json, *metric; } columns[] = {
 	{ "free", "free_bytes", "free" },
 	{ "CPU lists", "cpu_list_bytes", "cpu_list" },
-	{ "reported", "reported_bytes", "reported" },
 	{ "known zero", "known_zero_bytes", "known_zero" },
 	{ "dirty", "dirty_bytes", "dirty" },
-};
-
-enum kind { BLOCKS_FREE, BLOCKS_REPORTED, BLOCKS_ZEROED, NR_KINDS };
-
-static const struct { const char *file, *title, *json; } kinds[] = {
-	{ "free", "", "free_blocks" },
-	{ "reported", "  reported", "reported_blocks" },
-	{ "zeroed", "  known zero", "known_zero_blocks" },
 };
 
 /* Files with one number each, and their names in JSON. */
 struct file {
 	const char *file, *json;
-};
-
-enum { BYTES, CPU_MS, NR_PREZERO = 4 };
-
-static const struct file prezero_files[] = {
-	{ "bytes_zeroed", "bytes_zeroed" }, { "cpu_millisecs", "cpu_ms" },
-	{ "wakeups", "wakeups" }, { "free_zeroed_bytes", "free_zeroed_bytes" },
 };
 
 enum { TOTAL, FREE_PAGES, RESERVED, SURPLUS, NR_POOL };
@@ -104,7 +85,7 @@ struct zone {
 	char name[16];
 	bool present;
 	struct value pages[NR_COLUMNS];
-	uint64_t blocks[NR_KINDS][MAX_ORDERS];
+	uint64_t blocks[MAX_ORDERS];
 };
 
 struct thread {
@@ -117,11 +98,9 @@ struct snapshot {
 	uint64_t ns;
 	struct value counter[NR_COUNTERS];
 	bool series;		/* the pgzeroed_ counters exist */
-	int by_order;		/* 0 if FREE_BLOCKS was read, else errno */
-	int nr_zones, nr_nodes, nr_threads, nr_prezero_nodes, nr_pools;
+	int nr_zones, nr_nodes, nr_threads, nr_pools;
 	struct zone zones[MAX_ZONES], nodes[MAX_NODES], all;
-	struct value prezero_on, prezero[NR_PREZERO];
-	struct { int node; struct value values[NR_PREZERO]; } prezero_nodes[MAX_NODES];
+	struct value prezero_on, cpu_ms;
 	struct thread threads[MAX_NODES];
 	struct { unsigned long size; struct value values[NR_POOL]; } pools[MAX_POOLS];
 	struct {
@@ -358,8 +337,6 @@ static void read_zones(void)
 		} else if (sscanf(line, " nr_free_pages %" SCNu64, &n) == 1 ||
 			   sscanf(line, " pages free %" SCNu64, &n) == 1) {
 			zone->pages[FREE].n = n;
-		} else if (sscanf(line, " nr_free_zeroed %" SCNu64, &n) == 1) {
-			zone->pages[KNOWN_ZERO].n = n;
 		} else if (sscanf(line, " count: %" SCNu64, &n) == 1) {
 			zone->pages[CPU_LISTS].n += n;
 		}
@@ -369,71 +346,60 @@ static void read_zones(void)
 		now->nr_zones--;
 }
 
-/*
- * Reads numbers of blocks by order from /proc/buddyinfo, which has the free ones, or from
- * FREE_BLOCKS, which names their kind. Returns 0 or errno.
- */
-static int read_orders(const char *path)
+/* Reads numbers of free blocks by order. */
+static void read_orders(void)
 {
 	char line[512], name[16];
-	int node, used, i, kind;
-	FILE *f = fopen(path, "re");
+	int node, used, i;
+	FILE *f = fopen(at("/proc/buddyinfo"), "re");
 
-	if (!f)
-		return errno;
-	while (fgets(line, sizeof(line), f)) {
+	while (f && fgets(line, sizeof(line), f)) {
 		struct zone *zone = NULL;
-		char *from, *end, word[16] = "free";
+		char *from, *end;
 
 		if (sscanf(line, "Node %d, zone %15s%n", &node, name, &used) != 2)
 			continue;
 		for (i = 0; i < now->nr_zones; i++)
 			if (now->zones[i].node == node && !strcmp(now->zones[i].name, name))
 				zone = &now->zones[i];
-		from = line + used;
-		if (sscanf(from, " %15[a-z]%n", word, &used) == 1)
-			from += used;
-		for (kind = 0; kind < NR_KINDS && strcmp(word, kinds[kind].file); kind++)
-			;
-		if (!zone || kind == NR_KINDS)
+		if (!zone)
 			continue;
-		for (i = 0; i < MAX_ORDERS; i++, from = end) {
-			zone->blocks[kind][i] = strtoull(from, &end, 10);
+		for (i = 0, from = line + used; i < MAX_ORDERS; i++, from = end) {
+			zone->blocks[i] = strtoull(from, &end, 10);
 			if (end == from)
 				break;
-			if (kind == BLOCKS_REPORTED)
-				zone->pages[IS_REPORTED].n += zone->blocks[kind][i] << i;
 		}
-		if (kind == BLOCKS_FREE)
-			zone->nr_orders = i;
+		zone->nr_orders = i;
 	}
-	fclose(f);
-	return 0;
+	if (f)
+		fclose(f);
 }
 
 static void add_pages(struct zone *to, const struct zone *zone)
 {
 	int c;
 
-	for (c = 0; c < NR_COLUMNS; c++) {
+	for (c = FREE; c <= CPU_LISTS; c++) {
 		to->pages[c].n += zone->pages[c].n;
-		to->pages[c].known = c == IS_REPORTED ? !now->by_order :
-				     c < IS_REPORTED || now->counter[FREE_ZEROED].known;
+		to->pages[c].known = true;
 	}
+}
+
+static uint64_t sum_set(void)
+{
+	return now->counter[SET_REPORTED].n + now->counter[SET_FREED].n + now->counter[SET_PREZEROED].n;
 }
 
 static void add_zones(void)
 {
+	const uint64_t gone = now->counter[SKIP].n + now->counter[LOST].n;
+	struct value *all = now->all.pages;
 	const struct zone none = { 0 };
 	int i, j;
 
 	for (i = 0; i < now->nr_zones; i++) {
 		struct zone *zone = &now->zones[i];
-		uint64_t free = zone->pages[FREE].n + zone->pages[CPU_LISTS].n;
 
-		/* The kernel changes these figures while they are read. */
-		if (free > zone->pages[KNOWN_ZERO].n)
-			zone->pages[DIRTY].n = free - zone->pages[KNOWN_ZERO].n;
 		add_pages(zone, &none);
 		add_pages(&now->all, zone);
 		for (j = 0; j < now->nr_nodes && now->nodes[j].node != zone->node; j++)
@@ -444,6 +410,10 @@ static void add_zones(void)
 			now->nodes[now->nr_nodes++].node = zone->node;
 		add_pages(&now->nodes[j], zone);
 	}
+	/* The kernel changes these figures while they are read. */
+	all[KNOWN_ZERO] = (struct value){ sum_set() > gone ? sum_set() - gone : 0, now->series };
+	all[DIRTY] = (struct value){ all[FREE].n + all[CPU_LISTS].n, now->series };
+	all[DIRTY].n -= all[KNOWN_ZERO].n < all[DIRTY].n ? all[KNOWN_ZERO].n : all[DIRTY].n;
 }
 
 /* Calls @fn for each entry of a folder; a folder that does not exist has none. */
@@ -461,6 +431,7 @@ static void for_each(const char *path, void (*fn)(const char *name))
 static void read_thread(const char *name)
 {
 	struct thread *thread = &now->threads[now->nr_threads];
+	uint64_t user, system;
 	char text[512], *end;
 
 	if (!isdigit((unsigned char)*name) || now->nr_threads == MAX_NODES ||
@@ -472,17 +443,11 @@ static void read_thread(const char *name)
 	    strncmp(end + 1, " ", 1) || strncmp(end + 3, " 2 ", 3))
 		return;
 	thread->state = end[2];
+	if (sscanf(end + 4, "%*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %" SCNu64 " %" SCNu64, &user, &system) == 2) {
+		now->cpu_ms.n += (user + system) * 1000 / (uint64_t)sysconf(_SC_CLK_TCK);
+		now->cpu_ms.known = true;
+	}
 	now->nr_threads++;
-}
-
-static void read_prezero_node(const char *name)
-{
-	const int i = now->nr_prezero_nodes;
-
-	if (i == MAX_NODES || sscanf(name, "node%d", &now->prezero_nodes[i].node) != 1)
-		return;
-	read_numbers(at(PREZERO "/%s", name), prezero_files, now->prezero_nodes[i].values);
-	now->nr_prezero_nodes++;
 }
 
 static void read_pool(const char *name)
@@ -601,6 +566,7 @@ static void explain(void)
 static void look(void)
 {
 	struct timespec ts;
+	char mode[8];
 
 	memset(now, 0, sizeof(*now));
 	read_log();
@@ -608,15 +574,14 @@ static void look(void)
 	now->ns = (uint64_t)ts.tv_sec * 1000000000ULL + (uint64_t)ts.tv_nsec;
 	read_vmstat();
 	read_zones();
-	read_orders(at("/proc/buddyinfo"));
-	now->by_order = read_orders(at(FREE_BLOCKS));
+	read_orders();
 	add_zones();
 	now->prezero_on = read_number(at(PREZERO "/enabled"));
-	if (now->prezero_on.known) {
-		read_numbers(at(PREZERO), prezero_files, now->prezero);
-		for_each(PREZERO, read_prezero_node);
+	/* Memory that was never used is zeroed as well. */
+	if (read_text(at(PREZERO "/enabled"), mode, sizeof(mode)) && !strcmp(mode, "all"))
+		now->prezero_on = (struct value){ .n = 1, .known = true };
+	if (now->prezero_on.known)
 		for_each("/proc", read_thread);
-	}
 	for_each(POOLS, read_pool);
 	for_each(VIRTIO, read_balloon);
 	if (!read_text(at("/sys/module/page_zeroed_reporter/parameters/mode"), now->test_reporter,
@@ -627,11 +592,6 @@ static void look(void)
 }
 
 /* The answer */
-
-static uint64_t sum(const struct value *first)
-{
-	return first[REPORTED].n + first[FREED].n + first[INFLATED].n + first[PREZEROED].n;
-}
 
 static char *human(char *text, size_t size, double bytes)
 {
@@ -668,21 +628,21 @@ static void say(const char *fmt, ...)
 
 static enum state verdict(void)
 {
-	const uint64_t skipped = sum(now->counter + SKIP);
+	const uint64_t skipped = now->counter[SKIP].n;
 	struct value delay = read_number(at(REPORTING "/page_reporting_delay_ms"));
 	char amount[32], ready[32], when[160] = "";
 	struct utsname name;
 
 	uname(&name);
 	human(amount, sizeof(amount), (double)skipped * (double)page_size);
-	human(ready, sizeof(ready), (double)now->counter[FREE_ZEROED].n * (double)page_size);
+	human(ready, sizeof(ready), (double)now->all.pages[KNOWN_ZERO].n * (double)page_size);
 	if (!now->series) {
 		say("No: this kernel (%s) has no pgzeroed_ counters in /proc/vmstat: it lacks the Knownzero series or CONFIG_PAGE_ZEROED.",
 		    *root ? "of --root" : name.release);
 		return NO_SERIES;
 	}
 	if (now->counter[BAD].n) {
-		say("No: %" PRIu64 " pages that were known to be zero were not; the kernel distrusts their source until the next boot, and its log (page_zeroed: BUG) names the source.",
+		say("No: %" PRIu64 " pages that were known to be zero were not; the kernel distrusts all sources until the next boot, and its log (page_zeroed: BUG) has the page.",
 		    now->counter[BAD].n);
 		return IS_BAD;
 	}
@@ -699,7 +659,7 @@ static enum state verdict(void)
 		    amount, 100.0 * (double)skipped / (double)(skipped + now->counter[CLEARED].n), ready);
 		return WORKING;
 	}
-	if (sum(now->counter + SET)) {
+	if (sum_set()) {
 		say("Ready: %s of free memory is known to be zero, and none of it was wanted as zeros so far.",
 		    ready);
 		return READY;
@@ -753,7 +713,7 @@ static void show_zone(const char *name, const struct zone *z)
 static void show_memory(void)
 {
 	char name[32];
-	int i, j, kind, orders = 0;
+	int i, j, orders = 0;
 
 	fprintf(out, "%-18s", "memory");
 	for (i = 0; i < NR_COLUMNS; i++)
@@ -775,35 +735,30 @@ static void show_memory(void)
 		fprintf(out, "%7d", j);
 	for (i = 0; i < now->nr_zones; i++) {
 		snprintf(name, sizeof(name), "node %d %s", now->zones[i].node, now->zones[i].name);
-		for (kind = 0; kind < (now->by_order ? 1 : NR_KINDS); kind++) {
-			fprintf(out, "\n%-18s", kind ? kinds[kind].title : name);
-			for (j = 0; j < now->zones[i].nr_orders; j++)
-				fprintf(out, "%7" PRIu64, now->zones[i].blocks[kind][j]);
-		}
+		fprintf(out, "\n%-18s", name);
+		for (j = 0; j < now->zones[i].nr_orders; j++)
+			fprintf(out, "%7" PRIu64, now->zones[i].blocks[j]);
 	}
-	if (now->by_order && now->counter[FREE_ZEROED].known)
-		fprintf(out, "\n%-18s(free ones; what of them is known zero or reported is in %s: %s)", "",
-			FREE_BLOCKS, now->by_order == EACCES ? "only for root" :
-			now->by_order == ENOENT ? "no debugfs, or an older kernel" :
-			strerror(now->by_order));
 	fputc('\n', out);
 }
 
 static void show_sources(void)
 {
 	static const struct { enum counter counter; const char *name, *what; } others[] = {
-		{ UNWANTED, "unwanted", "known zero, allocated by a caller that wants no zeros" },
-		{ LOST, "lost", "no longer known zero, and still free" },
+		{ SKIP, "skipped", "wanted as zeros, and not zeroed again" },
+		{ LOST, "lost", "no longer known zero, or allocated by a caller that wants no zeros" },
 		{ BAD, "bad", "known zero, and found not to be" },
 		{ CLEARED, "zeroed", "by allocation, since there is a source" },
 	};
 	int i;
 
-	fprintf(out, "\n%-18s%12s%14s%12s%14s  state\n", "source", "set", "", "skipped", "");
+	fprintf(out, "\n%-18s%12s%14s  state\n", "source", "set", "");
 	for (i = 0; i < NR_SOURCES; i++) {
 		fprintf(out, "%-18s", source_names[i]);
-		cells(&now->counter[SET + i], page_size);
-		cells(&now->counter[SKIP + i], page_size);
+		if (set_of[i] >= 0)
+			cells(&now->counter[set_of[i]], page_size);
+		else
+			fprintf(out, "%12s%14s", "in freed", "");
 		if (i == REPORTED && *now->test_reporter)
 			fprintf(out, "  on: page_zeroed_reporter, a driver for tests (%s)\n",
 				now->test_reporter);
@@ -829,14 +784,11 @@ static void show_prezero(void)
 	const struct thread *t = now->threads;
 	int i;
 
-	fprintf(out, "%-18s", "");
-	cells(&now->prezero[BYTES], 1);
-	fprintf(out, "  by kzeropaged");
-	if (now->prezero[CPU_MS].known)
-		fprintf(out, ", in %.3f s of CPU time", (double)now->prezero[CPU_MS].n / 1000);
-	if (now->prezero[CPU_MS].known && before)
-		fprintf(out, " (%.1f %% of a CPU)", rate(&now->prezero[CPU_MS]) / 10);
-	fprintf(out, "\n%-18s%s", "kzeropaged", now->nr_threads ? "" :
+	if (now->cpu_ms.known)
+		fprintf(out, "%-18s%12.3f s of CPU time", "kzeropaged", (double)now->cpu_ms.n / 1000);
+	if (now->cpu_ms.known && before)
+		fprintf(out, " (%.1f %% of a CPU)", rate(&now->cpu_ms) / 10);
+	fprintf(out, "%s%-18s%s", now->cpu_ms.known ? "\n" : "", "kzeropaged", now->nr_threads ? "" :
 		now->prezero_on.n ? "on; its threads are invisible here" : "off");
 	for (i = 0; i < now->nr_threads; i++, t++)
 		fprintf(out, "%snode %d: %s (pid %ld)", i ? ", " : "", t->node,
@@ -948,17 +900,17 @@ static void json_text(const char *name, const char *text)
 	fputc('"', out);
 }
 
-static void json_pages(const struct zone *z)
+static void json_pages(const struct zone *z, int columns_shown)
 {
 	int c;
 
-	for (c = 0; c < NR_COLUMNS; c++)
+	for (c = 0; c < columns_shown; c++)
 		json_value(columns[c].json, &z->pages[c], page_size);
 }
 
 static void json_memory(void)
 {
-	int i, j, kind;
+	int i, j;
 
 	json("zones", "[");
 	for (i = 0; i < now->nr_zones; i++) {
@@ -967,17 +919,11 @@ static void json_memory(void)
 		json(NULL, "{");
 		json("node", "%d", z->node);
 		json("zone", "\"%s\"", z->name);
-		json_pages(z);
-		for (kind = 0; kind < NR_KINDS; kind++) {
-			if (kind && now->by_order) {
-				json(kinds[kind].json, "null");
-				continue;
-			}
-			json(kinds[kind].json, "[");
-			for (j = 0; j < z->nr_orders; j++)
-				json(NULL, "%" PRIu64, z->blocks[kind][j]);
-			json_end(']');
-		}
+		json_pages(z, KNOWN_ZERO);
+		json("free_blocks", "[");
+		for (j = 0; j < z->nr_orders; j++)
+			json(NULL, "%" PRIu64, z->blocks[j]);
+		json_end(']');
 		json_end('}');
 	}
 	json_end(']');
@@ -985,36 +931,36 @@ static void json_memory(void)
 	for (i = 0; i < now->nr_nodes; i++) {
 		json(NULL, "{");
 		json("node", "%d", now->nodes[i].node);
-		json_pages(&now->nodes[i]);
+		json_pages(&now->nodes[i], KNOWN_ZERO);
 		json_end('}');
 	}
 	json_end(']');
 	json("memory", "{");
-	json_pages(&now->all);
+	json_pages(&now->all, NR_COLUMNS);
 	json_end('}');
 }
 
 static void json_sources(void)
 {
-	static const char *const names[] = { "unwanted_pages", "lost_pages", "bad_pages", "cleared_pages" };
+	static const char *const names[] = { "skip_pages", "lost_pages", "bad_pages", "cleared_pages" };
 	int i;
 
 	json("sources", "{");
 	for (i = 0; i < NR_SOURCES; i++) {
-		const struct value *set = &now->counter[SET + i], *skip = &now->counter[SKIP + i];
+		const struct value none = { 0 };
+		const struct value *set = set_of[i] < 0 ? &none : &now->counter[set_of[i]];
 
 		json(source_names[i], "{");
 		json("on", now->on[i] ? "true" : "false");
 		json_text("why", now->why[i]);
 		json_value("set_pages", set, 1);
-		json_value("skip_pages", skip, 1);
 		json_rate("set_pages_per_s", set, 1);
-		json_rate("skip_pages_per_s", skip, 1);
 		json_end('}');
 	}
 	json_end('}');
-	for (i = UNWANTED; i <= CLEARED; i++)
-		json_value(names[i - UNWANTED], &now->counter[i], 1);
+	for (i = SKIP; i <= CLEARED; i++)
+		json_value(names[i - SKIP], &now->counter[i], 1);
+	json_rate("skip_pages_per_s", &now->counter[SKIP], 1);
 	json_rate("cleared_bytes_per_s", &now->counter[CLEARED], page_size);
 }
 
@@ -1024,22 +970,14 @@ static void json_prezero(void)
 
 	json("kzeropaged", "{");
 	json("enabled", now->prezero_on.n ? "true" : "false");
-	json_value("bytes_zeroed", &now->prezero[BYTES], 1);
-	json_value("cpu_ms", &now->prezero[CPU_MS], 1);
-	json_rate("bytes_per_s", &now->prezero[BYTES], 1);
-	json_rate("cpu_ms_per_s", &now->prezero[CPU_MS], 1);
+	json_value("bytes_zeroed", &now->counter[SET_PREZEROED], page_size);
+	json_value("cpu_ms", &now->cpu_ms, 1);
+	json_rate("bytes_per_s", &now->counter[SET_PREZEROED], page_size);
+	json_rate("cpu_ms_per_s", &now->cpu_ms, 1);
 	json("threads", "[");
 	for (i = 0; i < now->nr_threads; i++)
 		json(NULL, "%s{\"node\": %d, \"pid\": %ld, \"state\": \"%c\"}", "", now->threads[i].node,
 		     now->threads[i].pid, now->threads[i].state);
-	json_end(']');
-	json("nodes", "[");
-	for (i = 0; i < now->nr_prezero_nodes; i++) {
-		json(NULL, "{");
-		json("node", "%d", now->prezero_nodes[i].node);
-		json_values(prezero_files, now->prezero_nodes[i].values);
-		json_end('}');
-	}
 	json_end(']');
 	json_end('}');
 }
@@ -1089,17 +1027,11 @@ static void metric(const char *name, const char *type, const char *help)
 
 static void metric_of_counter(int counter, const char *name, const char *type, const char *help)
 {
-	const uint64_t unit = counter == BAD ? 1 : page_size;
-	int i;
-
 	if (!now->counter[counter].known)
 		return;
 	metric(name, type, help);
-	if (counter >= UNWANTED)
-		fprintf(out, "knownzero_%s %" PRIu64 "\n", name, now->counter[counter].n * unit);
-	for (i = 0; counter < UNWANTED && i < NR_SOURCES; i++)
-		fprintf(out, "knownzero_%s{source=\"%s\"} %" PRIu64 "\n", name, source_names[i],
-			now->counter[counter + i].n * unit);
+	fprintf(out, "knownzero_%s %" PRIu64 "\n", name,
+		now->counter[counter].n * (counter == BAD ? 1 : page_size));
 }
 
 static void show_metrics(enum state state)
@@ -1109,33 +1041,33 @@ static void show_metrics(enum state state)
 	metric("state", "gauge", "1 for the state that zeropages reports, 0 for the others.");
 	for (i = 0; i < NR_STATES; i++)
 		fprintf(out, "knownzero_state{state=\"%s\"} %d\n", states[i].name, i == (int)state);
-	metric("memory_bytes", "gauge", "Free memory by zone and kind; dirty is the part that is not known zero.");
-	for (i = 0; i < now->nr_zones; i++)
-		for (c = 0; c < NR_COLUMNS; c++)
-			if (now->zones[i].pages[c].known)
-				fprintf(out, "knownzero_memory_bytes{node=\"%d\",zone=\"%s\",kind=\"%s\"} %" PRIu64 "\n",
-					now->zones[i].node, now->zones[i].name, columns[c].metric,
-					now->zones[i].pages[c].n * page_size);
+	metric("memory_bytes", "gauge", "Free memory by kind; dirty is the part that is not known zero.");
+	for (c = 0; c < NR_COLUMNS; c++)
+		if (now->all.pages[c].known)
+			fprintf(out, "knownzero_memory_bytes{kind=\"%s\"} %" PRIu64 "\n",
+				columns[c].metric, now->all.pages[c].n * page_size);
 	if (now->series)
 		metric("source_on", "gauge", "1 if the source is on.");
 	for (i = 0; now->series && i < NR_SOURCES; i++)
 		fprintf(out, "knownzero_source_on{source=\"%s\"} %d\n", source_names[i], now->on[i]);
 	metric_of_counter(BALLOON, "balloon_bytes", "gauge", "Memory in balloons.");
-	metric_of_counter(SET, "set_bytes_total", "counter", "Memory that became known zero.");
+	if (now->series)
+		metric("set_bytes_total", "counter", "Memory that became known zero.");
+	for (i = 0; now->series && i < NR_SOURCES; i++)
+		if (set_of[i] >= 0 && now->counter[set_of[i]].known)
+			fprintf(out, "knownzero_set_bytes_total{source=\"%s\"} %" PRIu64 "\n",
+				source_names[i], now->counter[set_of[i]].n * page_size);
 	metric_of_counter(SKIP, "skipped_bytes_total", "counter",
 			  "Memory wanted as zeros that was not zeroed again.");
-	metric_of_counter(UNWANTED, "unwanted_bytes_total", "counter",
-			  "Known-zero memory allocated by a caller that wants no zeros.");
-	metric_of_counter(LOST, "lost_bytes_total", "counter", "Free memory that stopped being known zero.");
+	metric_of_counter(LOST, "lost_bytes_total", "counter", 
+			  "Memory that stopped being known zero, or that its user does not want as zeros.");
 	metric_of_counter(BAD, "bad_pages_total", "counter", "Known-zero pages that were found not to be zero.");
 	metric_of_counter(CLEARED, "cleared_bytes_total", "counter",
 			  "Memory zeroed at allocation since there is a source.");
-	if (!now->prezero[BYTES].known || !now->prezero[CPU_MS].known)
+	if (!now->cpu_ms.known)
 		return;
-	metric("prezero_bytes_total", "counter", "Memory zeroed by kzeropaged.");
-	fprintf(out, "knownzero_prezero_bytes_total %" PRIu64 "\n", now->prezero[BYTES].n);
 	metric("prezero_cpu_seconds_total", "counter", "CPU time of kzeropaged.");
-	fprintf(out, "knownzero_prezero_cpu_seconds_total %.3f\n", (double)now->prezero[CPU_MS].n / 1000);
+	fprintf(out, "knownzero_prezero_cpu_seconds_total %.3f\n", (double)now->cpu_ms.n / 1000);
 }
 
 static void show_check(enum state state __attribute__((unused)))

@@ -1,0 +1,259 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/*
+ * A memory balloon on virtio-pci, driven by a program: huge pages as memory of known physical address, and split rings
+ * in the first of them. The kernel's driver must be unbound.
+ */
+#ifndef KZ_GUEST_BALLOON_PCI_H
+#define KZ_GUEST_BALLOON_PCI_H
+
+#include "common.h"
+
+#include <linux/virtio_balloon.h>
+#include <linux/virtio_config.h>
+#include <linux/virtio_pci.h>
+#include <linux/virtio_ring.h>
+
+#define BIT(n) (1ULL << (n))
+#define NEEDS_STATS BIT(VIRTIO_BALLOON_F_STATS_VQ)
+#define NEEDS_HINTING BIT(VIRTIO_BALLOON_F_FREE_PAGE_HINT)
+#define NEEDS_REPORTING BIT(VIRTIO_BALLOON_F_REPORTING)
+#define PATIENCE 3000			/* ms in which a device has to answer */
+#define MAX_RING 1024
+#define POOL "/proc/sys/vm/nr_hugepages"
+
+enum queue { INFLATE, DEFLATE, STATS, HINTING, REPORTING, QUEUES };
+
+static void wait_ms(unsigned int ms)
+{
+	usleep(ms * 1000);
+}
+
+static unsigned char *pool;
+static uint64_t *frames;		/* physical address of each huge page */
+static size_t pages;
+
+static uint64_t address_of(const void *at)
+{
+	size_t offset = (size_t)((const unsigned char *)at - pool);
+
+	return frames[offset / KZ_HUGE] + offset % KZ_HUGE;
+}
+
+/* A huge page other than the first. */
+static unsigned char *block(size_t n)
+{
+	return pool + (1 + n % (pages - 1)) * KZ_HUGE;
+}
+
+static void *small(size_t offset)
+{
+	return pool + KZ_HUGE / 2 + offset;
+}
+
+/* Takes half of the free memory. */
+static bool take_pool(void)
+{
+	KZ_FD map = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
+	char text[32];
+	size_t i;
+
+	kz_write_file("/proc/sys/vm/compact_memory", "1");
+	snprintf(text, sizeof(text), "%lu", kz_meminfo("MemFree") / 2 / KZ_HUGE);
+	kz_write_file(POOL, text);
+	pages = kz_meminfo("HugePages_Free") / 1024;
+	if (map < 0 || pages < 8)
+		return false;
+	pool = kz_map(pages * KZ_HUGE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_HUGETLB | MAP_POPULATE);
+	frames = calloc(pages, sizeof(*frames));
+	for (i = 0; i < pages; i++) {
+		uint64_t entry = 0;
+
+		if (pread(map, &entry, sizeof(entry), (off_t)((uintptr_t)(pool + i * KZ_HUGE) / 4096 * 8)) != 8 || !(entry << 9))
+			return false;
+		frames[i] = (entry & (BIT(55) - 1)) * 4096;
+	}
+	return true;
+}
+
+struct ring {
+	volatile struct vring_desc *desc;
+	volatile struct vring_avail *avail;
+	volatile struct vring_used *used;
+	volatile uint16_t *bell;
+	uint16_t index, size, next, given, taken;
+};
+
+struct device {
+	char name[32], pci[PATH_MAX];
+	volatile struct virtio_pci_common_cfg *common;
+	volatile uint32_t *config;
+	volatile unsigned char *notify;
+	uint32_t config_size, bell_size;
+	uint64_t offered, features;
+	struct ring rings[QUEUES];
+};
+
+struct part {
+	const void *at;
+	size_t size;
+	bool writable;
+};
+
+static unsigned char *map_bar(const struct device *d, int bar, size_t offset, size_t size)
+{
+	char path[PATH_MAX + 16];
+	size_t skip = offset % 4096;
+	void *at;
+
+	snprintf(path, sizeof(path), "%s/resource%d", d->pci, bar);
+	KZ_FD fd = open(path, O_RDWR | O_CLOEXEC);
+	at = mmap(NULL, skip + size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, (off_t)(offset - skip));
+	return at == MAP_FAILED ? NULL : (unsigned char *)at + skip;
+}
+
+/* Finds the structures of a device; false if it is not on virtio-pci with a modern interface. */
+static bool find(struct device *d)
+{
+	unsigned char space[256] = { 0 };
+	char path[PATH_MAX + 16];
+	unsigned int at, left = 48;
+	uint16_t command;
+
+	snprintf(path, sizeof(path), "%s/config", d->pci);
+	KZ_FD fd = open(path, O_RDWR | O_CLOEXEC);
+	if (fd < 0 || pread(fd, space, sizeof(space), 0) < 64)
+		return false;
+	/* Memory, bus master, and no interrupt: it has no handler. */
+	memcpy(&command, space + 4, 2);
+	command |= 0x406;
+	if (pwrite(fd, &command, 2, 4) != 2)
+		return false;
+	for (at = space[0x34]; at && left--; at = space[at + 1]) {
+		const struct virtio_pci_cap *cap = (const void *)(space + at);
+		unsigned char *mapped;
+
+		if (cap->cap_vndr != 9 || cap->bar > 5)
+			continue;
+		mapped = map_bar(d, cap->bar, cap->offset, cap->length);
+		if (cap->cfg_type == VIRTIO_PCI_CAP_COMMON_CFG)
+			d->common = (void *)mapped;
+		if (cap->cfg_type == VIRTIO_PCI_CAP_DEVICE_CFG) {
+			d->config = (void *)mapped;
+			d->config_size = cap->length;
+		}
+		if (cap->cfg_type == VIRTIO_PCI_CAP_NOTIFY_CFG) {
+			d->notify = mapped;
+			memcpy(&d->bell_size, space + at + sizeof(*cap), 4);
+		}
+	}
+	if (!d->common || !d->config || !d->notify)
+		return false;
+	d->common->device_feature_select = 1;
+	d->offered = (uint64_t)d->common->device_feature << 32;
+	d->common->device_feature_select = 0;
+	d->offered |= d->common->device_feature;
+	return d->offered & BIT(VIRTIO_F_VERSION_1);
+}
+
+static bool reset(struct device *d)
+{
+	int ms;
+
+	d->common->device_status = 0;
+	for (ms = 0; ms < PATIENCE && d->common->device_status; ms++)
+		wait_ms(1);
+	return ms < PATIENCE;
+}
+
+/* Negotiates features (those that are offered) and starts the queues, numbered as Linux does. NULL, or what is wrong. */
+static const char *start(struct device *d, uint64_t wanted, unsigned int largest)
+{
+	static const uint64_t needs[QUEUES] = { 0, 0, NEEDS_STATS, NEEDS_HINTING, NEEDS_REPORTING };
+	volatile struct virtio_pci_common_cfg *c = d->common;
+	uint16_t index = 0;
+	int q;
+
+	if (!reset(d))
+		return "the device does not leave its reset";
+	c->device_status = VIRTIO_CONFIG_S_ACKNOWLEDGE;
+	c->device_status |= VIRTIO_CONFIG_S_DRIVER;
+	d->features = (wanted & d->offered & 0xff) | BIT(VIRTIO_F_VERSION_1);
+	c->guest_feature_select = 0;
+	c->guest_feature = (uint32_t)d->features;
+	c->guest_feature_select = 1;
+	c->guest_feature = d->features >> 32;
+	c->device_status |= VIRTIO_CONFIG_S_FEATURES_OK;
+	if (!(c->device_status & VIRTIO_CONFIG_S_FEATURES_OK))
+		return "the device refuses these features";
+	memset(pool, 0, KZ_HUGE / 2);
+	for (q = 0; q < QUEUES; q++) {
+		struct ring *r = &d->rings[q];
+		unsigned char *at = pool + (size_t)q * 65536;
+		uint64_t where[3] = { address_of(at), address_of(at + 16384), address_of(at + 32768) };
+
+		memset(r, 0, sizeof(*r));
+		if (needs[q] && !(d->features & needs[q]))
+			continue;
+		*r = (struct ring){ (void *)at, (void *)(at + 16384), (void *)(at + 32768), NULL, index++, 0, 0, 0, 0 };
+		c->queue_select = r->index;
+		r->size = c->queue_size;
+		if (!r->size || (r->size & (r->size - 1)))
+			return "a queue is missing, or its size is no power of two";
+		if (r->size > largest)
+			c->queue_size = r->size = (uint16_t)largest;
+		c->queue_desc_lo = (uint32_t)where[0];
+		c->queue_desc_hi = where[0] >> 32;
+		c->queue_avail_lo = (uint32_t)where[1];
+		c->queue_avail_hi = where[1] >> 32;
+		c->queue_used_lo = (uint32_t)where[2];
+		c->queue_used_hi = where[2] >> 32;
+		r->bell = (void *)(d->notify + (size_t)c->queue_notify_off * d->bell_size);
+		r->avail->flags = VRING_AVAIL_F_NO_INTERRUPT;
+		c->queue_enable = 1;
+	}
+	c->device_status |= VIRTIO_CONFIG_S_DRIVER_OK;
+	return NULL;
+}
+
+/* Makes a buffer available; its parts are readable first. */
+static void give(struct ring *r, const struct part *parts, int count)
+{
+	uint16_t head = r->next % r->size;
+	int i;
+
+	for (i = 0; i < count; i++) {
+		volatile struct vring_desc *desc = &r->desc[r->next++ % r->size];
+
+		desc->addr = address_of(parts[i].at);
+		desc->len = (uint32_t)parts[i].size;
+		desc->flags = (i + 1 < count ? VRING_DESC_F_NEXT : 0) | (parts[i].writable ? VRING_DESC_F_WRITE : 0);
+		desc->next = r->next % r->size;
+	}
+	r->avail->ring[r->given++ % r->size] = head;
+	__sync_synchronize();
+	r->avail->idx = r->given;
+	__sync_synchronize();
+}
+
+/* The next used length, or -1 if there is none in time. */
+static int64_t take(struct ring *r, int ms)
+{
+	int64_t length;
+
+	for (*r->bell = r->index; r->used->idx == r->taken; ms--) {
+		if (ms <= 0)
+			return -1;
+		wait_ms(1);
+	}
+	__sync_synchronize();
+	length = r->used->ring[r->taken++ % r->size].len;
+	return length;
+}
+
+static int64_t ask(struct device *d, enum queue q, const struct part *parts, int count)
+{
+	give(&d->rings[q], parts, count);
+	return take(&d->rings[q], PATIENCE);
+}
+
+#endif

@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: GPL-2.0
+"""``kz conform``: boot guest/conform.c on any VMM, read its table, and see what the host gets back."""
+
+import contextlib
+import re
+import subprocess
+import tarfile
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from lab.boot import argv, initramfs, resolve
+from lab.core import paths, progress, run
+from lab.core.errors import LabError, TestFailure, UsageError
+
+PLACES = ("{kernel}", "{initrd}", "{append}", "{memory}")
+APPEND = {"x86_64": f"{argv.APPEND} {argv.APPEND_TCG}", "um": argv.APPEND_UM}
+MIB = 1 << 20
+README = """Boot bzImage with the initramfs on your VMM, with a balloon, 1 GiB of memory and this command line:
+
+    {append}
+
+The guest prints a Markdown table on its serial console and switches itself off. The lines for a pull request:
+
+    grep '^|' console.log
+
+`kz conform` of the project does this and also measures what your VMM gives back to its host.
+"""
+
+
+def files(kernel: str, arch: str, folder: Path) -> tuple[Path, Path]:
+    """The kernel, and an initramfs of which the only job is the probe."""
+    initrd = folder / "initramfs"
+    initramfs.write(initrd, ["conform"], "none", [], [], arch)
+    return resolve.kernel(kernel, arch)[0], initrd
+
+
+def bundle(target: Path, kernel: str) -> None:
+    """A tarball for machines without the lab."""
+    with tempfile.TemporaryDirectory(prefix="kz-conform-") as folder:
+        image, initrd = files(kernel, "x86_64", Path(folder))
+        readme = Path(folder) / "README"
+        readme.write_text(README.format(append=APPEND["x86_64"]), encoding="utf-8")
+        try:
+            with tarfile.open(target, "w:gz") as archive:
+                for file, name in ((image, "bzImage"), (initrd, "initramfs"), (readme, "README")):
+                    archive.add(file, f"conform/{name}")
+        except OSError as error:
+            fix = "name a file that you may write"
+            raise UsageError(f"Bad --bundle: {target}", str(error.strerror), fix) from None
+
+
+def _words(command: Sequence[str], values: dict[str, str], arch: str) -> list[str]:
+    found: list[str] = []
+    for word in command:
+        if word == "{append}" and arch == "um":
+            found += values[word].split()
+            continue
+        for place, value in values.items():
+            word = word.replace(place, value)
+        found.append(word)
+    return found
+
+
+def _complete(command: Sequence[str]) -> None:
+    if missing := [place for place in PLACES[:3] if not any(place in word for word in command)]:
+        why = f"{', '.join(missing)} missing: the VMM would boot something else"
+        fix = "see the example in `kz conform --help`"
+        raise UsageError(f"Bad command: {' '.join(command)}", why, fix)
+
+
+def _resident(process: int, session: bool) -> int:
+    """Resident bytes of a process; ``session``: of the largest one in its session."""
+    found = [0]
+    for entry in Path("/proc").glob("[0-9]*" if session else str(process)):
+        with contextlib.suppress(OSError, ValueError):
+            fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            if not session or int(fields[3]) == process:
+                found.append(int((entry / "statm").read_text().split()[1]) * 4096)
+    return max(found)
+
+
+def host_row(before: int, after: int, reported: int) -> str:
+    """The row of the table about memory that the host has: bytes before and after a report of ``reported``."""
+    falls = before - after
+    verdict = "PASS" if falls > 0.8 * reported else "FAIL"
+    seen = f"{before // MIB} → {after // MIB} MiB resident after {reported // MIB} MiB were reported"
+    return f"| host memory | {verdict} | {seen} |"
+
+
+def check(
+    command: Sequence[str], *, kernel: str, arch: str, memory: str, timeout: float, pid: int | None
+) -> list[str]:
+    """Boot the probe; the lines of its tables. TestFailure when the guest does not get to its end."""
+    _complete(command)
+    folder = paths.run_folder("conform")
+    image, initrd = files(kernel, arch, folder)
+    values = dict(zip(PLACES, (str(image), str(initrd), APPEND[arch], memory), strict=True))
+    words = _words(command, values, arch)
+    log = folder / "console.log"
+    lines: list[str] = []
+    dirty, hosts, ended = 0, 0, False
+    try:
+        process = subprocess.Popen(
+            words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
+        )  # fmt: skip
+    except OSError as error:
+        raise UsageError(f"Bad command: {words[0]}", str(error.strerror), "name your VMM") from None
+    assert process.stdout
+    watchdog = threading.Timer(timeout, run.end_group, [process])
+    watchdog.start()
+    progress.note(f"booting the probe (console: {log})")
+    try:
+        with log.open("wb") as console:
+            for raw in process.stdout:
+                console.write(raw)
+                console.flush()
+                line = raw.decode(errors="replace").strip()
+                if line.startswith("|") or not line:
+                    lines += [line] if line or (lines and lines[-1]) else []
+                elif line == "conform: dirty":
+                    dirty = _resident(pid or process.pid, pid is None)
+                elif match := re.fullmatch(r"conform: reported (\d+)", line):
+                    time.sleep(0.2)
+                    now = _resident(pid or process.pid, pid is None)
+                    if not hosts:
+                        lines.append(host_row(dirty, now, int(match[1])))
+                    hosts += 1
+                elif line.startswith("conform: device"):
+                    hosts = 0
+                    lines.append(f"**{line.removeprefix('conform: device ')}**")
+                ended = ended or line.startswith("conform: end")
+    finally:
+        watchdog.cancel()
+        run.end_group(process)
+    if not ended:
+        last = log.read_text(errors="replace").splitlines()[-8:]
+        why = "\n".join(last) or "nothing was printed: does your VMM put the serial console on its stdout?"
+        raise TestFailure("the guest did not get to the end of the checks", why, f"read {log}")
+    if not any("| PASS |" in line or "| FAIL |" in line for line in lines):
+        raise LabError("nothing was checked", "the guest has no balloon", "add a balloon to your command")
+    return lines

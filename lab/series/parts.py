@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: GPL-2.0
+"""Parts of a series: mail patches in <project>/parts/NAME, described by <project>/parts.toml."""
+
+import difflib
+import functools
+import hashlib
+import re
+import tomllib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lab.core import paths
+from lab.core.errors import LabError, UsageError
+from lab.machine import fetch
+
+MEASURE = ("measure",)  # in place of parts: patches for kernels to measure with, never exported or packaged
+# A patch that only changes these is text, a test or a tool.
+BESIDE = re.compile(
+    r"^(Documentation|tools|samples|tests)/|/tests/|_kunit\.c$|_test\.c$|^(MAINTAINERS|CREDITS)$|\.(rst|txt|json)$"
+)
+
+
+@dataclass(frozen=True)
+class Part:
+    """One series that can be sent by itself. ``on``: the parts that it directly stands on."""
+
+    name: str
+    title: str
+    on: tuple[str, ...]
+    root: Path
+    configs: tuple[str, ...] = ()
+    tests: tuple[str, ...] = ()
+    limit: int = 0
+    solved: str = ""
+
+    def patches(self, version: str = "") -> list[Path]:
+        """The patches in the order in which they apply; LabError when the list names a missing file.
+
+        A folder such as ``10.2`` holds patches that differ for sources of that series. ``version``: of the source, by
+        default the one in use.
+        """
+        listing = self.root / "series"
+        if not listing.is_file():
+            return []
+        names = [line.split("#", 1)[0].strip() for line in listing.read_text(encoding="utf-8").splitlines()]
+        found = [self.root / name for name in names if name]
+        for path in found:
+            if not path.is_file():
+                why, fix = "this file does not exist", f"git checkout {path.name}, or remove the line"
+                raise LabError(f"{listing} names {path.name}", why, fix)
+        if not any(self.root.glob("*/")):
+            return found
+        version = version or fetch.identify(self.root.parents[1].name).version
+        other = self.root / ".".join(version.split(".")[:2])
+        return [other / path.name if (other / path.name).is_file() else path for path in found]
+
+
+@dataclass(frozen=True)
+class Series:
+    """Parts of one project in the recorded order. ``rules``: limits and exceptions of parts.toml."""
+
+    name: str
+    root: Path
+    parts: tuple[Part, ...]
+    rules: dict[str, Any]
+    whole: bool = True
+
+    def patches(self) -> list[Path]:
+        """All patches in the order in which they apply."""
+        return [patch for part in self.parts for patch in part.patches()]
+
+    def key(self) -> str:
+        """A name for the resulting source (messages of patches do not count)."""
+        digest = hashlib.sha256()
+        for patch in self.patches():
+            digest.update(b"patch\n" + diff_of(patch.read_bytes()))
+        return digest.hexdigest()
+
+    def files(self) -> set[str]:
+        """Paths in the source tree that the patches change, those for other sources included."""
+        found = [path for part in self.parts for path in [*part.patches(), *part.root.glob("*/*.patch")]]
+        return {name for patch in found for name in touched(patch.read_bytes())}
+
+    def empty(self) -> bool:
+        """Whether there is no patch."""
+        return not self.patches()
+
+    def configs(self) -> set[str]:
+        """Kconfig symbols that the parts add."""
+        return {symbol for part in self.parts for symbol in part.configs}
+
+
+@functools.cache
+def _all(name: str) -> Series:
+    fetch.base(name)  # rejects unknown projects
+    root = paths.REPO / name
+    file = root / "parts.toml"
+    try:
+        data = tomllib.loads(file.read_text(encoding="utf-8"))
+        found: list[Part] = []
+        for part, fields in data.pop("parts").items():
+            on = tuple(fields.get("on", ()))
+            if missing := [one for one in on if one not in {p.name for p in found}]:
+                raise ValueError(f"{part} stands on {missing[0]}, which does not come before it")
+            found.append(
+                Part(
+                    part,
+                    fields["title"],
+                    on,
+                    root / "parts" / part,
+                    tuple(fields.get("configs", ())),
+                    tuple(fields.get("tests", ())),
+                    fields.get("patches", 0),
+                    fields.get("solved", ""),
+                )
+            )
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        raise LabError(f"cannot read {file}", str(error), f"git checkout {file}") from None
+    return Series(name, root, tuple(found), data)
+
+
+def get(name: str, parts: Iterable[str] = ()) -> Series:
+    """The series of ``linux`` or ``qemu``: all parts, or these and the parts they stand on.
+
+    UsageError: a part does not exist.
+    """
+    series = _all(name)
+    if tuple(parts) == MEASURE:
+        only = Part(MEASURE[0], "Kernels to measure with", (), series.root / MEASURE[0])
+        return Series(name, series.root, (only,), {}, whole=False)
+    wanted = set(parts)
+    if not wanted:
+        return series
+    known = {part.name: part for part in series.parts}
+    for one in sorted(wanted):
+        if one not in known:
+            near = difflib.get_close_matches(one, known, 3) or list(known)
+            why, fix = f"{name}/parts.toml does not list it", f"use {', '.join(near)}"
+            raise UsageError(f"Unknown part {one!r} of {name}", why, fix)
+    for part in reversed(series.parts):
+        if part.name in wanted:
+            wanted.update(part.on)
+    chosen = tuple(part for part in series.parts if part.name in wanted)
+    return Series(name, series.root, chosen, series.rules, len(chosen) == len(series.parts))
+
+
+def split(text: str) -> tuple[str, ...]:
+    """``"zeroed,prezero"`` as names."""
+    return tuple(word.strip() for word in text.split(",") if word.strip())
+
+
+def sets(series: Series) -> list[tuple[str, ...]]:
+    """Every set of parts that is closed under what its parts stand on, the smallest first."""
+    found: list[tuple[str, ...]] = [()]
+    for part in series.parts:
+        found += [(*one, part.name) for one in found if set(part.on) <= set(one)]
+    return sorted((one for one in found if one), key=lambda one: (len(one), one))
+
+
+def diff_of(patch: bytes) -> bytes:
+    """A patch without its message."""
+    at = patch.find(b"\ndiff --git ")
+    return patch[at + 1 :] if at >= 0 else b"" if not patch.startswith(b"diff --git ") else patch
+
+
+def touched(patch: bytes) -> list[str]:
+    """The paths a patch in git form changes, in order."""
+    names = re.findall(rb"^diff --git a/(.+) b/(.+)$", diff_of(patch), re.MULTILINE)
+    return list(dict.fromkeys(name.decode() for pair in names for name in pair))
+
+
+def numstat(patch: bytes) -> dict[str, tuple[int, int]]:
+    """Lines added and removed by a patch, by file."""
+    found: dict[str, list[int]] = {}
+    name, body = "", False
+    for line in diff_of(patch).splitlines():
+        if match := re.match(rb"diff --git a/.+ b/(.+)$", line):
+            name, body = match[1].decode(), False
+            found[name] = [0, 0]
+        elif line.startswith(b"@@"):
+            body = True
+        elif body and line[:1] in (b"+", b"-"):
+            found[name][line[:1] == b"-"] += 1
+    return {name: (plus, minus) for name, (plus, minus) in found.items()}
+
+
+def subject(patch: bytes) -> str:
+    """The subject of a mail patch without its prefix."""
+    head = patch.split(b"\n\n", 1)[0].decode(errors="replace")
+    match = re.search(r"^Subject: (?:\[[^]]*\] )?(.*(?:\n[ \t].*)*)", head, re.MULTILINE)
+    return re.sub(r"\n[ \t]+", " ", match[1]) if match else ""
+
+
+def names(parts: Sequence[Part]) -> str:
+    """Parts as a list for messages."""
+    return ", ".join(part.name for part in parts)

@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: GPL-2.0
+"""A series as git commits: branch part/NAME marks the last commit of each part."""
+
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from lab.core import paths, run
+from lab.core.errors import UsageError
+from lab.series.apply import git_environment, mode_of
+from lab.series.parts import Part, Series, subject, touched
+
+BASE = "base"
+BRANCH = "knownzero"
+IDENTITY = ("knownzero", "knownzero@localhost")
+EPOCH = "1000000000 +0000"
+
+# Configuration of a user or of a repository that would change the saved patches.
+PINNED = (
+    "diff.algorithm=myers", "diff.context=3", "diff.interHunkContext=0", "diff.noprefix=false", "diff.mnemonicPrefix=false",
+    "diff.srcPrefix=a/", "diff.dstPrefix=b/", "diff.indentHeuristic=true", "diff.renames=false", "diff.statGraphWidth=20",
+    "diff.suppressBlankEmpty=false", "core.quotePath=true", "core.abbrev=40", "core.autocrlf=false", "core.fileMode=true",
+    "core.attributesFile=/dev/null", "core.hooksPath=/dev/null", "core.fsmonitor=false", "core.untrackedCache=false",
+    "format.signature=", "format.noprefix=false", "format.encodeEmailHeaders=true", "format.forceInBodyFrom=false", "format.from=false",
+    "format.useAutoBase=false", "format.subjectPrefix=PATCH", "format.suffix=.patch", "format.signOff=false", "format.notes=false",
+    "i18n.commitEncoding=utf-8", "i18n.logOutputEncoding=utf-8", "apply.whitespace=nowarn", "commit.gpgSign=false",
+    "am.threeWay=false", "am.keepcr=false", "rerere.enabled=false", "advice.mergeConflict=false", "gc.auto=0",
+)  # fmt: skip
+FORMAT = (
+    "-O/dev/null", "--zero-commit", "--no-signature", "--full-index", "-N", "--no-renames", "--stat=72", "--no-cover-letter",
+    "--no-attach", "--no-thread", "--no-ext-diff", "--no-textconv", "--no-base", "--no-notes",
+)  # fmt: skip
+
+
+class Repo:
+    """A git repository in which git runs with a pinned configuration."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def argv(self, *arguments: str) -> list[str]:
+        """A git command line with the pinned configuration."""
+        return ["git", "-C", str(self.path), *[word for item in PINNED for word in ("-c", item)], *arguments]
+
+    def env(self, more: Mapping[str, str] | None = None) -> dict[str, str]:
+        """The environment of git: a fixed identity and nothing of the user's configuration."""
+        name, mail = IDENTITY
+        who = {
+            f"GIT_{role}_{field}": value
+            for role in ("COMMITTER", "AUTHOR")
+            for field, value in (("NAME", name), ("EMAIL", mail))
+        }
+        return {**git_environment(self.path.parent), **who, **(more or {})}
+
+    def git(self, *arguments: str, stdin: bytes | None = None, env: Mapping[str, str] | None = None) -> str:
+        """Run git and return its stdout without the last newline; a failure is an error."""
+        what = f"git {arguments[0]} failed in {self.path}"
+        fix = "read the message of git; `kz tree` makes a new tree if this one cannot be repaired"
+        return run.output(self.argv(*arguments), what, fix, env=self.env(env), stdin=stdin).removesuffix("\n")
+
+    def ask(self, *arguments: str, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+        """Run git and return whatever happens."""
+        return run.ask(self.argv(*arguments), env=self.env(env))
+
+    def find(self, name: str) -> str:
+        """The commit of a name, or the empty string."""
+        return self.ask("rev-parse", "-q", "--verify", f"{name}^{{commit}}").stdout.strip()
+
+    def am(self, patches: Sequence[Path], *options: str) -> subprocess.CompletedProcess[str]:
+        """``git am`` on HEAD; equal input gives equal commits."""
+        return self.ask("am", "-q", "--committer-date-is-author-date", *options, *map(str, patches))
+
+
+def branch_of(part: str) -> str:
+    """The branch that ends a part."""
+    return f"part/{part}"
+
+
+def commit_parts(repo: Repo, series: Series, *options: str) -> str:
+    """Apply the parts as commits on HEAD, each with its branch; returns the last commit.
+
+    A patch that does not apply is a UsageError, and HEAD is the last commit before it.
+    """
+    for part in series.parts:
+        patches = part.patches()
+        done = repo.am(patches, *options) if patches else None
+        if done and done.returncode:
+            stopped = subject(repo.ask("am", "--show-current-patch=raw").stdout.encode())
+            repo.ask("am", "--abort") if "--3way" not in options else None
+            reason = [
+                line for line in (done.stderr or done.stdout).splitlines() if not line.startswith("hint:")
+            ]
+            raise UsageError(
+                f"{part.name}: {stopped} does not apply",
+                "\n".join(reason[-8:]),
+                f"change it in the tree of `kz tree {series.name}`, then `kz series save {series.name}`; "
+                f"`kz series rebase {series.name}` is for other versions",
+            )
+        repo.git("branch", "-f", branch_of(part.name), "HEAD")
+    return repo.find("HEAD")
+
+
+@contextmanager
+def small(series: Series, pristine: Path, also: Sequence[Path] = ()) -> Iterator[Repo]:
+    """A temporary tree with only the files that the series, or ``also`` these patches, change; exact and quick."""
+    names = series.files() | {name for patch in also for name in touched(patch.read_bytes())}
+    folders = {parent for n in names for parent in Path(n).parents}
+    names |= {str(folder / ".gitattributes") for folder in folders}
+    with tempfile.TemporaryDirectory(prefix=".small-", dir=paths.sub("work")) as folder:
+        repo = Repo(Path(folder) / "tree")
+        repo.path.mkdir()
+        repo.git("init", "-q", "-b", BRANCH)
+        for name in sorted(names):
+            source, target = pristine / name, repo.path / name
+            if source.is_file():
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_bytes(source.read_bytes())
+                target.chmod(mode_of(source))
+        commit_all(repo, "base")
+        yield repo
+
+
+def commit_all(repo: Repo, message: str) -> None:
+    """Commit all files and tag the commit as the base."""
+    repo.git("add", "-A", "-f", ".")
+    repo.git(
+        "commit", "-q", "--allow-empty", "-m", message,
+        env={"GIT_AUTHOR_DATE": EPOCH, "GIT_COMMITTER_DATE": EPOCH},
+    )  # fmt: skip
+    repo.git("tag", "-f", BASE)
+
+
+def ranges(repo: Repo, series: Series) -> list[tuple[Part, str, str]]:
+    """(part, first excluded commit, last commit) of each part that the tree has; the last part ends at HEAD.
+
+    UsageError: HEAD does not stand on ``base`` in a straight line, or the branches are not in the recorded order.
+    """
+    head = repo.find("HEAD")
+    if not repo.find(BASE):
+        why, fix = "it marks the unpatched source", f"git tag {BASE} COMMIT, or `kz tree`"
+        raise UsageError(f"{repo.path} has no tag {BASE}", why, fix)
+    if repo.git("rev-list", "--merges", f"{BASE}..{head}"):
+        why, fix = "a series is a straight line", f"git rebase {BASE}"
+        raise UsageError(f"{repo.path} has merge commits", why, fix)
+    if repo.git("merge-base", BASE, head) != repo.find(BASE):
+        why, fix = f"{BASE} is not an ancestor of HEAD", f"git rebase {BASE}"
+        raise UsageError(f"{repo.path} does not stand on its base", why, fix)
+    present = [part for part in series.parts if repo.find(branch_of(part.name))]
+    if not present:
+        why, fix = "it marks the last commit of a part", "`kz tree` makes a tree with them"
+        raise UsageError(f"{repo.path} has no branch part/NAME", why, fix)
+    for part in present:
+        if missing := set(part.on) - {one.name for one in present}:
+            why = f"{part.name} stands on it, and the tree has no branch {branch_of(min(missing))}"
+            fix = f"git branch {branch_of(min(missing))} COMMIT, with the last commit of that part"
+            raise UsageError(f"{repo.path} has part {part.name} without {min(missing)}", why, fix)
+    found, before = [], repo.find(BASE)
+    for part in present:
+        end = head if part is present[-1] else repo.find(branch_of(part.name))
+        if (
+            repo.ask("merge-base", "--is-ancestor", before, end).returncode
+            or repo.ask("merge-base", "--is-ancestor", end, head).returncode
+        ):
+            raise UsageError(
+                f"branch {branch_of(part.name)} is not between the part before it and HEAD",
+                f"it is at {end[:12]}; a rebase without --update-refs leaves it behind",
+                f"git branch -f {branch_of(part.name)} COMMIT, with the last commit of that part",
+            )
+        found.append((part, before, end))
+        before = end
+    return found
+
+
+def formatted(repo: Repo, first: str, last: str) -> dict[str, bytes]:
+    """The commits of a range as mail patches, by file name."""
+    with tempfile.TemporaryDirectory() as folder:
+        repo.git("format-patch", *FORMAT, "-o", folder, f"{first}..{last}")
+        return {
+            path.stem.rstrip("-") + ".patch": path.read_bytes() for path in sorted(Path(folder).iterdir())
+        }
