@@ -14,10 +14,10 @@ import pytest
 from typer.testing import CliRunner
 
 from lab.bench import BENCHES, Bench, BenchOptions, jobs, runner, session
-from lab.bench.commands import app, checked
+from lab.bench.commands import RunOptions, app
 from lab.boot.guest import Guest
-from lab.core.errors import FAILED, USAGE, LabError, TestFailure, UsageError
-from lab.report.results import Metric, Result, Target, load, load_error
+from lab.core.errors import FAILED, USAGE, TestFailure, UsageError
+from lab.report.results import Metric, Result, Target, load
 from tests.bench.fakes import IMAGES, run_of
 
 MIB = 1 << 20
@@ -52,7 +52,7 @@ def answer(**vmstat: int | None) -> dict[str, Any]:
     counters: dict[str, int | None] = {
         "thp_fault_alloc": 128,
         "pgzeroed_cleared": None,
-        "pgzeroed_skip_reported": None,
+        "pgzeroed_skip": None,
         "pgzeroed_bad": None,
     }
     job = {"task_clock_ns": 50_000_000, "bytes": 256 * MIB, "minor_faults": 166}
@@ -68,7 +68,7 @@ def test_base_counts_folios() -> None:
 
 def test_ours_has_counters_of_the_kernel() -> None:
     runs = jobs.Runs()
-    runs.add(side("ours"), answer(pgzeroed_cleared=151, pgzeroed_skip_reported=65536, pgzeroed_bad=0), COST)
+    runs.add(side("ours"), answer(pgzeroed_cleared=151, pgzeroed_skip=65536, pgzeroed_bad=0), COST)
     assert (runs.zeroed, runs.skipped_percent) == ([151 * 4096], [100])
     with pytest.raises(TestFailure, match="Cannot count"):
         jobs.Runs().add(side("ours"), answer(), COST)
@@ -114,8 +114,7 @@ def test_a_process_settles_only_when_it_stops_growing(monkeypatch: pytest.Monkey
 
 
 def options(**more: Any) -> BenchOptions:
-    usual: dict[str, Any] = {"pairs": 10, "size": 256, "memory": "2G", "accel": "auto"}
-    return checked(**(usual | {"base": "base", "ours": "knownzero"} | more))
+    return RunOptions(**more).checked()
 
 
 @pytest.mark.parametrize(
@@ -229,12 +228,3 @@ def test_a_bench_that_fails_does_not_stop_the_others(tmp_path: Path, monkeypatch
     results = {file.parent.name for file in folder.glob("*/result.json")}
     assert results == {*BENCHES} - {"order0", "churn"}
     assert (folder / "report.html").is_file()
-    # Each of the two keeps its reason until it has a result.
-    assert {file.parent.name for file in folder.glob("*/error.json")} == {"order0", "churn"}
-    why = load_error(folder / "churn")
-    assert why is not None and (why.what, why.why, why.code) == ("churn broke", "so it is", 1)
-    result_of("churn").save(folder / "churn")
-    assert load_error(folder / "churn") is None
-    (folder / "order0" / "error.json").write_text("[]")
-    with pytest.raises(LabError, match="Cannot read"):
-        load_error(folder / "order0")

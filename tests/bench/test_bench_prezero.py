@@ -25,7 +25,7 @@ def test_zeroing_before_the_job_counts_for_the_whole(monkeypatch: pytest.MonkeyP
         zeroed.append(side.name)
         return {"cpu": 0.5}
 
-    monkeypatch.setattr(prezero, "zero_all", zero_all)
+    monkeypatch.setattr(kzeropaged, "zero_all", zero_all)
     guests = [side(name, answer) for name in ("base", "ours", *prezero.PEERS)]
     run = run_of("prezero")
     prezero.peers(run, guests, 64)

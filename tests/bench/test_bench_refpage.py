@@ -30,7 +30,6 @@ def answering(refpage_us: int, refpage_kb: int, start: int = 0) -> Any:
 def test_a_mapping_is_held_against_the_posted_series(us: int, kb: int, met: bool) -> None:
     guest, run = side("ours", answering(us, kb)), run_of("refpage", pairs=3)
     refpage.methods(run, guest)
-    refpage.heap(run, guest)
     found = by_name(run)
     time, rss = found["refpage.page.time"], found["refpage.page.max_rss"]
     assert (time.base.median, time.ours.median) == (1.0, us / 1000)
@@ -40,8 +39,8 @@ def test_a_mapping_is_held_against_the_posted_series(us: int, kb: int, met: bool
     # Where all is touched the peak may differ by a page, and no saving is expected.
     all_rss = found["refpage.all.max_rss"].target
     assert all_rss and all_rss.met is met
-    # The peers have no posted figures.
-    assert found["refpage.page.against_uffd.time"].target is None
+    # Huge pages have no posted figures.
+    assert found["refpage.page.against_memset_huge.time"].target is None
     assert {len(one.values["ours"]) for one in run.metrics} == {3}
     huge = [line for line in fake(guest).asked if "--nothp" not in line and "refpage_bench" in line]
     assert huge and all("--method memset " in line for line in huge)
@@ -50,5 +49,16 @@ def test_a_mapping_is_held_against_the_posted_series(us: int, kb: int, met: bool
 def test_instructions_are_those_of_the_mappings_alone() -> None:
     run = run_of("refpage")
     refpage.instructions(run, side("ours", answering(10, 1, START_NS)))
-    assert [m.name for m in run.metrics] == [f"refpage.{name}.instructions" for name in refpage.TOUCHED]
+    names = [f"refpage.{size}{name}.instructions" for size in refpage.FOLIOS for name in refpage.TOUCHED]
+    assert [m.name for m in run.metrics] == names
+    assert all(m.target and m.target.met for m in run.metrics)
     assert {(m.base.median, m.ours.median) for m in run.metrics} == {(1_000_000, 10_000)}
+
+
+def test_readers_share_the_time_of_a_page() -> None:
+    run = run_of("refpage", pairs=1)
+    refpage.readers(run, side("ours", answering(10, 1)))
+    pages = 8 * refpage.READ_LOOPS * refpage.MAPPED / 4096
+    alone, eight = run.metrics
+    assert alone.ours.median == pytest.approx(10_000 * refpage.READ_LOOPS / pages)
+    assert eight.ours.median == pytest.approx(alone.ours.median / 8)

@@ -40,8 +40,9 @@ def answer(*argv: str) -> dict[str, Any]:
     """The answer of every guest program."""
     loops = int(argv[argv.index("--loops") + 1]) if "--loops" in argv else 1
     values = {"task_clock_ns": 10**6, "max_rss_kb": 10, "steps": 10, "bytes": 256 * MIB, "minor_faults": 9}
-    counters = {"thp_fault_alloc": 800, "pgzeroed_cleared": 1, "pgzeroed_bad": 0}
-    return {**values, "wall_ns": 10**6 * loops, "vmstat": counters}
+    counters = {"thp_fault_alloc": 800, "pgzeroed_cleared": 1, "pgzeroed_skip": 1, "pgzeroed_bad": 0}
+    gaps = {"median_ns": 1, "p99_ns": 2, "longest_ns": 3}
+    return {**values, **gaps, "wall_ns": 10**6 * loops, "vmstat": counters}
 
 
 @contextmanager
@@ -52,14 +53,13 @@ def guests(specs: list[tuple[str, Any]]) -> Iterator[list[Any]]:
 
 def everything(monkeypatch: pytest.MonkeyPatch) -> list[Metric]:
     """The figures of all benches, of two repetitions each: measured with fake guests, or made of fake values."""
-    nothing = {"bytes": 1.0, "cpu": 1.0, "seconds": 1.0, "known": 1.0}
+    nothing = dict.fromkeys(("bytes", "cpu", "seconds", "known", "gib_cpu", "gib_seconds"), 1.0)
     monkeypatch.setattr(runner, "guests", guests)
     for module in (jobs, prezero):
         monkeypatch.setattr(module, "warm_host", lambda size: None)
-    for module in (kzeropaged, prezero):
-        monkeypatch.setattr(module, "zero_all", lambda *_: nothing)
+    monkeypatch.setattr(kzeropaged, "zero_all", lambda *_: nothing)
     monkeypatch.setattr(jobs, "settle_both", lambda sides: None)
-    monkeypatch.setattr(kzeropaged, "free_bytes", lambda _: 1 << 30)
+    monkeypatch.setattr(kzeropaged, "known_percent", lambda _: 1.0)
     monkeypatch.setattr(allocation, "in_and_out", lambda *_: None)
     monkeypatch.setattr(allocation, "cleared", lambda _: 0)
     monkeypatch.setattr("lab.build.programs.build_programs", lambda: {"corunner": Path("x")})
@@ -74,7 +74,8 @@ def everything(monkeypatch: pytest.MonkeyPatch) -> list[Metric]:
     boots = {path.name: 1.0 for path in (*hotpath.PATHS, *hotpath.MORE, *hotpath.NEW)}
     for how in ("_plain", "_active"):
         monkeypatch.setattr(hotpath, how, lambda *_: boots)
-    monkeypatch.setattr(hotpath, "build_linux", lambda _: Path("off/bzImage"))
+    for module in (hotpath, runner):
+        monkeypatch.setattr(module, "build_linux", lambda name: Path(f"{name}/bzImage"))
 
     found: list[Metric] = []
     for name in ("thp", "hugetlb", "deflate", "prezero", "zerobytes", "hotpath"):
@@ -84,7 +85,7 @@ def everything(monkeypatch: pytest.MonkeyPatch) -> list[Metric]:
         found += [metric for metric in run.metrics if metric.name not in {one.name for one in found}]
     run = run_of("refpage", pairs=2)
     guest = side("ours", answer)
-    for refpage_part in (refpage.methods, refpage.heap, refpage.instructions):
+    for refpage_part in (refpage.methods, refpage.instructions, refpage.readers):
         refpage_part(run, guest)
     assert fake(guest).asked
     device.punch(run)

@@ -86,6 +86,15 @@ def test_an_active_source_has_no_limit(asked: list[tuple[str, str]]) -> None:
     assert asked == [] and not any(metric.target for metric in made)
 
 
+@pytest.mark.parametrize(("ours", "met"), [(1050, True), (1051, False)])
+def test_faults_in_unused_memory_are_near_the_floor(ours: float, met: bool) -> None:
+    run, paths = run_of("hotpath"), [*hotpath.NEW, *hotpath.PATHS]
+    sides = counts(paths, 9000), counts(paths, ours)
+    hotpath.compare(run, run.images, *sides, paths, hotpath.ACTIVE, counts(paths, 1000))
+    assert [one.floor for one in run.metrics] == [1000.0] * len(hotpath.NEW) + [None] * len(hotpath.PATHS)
+    assert [one.target.met for one in run.metrics if one.target] == [met] * len(hotpath.NEW)
+
+
 def test_a_source_that_gives_no_zeros_is_no_result() -> None:
     for path in hotpath.NEW:
         pages = (path.reps + hotpath.WARM_UPS) * hotpath.PAGES[path.name]

@@ -74,12 +74,12 @@ def test_a_file_that_cannot_be_right_is_refused(data: bytes, error: type[LabErro
 
 
 def test_the_plugin_is_told_where_locks_are_taken(table: Symbols) -> None:
-    assert lockhold.ranges(table).splitlines() == [
-        "lock ffffffff81000400 ffffffff81000440",
-        "lock ffffffff810004c0 ffffffff81000500",
-        "unlock ffffffff81000440 ffffffff81000480",
-        "learn ffffffff81000100 ffffffff81000200",
-        "learn ffffffff81000200 ffffffff81000300",
+    assert lockhold.ranges(table) == [
+        "lock=ffffffff81000400-ffffffff81000440",
+        "lock=ffffffff810004c0-ffffffff81000500",
+        "unlock=ffffffff81000440-ffffffff81000480",
+        "learn=ffffffff81000100-ffffffff81000200",
+        "learn=ffffffff81000200-ffffffff81000300",
     ]
     others = [name.replace("free_", "other_") for name in table.names]
     with pytest.raises(LabError, match="Cannot watch") as told:
@@ -108,12 +108,12 @@ def test_a_step_without_a_hold_is_no_zero(table: Symbols) -> None:
 
 def found(large: int) -> Found:
     """Guests of 1 and 4 GB; the longest hold of ours in the larger ones is ``large``."""
-    made = Found()
+    made: Found = {}
     for gb, length in ((1, 100), (4, large)):
         for name in lockhold.BASE_STEPS:
-            made.holds["base", name, gb] = Holds({"free_one_page": Counter({100: 3, 10: 99})})
+            made["base", name, gb] = Holds({"free_one_page": Counter({100: 3, 10: 99})})
         for name in lockhold.STEPS:
-            made.holds["ours", name, gb] = Holds({"page_reporting_pass": Counter({length: 1, 10: 99})})
+            made["ours", name, gb] = Holds({"page_reporting_pass": Counter({length: 1, 10: 99})})
     return made
 
 
@@ -146,6 +146,8 @@ def test_base_and_ours_are_compared() -> None:
     assert len(lockhold.notes(found(250))) == 12
 
 
+@pytest.mark.boots
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", [pytest.param("base", marks=pytest.mark.nightly), "knownzero"])
 def test_holds_are_counted_as_they_are(variant: str) -> None:
     """Reading /proc/pagetypeinfo takes the lock a known number of times, and walks each list under it."""

@@ -14,7 +14,7 @@ from lab.bench.commands import app
 from lab.core.errors import FAILED, LabError, TestFailure
 from lab.report import publish as publishing
 from lab.report.publish import publish
-from lab.report.results import Metric, Result, Target, load, results_of, save_error
+from lab.report.results import Metric, Result, Target, load, results_of
 
 BENCHES = ["thp", "order0"]
 BASE = [100.0, 104, 98, 101, 99, 103]
@@ -102,8 +102,6 @@ def test_a_run_of_another_format_or_without_a_result_is_refused(tmp_path: Path, 
     assert "its format is 2" in refused(tmp_path / "run", to)
     (tmp_path / "empty").mkdir()
     assert "result.json" in refused(tmp_path / "empty", to)
-    save_error(TestFailure("it broke", "a guest died", "mend it"), tmp_path / "failed")
-    assert "a guest died" in refused(tmp_path / "failed", to)
     result("demo", metrics=[]).save(tmp_path / "bare")
     assert "no figures" in refused(tmp_path / "bare", to)
     assert not to.exists()
@@ -112,9 +110,6 @@ def test_a_run_of_another_format_or_without_a_result_is_refused(tmp_path: Path, 
 def test_a_run_of_all_benches_is_published_whole(tmp_path: Path, to: Path) -> None:
     run = tmp_path / "all"
     result("thp").save(run / "thp")
-    save_error(TestFailure("it broke", "a guest died", "mend it"), run / "order0")
-    assert "order0: it broke: a guest died" in refused(run, to)
-    (run / "order0" / "error.json").unlink()
     assert f"order0: Cannot read the run {run / 'order0'}" in refused(run, to)
     assert publish(run, BENCHES, anyway=True, to=to) == [to / "thp"]
     result("order0").save(run / "order0")

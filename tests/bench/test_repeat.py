@@ -4,23 +4,11 @@
 from __future__ import annotations
 
 import itertools
-import random
 
 import pytest
 
 from lab.bench import repeat
-from lab.bench.repeat import is_narrow, median_interval, until_known
-
-
-@pytest.mark.parametrize(
-    ("n", "ranks"),
-    # Hollander, Wolfe and Chicken, table of the binomial distribution with p = 1/2.
-    [(5, None), (6, (1, 6)), (8, (1, 8)), (9, (2, 8)), (10, (2, 9)), (20, (6, 15)), (100, (40, 61))],
-)
-def test_the_interval_is_between_the_ranks_of_the_table(n: int, ranks: tuple[int, int] | None) -> None:
-    values = [float(value) for value in range(1, n + 1)]
-    random.Random(1).shuffle(values)
-    assert median_interval(values) == ranks
+from lab.bench.repeat import is_narrow, until_known
 
 
 @pytest.mark.parametrize(

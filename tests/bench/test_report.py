@@ -91,10 +91,9 @@ def test_every_posted_table_is_beside_its_bench() -> None:
     }
     for name, figure in names.items():
         made = Result("some", "tcg", {}, "", [Metric.of(name, "ms", LEVEL, [v / 2 for v in LEVEL])])
-        for text in (html([made]), markdown([made])):
-            assert figure in text and "Posted figures" in text, name
-            assert text.count("Posted figures") == 1 and "never the milliseconds" in text
-            assert "p = 0.002" in text
+        text = html([made])
+        assert figure in text and "p = 0.002" in text, name
+        assert text.count("Posted figures") == 1 and "never the milliseconds" in text
     plain = Result("some", "tcg", {}, "", [Metric.of("novel.thing", "ms", LEVEL, LEVEL)])
     assert "Posted figures" not in html([plain])
 
@@ -123,7 +122,7 @@ def test_what_chance_says_is_on_the_page() -> None:
     ]
     for text in (
         html([Result("a", "tcg", {}, "", metrics)]),
-        markdown([Result("a", "tcg", {}, "", metrics)]),
+        markdown([Result("a", "tcg", {}, "", metrics)], notes=True),
     ):
         assert "p = 0.002" in text and "too few to tell" in text and "no spread" in text
         assert "Wilcoxon signed-rank, exact" in text
@@ -139,7 +138,6 @@ def test_outliers_are_shown_counted_and_not_dropped() -> None:
     page = html([Result("a", "tcg", {}, "", [metric])])
     assert "1 of 10 outside, as far as 400\N{NO-BREAK SPACE}ms" in page
     assert "every figure includes them" in page
-    assert "1 of 10 outside" in markdown([Result("a", "tcg", {}, "", [metric])])
     assert "outside" not in html([Result("a", "tcg", {}, "", [Metric.of("a.b", "ms", LEVEL, LEVEL)])])
 
 
@@ -183,7 +181,7 @@ def test_what_ran_where_is_on_the_page() -> None:
     made.host = {"cpu": "Z80", "kernel": "6.1"}
     made.job = {"pairs": 10}
     made.when, made.seconds = "2026-11-22T10:11:12+0000", 61.4
-    for text in (html([made]), markdown([made])):
+    for text in (html([made]), markdown([made], notes=True)):
         for word in (
             "QEMU 10",
             "sha256 aa",
@@ -200,10 +198,9 @@ def test_what_ran_where_is_on_the_page() -> None:
 
 def test_what_the_guests_left_is_linked_from_where_the_page_is(tmp_path: Path) -> None:
     run = tmp_path / "all" / "demo"
-    for name in ("guests/on, bit 6/console.log", "kernels/linux-x/config", "host.json"):
+    for name in ("guests/on, bit 6/console.log", "host.json"):
         (run / name).parent.mkdir(parents=True, exist_ok=True)
         (run / name).write_text("x")
-    (run / "guests" / "on, bit 6" / "kernel").symlink_to(Path("..", "..", "kernels", "linux-x"))
     made = demo()
     made.save(run)
     assert "console.log" not in html([made])
@@ -213,12 +210,10 @@ def test_what_the_guests_left_is_linked_from_where_the_page_is(tmp_path: Path) -
         checker.feed((folder / "report.html").read_text())
         assert checker.links == [
             f"{way}guests/on%2C%20bit%206/console.log",
-            f"{way}kernels/linux-x/config",
             f"{way}host.json",
         ]
         for link in checker.links:
             assert (folder / unquote(link)).is_file()
-        assert f"({way}host.json)" in (folder / "report.md").read_text()
 
 
 def metric(name: str, sentence: str = "", unit: str = "ms", **more: str) -> Metric:
@@ -234,7 +229,6 @@ def test_figures_are_grouped_by_their_words() -> None:
         metric("a.long.w.size", f"Size: {'very ' * 20}long.", "bytes"),
         metric("a.p.rate", "The rate of p."),
         metric("a.q.rate", "The rate of q."),
-        metric("a.r.rate", "The rate of r.", chart="Another", label="r"),
         metric("novel.thing", "A sentence."),
     ]
     found = [(one.title, one.labels, one.caption) for one in groups(Result("a", "tcg", {}, "", metrics))]
@@ -244,7 +238,6 @@ def test_figures_are_grouped_by_their_words() -> None:
         ("Time of a job", ["of another bench"], ""),
         ("Size", ["long w"], ""),
         ("a: rate", ["p", "q"], ""),
-        ("Another", ["r"], ""),
         ("novel.thing", [""], "A sentence."),
     ]
 
@@ -270,6 +263,14 @@ def test_no_value_is_cut_off() -> None:
         assert len(found) == 2
         for left, text in found:
             assert float(left) + charts.CHARACTER * len(text) <= charts.WIDTH
+
+
+def test_the_floor_is_a_line_with_its_value() -> None:
+    metric = Metric.of("a.b", "ms", [4.0], [2.0], floor=[1.0, 3.0, 1.5])
+    assert metric.floor == 1.5
+    svg = charts.bars([metric], [""], "")
+    assert svg.count('class="floor"') == 1 and "<title>floor: 1.50 ms</title>" in svg
+    assert 'class="floor"' not in charts.bars([Metric.of("a.b", "ms", [4.0], [2.0])], [""], "")
 
 
 def test_bars_are_to_scale_from_zero() -> None:

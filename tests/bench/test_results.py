@@ -69,25 +69,6 @@ def test_a_result_survives_its_file(tmp_path: Path) -> None:
     assert [entry.name for entry in (tmp_path / "run").iterdir()] == ["result.json"]
 
 
-def test_an_older_file_is_judged_by_its_values(tmp_path: Path) -> None:
-    base = [100.0 + i for i in range(10)]
-    metric = Metric.of("a.b", "ms", base, [value / 2 for value in base])
-    assert metric.significance and metric.significance.p == pytest.approx(2 / 1024)
-    path = result(metrics=[metric]).save(tmp_path)
-    data = json.loads(path.read_text())
-    assert data["metrics"][0]["significance"] == {
-        "test": "Wilcoxon signed-rank, exact",
-        "p": pytest.approx(2 / 1024),
-    }
-    del data["metrics"][0]["significance"]
-    path.write_text(json.dumps(data))
-    assert load(path).metrics == [metric]
-    del data["metrics"][0]["values"]
-    path.write_text(json.dumps(data))
-    assert load(path).metrics[0].significance is None
-    assert load(path).metrics[0].paired is False
-
-
 def test_the_file_has_what_other_programs_read(tmp_path: Path) -> None:
     data = json.loads(result().save(tmp_path).read_text())
     assert {"name", "accelerator", "versions", "reproduce", "metrics"} <= set(data)

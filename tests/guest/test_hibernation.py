@@ -9,14 +9,27 @@ from pathlib import Path
 
 import pytest
 
-from lab.boot.guest import running
+from lab.boot.guest import Guest, running
 from lab.boot.spec import BootSpec
-from tests.guest.guests import BALLOON, CHECK, CHECKED, DELAY, DIRTY, REPORT, expect_at_least
+from tests.guest.guests import (
+    BALLOON,
+    CHECK,
+    CHECKED,
+    DELAY,
+    DIRTY,
+    KERNEL,
+    REPORT,
+    VHOST_USER,
+    expect_at_least,
+    lying_daemon,
+)
+from tests.guest.test_balloon import resize
 
 pytestmark = pytest.mark.boots
 
 SWAP_MB = 1024
-SECONDS = 240
+INFLATED = 64 << 20
+SECONDS = 480
 # The lab's own channels are virtio ports, and the host is not connected to them after a resume:
 # from there on the test speaks on the serial console.
 SCRIPT = f"""
@@ -38,24 +51,24 @@ echo hibernation-test-done
 """
 
 
-@pytest.mark.parametrize("cpus", [pytest.param(1, marks=pytest.mark.nightly), 2])
-def test_resume_forgets(tmp_path: Path, cpus: int) -> None:
+def resumed_text(tmp_path: Path, script: str, append: str, kernel: str, cpus: int) -> str:
+    """The console of a guest that runs the script, up to its last line; the console is judged."""
     disk = tmp_path / "swap.img"
     with disk.open("wb") as image:
         image.truncate(SWAP_MB << 20)
     # test_resume writes the image, reads it back and restores it, in the running kernel.
     spec = BootSpec(
-        kernel=CHECKED,
+        kernel=kernel,
         memory="1G",
         cpus=cpus,
         devices=[BALLOON, "virtio-blk-pci,drive=swap"],
         extra_qemu=["-drive", f"file={disk},if=none,id=swap,format=raw,cache=unsafe"],
-        append=f"{CHECK} resume=/dev/vda",
+        append=f"{append} resume=/dev/vda",
         timeout=float(SECONDS),
         command=[
             "sh",
             "-c",
-            f"set -e; trap 'echo hibernation-test-failed > /dev/ttyS0' EXIT\n{SCRIPT}trap - EXIT",
+            f"set -e; trap 'echo hibernation-test-failed > /dev/ttyS0' EXIT\n{script}trap - EXIT",
         ],
     )
     deadline = time.monotonic() + SECONDS
@@ -67,13 +80,139 @@ def test_resume_forgets(tmp_path: Path, cpus: int) -> None:
             text = guest.console.read_text(errors="replace")
             assert "hibernation-test-failed" not in text, text[-3000:]
             assert time.monotonic() < deadline, f"not done after {SECONDS} s:\n{text[-3000:]}"
+    assert "PM: hibernation: hibernation exit" in text
+    return text
+
+
+def test_the_poison_value_is_written_again(tmp_path: Path) -> None:
+    """A device that does not know the value puts zeros where a guest with page_poison=1 expects its pattern."""
+    script = f"""
+echo 3600000 > {DELAY}; mkswap /dev/vda >/dev/null; swapon /dev/vda
+{DIRTY}; {REPORT}
+echo test_resume > /sys/power/disk
+echo disk > /sys/power/state
+exec > /dev/ttyS0 2>&1
+{DIRTY}; {REPORT}
+alloc_once --size 256 --pages thp --verify --mode touch_all
+alloc_once --size 256 --pages nothp --verify --mode touch_all
+echo hibernation-test-done
+"""
+    text = resumed_text(tmp_path, script, "page_poison=1", KERNEL, 1)
+    assert "memory corruption" not in text
+
+
+@pytest.mark.parametrize("cpus", [pytest.param(1, marks=pytest.mark.nightly), 2])
+def test_resume_forgets(tmp_path: Path, cpus: int) -> None:
+    text = resumed_text(tmp_path, SCRIPT, CHECK, CHECKED, cpus)
     lines = [line.strip() for line in text.splitlines()]
     told = [json.loads(line) for line in lines if line.startswith("{")]
     counters = dict(line.split() for line in lines if line.startswith("pgzeroed_"))
     before = next(line.split()[2] for line in lines if line.startswith("before pgzeroed_set_reported"))
-    assert "PM: hibernation: hibernation exit" in text
     assert int(before) > 0
     assert int(counters["pgzeroed_bad"]) == 0
     # Right after the resume nothing is known; once it was used and has been reported again, it is.
-    assert told[0]["vmstat"]["pgzeroed_skip_reported"] < 0.05 * (256 << 8)
-    expect_at_least(told[-1]["vmstat"]["pgzeroed_skip_reported"], 0.5 * (256 << 8))
+    assert told[0]["vmstat"]["pgzeroed_skip"] < 0.05 * (256 << 8)
+    expect_at_least(told[-1]["vmstat"]["pgzeroed_skip"], 0.5 * (256 << 8))
+
+
+# The same guest in another QEMU process: what was negotiated before proves nothing about the device that is there now.
+ELSEWHERE = f"""
+echo 3600000 > {DELAY}; mkswap /dev/vda >/dev/null; swapon /dev/vda
+{DIRTY}; {REPORT}
+count() {{ awk -v name="$2" '$1 == name {{ print word, $2 }}' word="$1" /proc/vmstat; }}
+echo reboot > /sys/power/disk
+echo disk > /sys/power/state
+exec > /dev/ttyS0 2>&1
+count resumed pgzeroed_set_reported; count unballooned pgzeroed_set_freed
+{REPORT}
+count reported pgzeroed_set_reported
+echo ready-for-the-balloon
+until [ $(count x balloon_deflate | cut -d' ' -f2) -ge $(({INFLATED} / 4096)) ]; do sleep 0.2; done
+count ballooned pgzeroed_set_freed
+alloc_once --size 256 --pages thp --verify --mode touch_all
+alloc_once --size 128 --pages nothp --verify --mode touch_all
+count bad pgzeroed_bad
+echo hibernation-test-done
+"""
+
+
+def offers(switch: str) -> str:
+    """A device of QEMU that answers for reported and inflated memory, or not."""
+    return f"{BALLOON},x-device-init-reported={switch},device-init-on-inflate={switch}"
+
+
+# It answers whether or not the driver has accepted the two bits.
+LIAR = f"{VHOST_USER},lie=full-length"
+NO_BITS = "device-init-reported=off,device-init-on-inflate=off"
+BITS = "device-init-reported=on,device-init-on-inflate=on"
+
+
+@pytest.mark.parametrize(
+    ("saved", "resumed", "trusted"),
+    [
+        pytest.param(offers("on"), offers("on"), True, id="both answer"),
+        pytest.param(f"{LIAR},{BITS}", f"{LIAR},{NO_BITS}", False, id="the second does not offer the bits"),
+        pytest.param(f"{LIAR},{NO_BITS}", f"{LIAR},{BITS}", False, id="the first does not offer the bits"),
+    ],
+)
+def test_resume_under_another_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, saved: str, resumed: str, trusted: bool
+) -> None:
+    """Saved under one device and resumed under another: both must have offered a bit for it to be trusted."""
+    if "lie=" in saved:
+        lying_daemon(monkeypatch)
+    disk = tmp_path / "swap.img"
+    with disk.open("wb") as image:
+        image.truncate(SWAP_MB << 20)
+
+    def spec(device: str, *extra: str) -> BootSpec:
+        return BootSpec(
+            kernel=CHECKED,
+            memory="1G",
+            devices=[device, "virtio-blk-pci,drive=swap"],
+            extra_qemu=["-drive", f"file={disk},if=none,id=swap,format=raw,cache=unsafe", *extra],
+            append=f"{CHECK} resume=/dev/vda",
+            timeout=float(SECONDS),
+            command=[
+                "sh",
+                "-c",
+                f"set -e; trap 'echo hibernation-test-failed > /dev/ttyS0' EXIT\n{ELSEWHERE}trap - EXIT",
+            ],
+        )
+
+    def wait_for(guest: Guest, word: str) -> str:
+        deadline = time.monotonic() + SECONDS
+        while word not in (text := guest.console.read_text(errors="replace")):
+            time.sleep(0.5)
+            assert "hibernation-test-failed" not in text, text[-3000:]
+            assert time.monotonic() < deadline, f"no {word} in {SECONDS} s:\n{text[-3000:]}"
+        return text
+
+    with running(spec(saved)) as guest:
+        deadline = time.monotonic() + SECONDS
+        while guest.process.poll() is None:
+            time.sleep(0.2)
+            text = guest.console.read_text(errors="replace")
+            assert "hibernation-test-failed" not in text, text[-3000:]
+            assert time.monotonic() < deadline, f"not saved after {SECONDS} s:\n{text[-3000:]}"
+    # It waits for "cont": the user space that comes up is that of the first guest.
+    with running(spec(resumed, "-S")) as guest:
+        guest.qmp("cont")
+        wait_for(guest, "ready-for-the-balloon")
+        for taken in (INFLATED, 0):
+            resize(guest, (1 << 30) - taken, 1 << 30)
+        text = wait_for(guest, "hibernation-test-done")
+    names = ("resumed", "reported", "unballooned", "ballooned", "bad")
+    lines = [line.split() for line in text.splitlines()]
+    found = {words[0]: int(words[1]) for words in lines if len(words) == 2 and words[0] in names}
+    assert "PM: hibernation: hibernation exit" in text
+    assert found["bad"] == 0
+    assert (found["resumed"] > 0) == ("off" not in saved)
+    more = found["reported"] - found["resumed"]
+    freed = found["ballooned"] - found["unballooned"]
+    if trusted:
+        # What was reported before is reported again: the host backs it, since the image was loaded.
+        expect_at_least(more, (256 << 20) // 4096)
+        assert freed == INFLATED // 4096
+    else:
+        assert (more, freed) == (0, 0)

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 
@@ -13,9 +12,13 @@ from lab.bench.session import DROP
 from lab.boot.guest import BootResult, running
 from lab.boot.spec import BootSpec
 from tests.guest.guests import (
+    BALLOON,
     CHECK,
     CHECKED,
+    DELAY,
+    FLUSH,
     HUGE_PAGES,
+    PREZEROED,
     SETTLE,
     STALE_MEMMAP,
     STRESS_SECONDS,
@@ -37,7 +40,14 @@ ZP = "/sys/kernel/mm/zero_page"
 # What the CPU keeps in lists of its own is out of the thread's reach, so these lists are drained.
 FILL = f"fillfree --share 80 >/dev/null; {DROP}"
 NOW = f"echo 0 > {ZP}/delay_millisecs; echo 1 > {ZP}/enabled"
+# Memory that was never used as well.
+ALL = f"echo 0 > {ZP}/delay_millisecs; echo all > {ZP}/enabled"
+KNOWN = "awk '/^pgzeroed_set/ { n += $2 } /^pgzeroed_(skip|lost)/ { n -= $2 } END { print n * 4096 }' /proc/vmstat"
+SKIPPED = "awk '/^pgzeroed_skip/ { n += $2 } END { print n }' /proc/vmstat"
+FREE = "awk '/^MemFree/ { print $2 * 1024 }' /proc/meminfo"
 COUNTERS = "grep pgzeroed_ /proc/vmstat"
+ZP_REPORT_ORDER = 9
+TOUCH = "alloc_once --size 192 --pages thp --verify --mode touch_all"
 
 
 def values(result: BootResult) -> dict[str, int]:
@@ -50,130 +60,245 @@ def values(result: BootResult) -> dict[str, int]:
     return found
 
 
+def skips(name: str, job: str) -> str:
+    """Shell that runs a job and prints `NAME=` and the pages whose zeroing was skipped meanwhile."""
+    return f"s=$({SKIPPED}); {job} >/dev/null; echo {name}=$(($({SKIPPED}) - s))"
+
+
 def test_nothing_happens_while_it_is_off() -> None:
     result = run(
-        f"{FILL}; sleep 3; cat {ZP}/enabled; echo bytes=$(cat {ZP}/bytes_zeroed); "
-        f"echo cpu=$(cat {ZP}/cpu_millisecs); echo threads=$(grep -l kzeropaged /proc/*/comm | wc -l); "
-        f"{COUNTERS}",
+        f"{FILL}; sleep 3; cat {ZP}/enabled; echo threads=$(grep -l kzeropaged /proc/*/comm | wc -l); {COUNTERS}",
         devices=[],
         checked=True,
     )
     fine(result)
     assert text(result).splitlines()[0] == "0"
-    assert values(result) == {"bytes": 0, "cpu": 0, "threads": 0}
+    assert values(result) == {"threads": 0}
     assert counters(result)["pgzeroed_set_prezeroed"] == 0
 
 
 @pytest.mark.parametrize("how", ["sysfs", "boot parameter"])
 def test_free_memory_becomes_zero_and_is_not_zeroed_again(how: str) -> None:
     result = run(
-        f"{FILL}; {NOW}; {SETTLE}; echo bytes=$(cat {ZP}/bytes_zeroed); echo cpu=$(cat {ZP}/cpu_millisecs); "
-        f"echo known=$(cat {ZP}/node0/free_zeroed_bytes); echo same=$(cat {ZP}/node0/bytes_zeroed); "
-        "echo free=$(awk '/^MemFree/ { print $2 * 1024 }' /proc/meminfo); "
-        "alloc_once --size 256 --pages thp --verify --mode touch_all; "
-        f"{FILL}; {SETTLE}; alloc_once --size 256 --pages nothp --verify --mode touch_all; {COUNTERS}",
+        f"{FILL}; {ALL}; {SETTLE}; echo pages=$({PREZEROED}); echo known=$({KNOWN}); echo free=$({FREE}); "
+        + skips("huge", "alloc_once --size 256 --pages thp --verify --mode touch_all")
+        + f"; {FILL}; {SETTLE}; "
+        + skips("small", "alloc_once --size 256 --pages nothp --verify --mode touch_all")
+        + f"; {COUNTERS}",
         devices=[],
         checked=how == "sysfs",
-        append="prezero=on" if how == "boot parameter" else "",
+        append="prezero=all" if how == "boot parameter" else "",
     )
     fine(result)
     found, count = values(result), counters(result)
-    assert found["bytes"] == found["same"]
-    expect_at_least(found["bytes"], 0.9 * found["free"])
-    assert found["cpu"] > 0
+    expect_at_least(found["pages"] * 4096, 0.9 * found["free"])
     # What is smaller than mini_order stays dirty.
     expect_at_least(found["known"], 0.95 * found["free"])
     expect_at_most(found["known"], 1.02 * found["free"])
-    huge, small = (told["vmstat"] for told in objects(result))
-    expect_at_least(huge["pgzeroed_skip_prezeroed"], 0.99 * (256 << 8))
-    expect_at_least(small["pgzeroed_skip_prezeroed"], 0.95 * (256 << 8))
-    assert count["pgzeroed_set_prezeroed"] * 4096 >= found["bytes"]
+    expect_at_least(found["huge"], 0.99 * (256 << 8))
+    expect_at_least(found["small"], 0.95 * (256 << 8))
     assert count["pgzeroed_bad"] == 0
 
 
-def test_zeros_go_to_those_who_want_them() -> None:
-    """Of dirty and zeroed memory side by side, each job takes what it has a use for."""
-    size = 192
-    result = run(
-        f"{HUGE_PAGES}; {FILL}; {NOW}; {SETTLE}; echo 3600000 > {ZP}/delay_millisecs; "
-        # What was freed last is on the list of the CPU, up to an eighth of memory, and is taken first.
-        "echo 100000 > /proc/sys/vm/percpu_pagelist_high_fraction; "
-        f"alloc_once --size {size} --pages thp --mode touch_all >/dev/null; "
-        # From here on that much is free and dirty, before all that is zero.
-        f"alloc_once --size {size} --pages thp --verify --mode touch_all; "
-        "a=$(awk '/pgzeroed_unwanted/ { print $2 }' /proc/vmstat); "
-        "dd if=/proc/self/exe of=/tmp/file bs=1M count=1 2>/dev/null; "
-        f"for i in $(seq {size // 2}); do cat /tmp/file; done > /tmp/copy; "
-        "b=$(awk '/pgzeroed_unwanted/ { print $2 }' /proc/vmstat); echo unwanted=$((b - a)); "
-        f"echo copied=$(stat -c %s /tmp/copy); {COUNTERS}",
-        devices=[],
-        checked=True,
-    )
-    fine(result)
-    wanted = objects(result)[0]["vmstat"]
-    expect_at_least(wanted["pgzeroed_skip_prezeroed"], 0.9 * (size << 8))
-    found = values(result)
-    assert found["copied"] >= (size // 4) << 20
-    expect_at_most(found["unwanted"], 0.1 * found["copied"] / 4096)
-    assert counters(result)["pgzeroed_bad"] == 0
-
-
 def test_an_idle_clean_machine_is_not_woken() -> None:
+    woken = (
+        "awk '/^voluntary_ctxt/ { print $2 }' "
+        "/proc/$(grep -l kzeropaged0 /proc/*/comm | sed 's/[^0-9]//g')/status"
+    )
     result = run(
-        f"echo 100 > {ZP}/delay_millisecs; echo 1 > {ZP}/enabled; {FILL}; {SETTLE}; "
-        f"before=$(cat {ZP}/node0/wakeups); sleep 10; echo woken=$(($(cat {ZP}/node0/wakeups) - before)); "
+        f"echo 100 > {ZP}/delay_millisecs; echo all > {ZP}/enabled; {FILL}; {SETTLE}; "
+        f"before=$({woken}); sleep 10; echo woken=$(($({woken}) - before)); "
         # And it has not fallen asleep for good.
-        f"{FILL}; {SETTLE}; echo later=$(($(cat {ZP}/node0/wakeups) - before))",
+        f"{FILL}; {SETTLE}; echo later=$(($({woken}) - before))",
         devices=[],
         checked=True,
     )
     fine(result)
-    assert values(result)["woken"] == 0
+    assert values(result)["woken"] <= 1
     assert values(result)["later"] > 0
 
 
+def scattered(size: int, group: int, steps: list[tuple[str, int, int]]) -> str:
+    """Shell that runs guest/scatter.c and, after each step of it (pages, ms), what the step names."""
+    lines = [
+        f"mkfifo /tmp/in; scatter --size {size} --group {group} </tmp/in >/tmp/out & exec 9>/tmp/in",
+        "line() { while [ $(wc -l < /tmp/out) -lt $1 ]; do sleep 0.2; done; }",
+        "line 1",
+    ]
+    for number, (after, pages, milliseconds) in enumerate(steps, start=2):
+        lines += [f"echo {pages} {milliseconds} >&9", f"line {number}", after]
+    return "; ".join([*lines, "exec 9>&-", "wait"]).replace("& ;", "&")
+
+
+def test_a_freed_page_costs_a_page() -> None:
+    """Single pages, freed one by one, merge with zeroed neighbours: only they are zeroed (P1)."""
+    script = scattered(
+        192,
+        16,
+        [
+            (f"{SETTLE}; echo before=$({PREZEROED}); echo known=$({KNOWN})", 15, 0),
+            (f"{SETTLE}; echo after=$({PREZEROED}); echo known_after=$({KNOWN})", 1, 20000),
+        ],
+    )
+    result = run(
+        # The CPU's own list is kept short, so that each page soon merges.
+        f"echo 100000 > /proc/sys/vm/percpu_pagelist_high_fraction; echo 0 > {ZP}/mini_order; "
+        f"echo 100 > {ZP}/delay_millisecs; echo all > {ZP}/enabled; {script}; {COUNTERS}",
+        devices=[],
+        memory="512M",
+        checked=True,
+    )
+    fine(result)
+    found = values(result)
+    freed = (192 << 8) // 16
+    zeroed = found["after"] - found["before"]
+    expect_at_least(zeroed, 0.3 * freed)
+    expect_at_most(zeroed, 1.5 * freed)
+    assert counters(result)["pgzeroed_bad"] == 0
+
+
+def test_pools_of_huge_pages() -> None:
+    """Free pages of a hugetlb pool that were in use are zeroed; those that were not, only when asked."""
+    fill = "alloc_once --size {} --pages hugetlb --verify --mode touch_all"
+    pool = "echo {} > /proc/sys/vm/nr_hugepages"
+    result = run(
+        f"{pool.format(32)}; {NOW}; {SETTLE}; {skips('unused', fill.format(64))}; {SETTLE}; "
+        f"{skips('used', fill.format(64))}; {pool.format(64)}; {ALL}; {SETTLE}; "
+        f"{skips('all', fill.format(128))}; {COUNTERS}",
+        devices=[],
+        checked=True,
+    )
+    fine(result)
+    found, pages = values(result), 64 << 8
+    assert found["unused"] < pages // 10
+    expect_at_least(found["used"], pages)
+    expect_at_least(found["all"], 2 * pages)
+    assert counters(result)["pgzeroed_bad"] == 0
+
+
+def rss(pid: int) -> int:
+    """Resident bytes of a process."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return 1024 * next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS"))
+
+
+def resident(
+    script: str, *, device: list[str], memory: str = "1G", append: str = ""
+) -> tuple[list[int], str]:
+    """Run lines of shell in a guest; QEMU's RSS after each line `mark`, and the guest's stdout."""
+    spec = BootSpec(
+        kernel=CHECKED,
+        memory=memory,
+        devices=device,
+        append=f"{CHECK} {append}",
+        timeout=240.0,
+        command=["sh", "-ec", "mark() { echo mark; read -r go; }\n" + script],
+    )
+    found, out = [], []
+    with running(spec) as guest:
+        for line in guest.lines:
+            out.append(line)
+            if line.strip() == "mark":
+                time.sleep(1)
+                found.append(rss(guest.pid))
+                guest.send("go")
+    return found, "\n".join(out)
+
+
+MIB = 1 << 20
+
+
+def test_reported_memory_stays_with_the_host() -> None:
+    """Pieces of reported blocks merge with pages that are freed: zeroing these does not take them back (P2)."""
+    order = "/sys/module/page_reporting/parameters/page_reporting_order"
+    script = scattered(
+        320,
+        512,
+        [
+            # A quarter of each 2 MiB is reported, in pieces.
+            (f"echo 0 > {FLUSH}; mark", 128, 0),
+            # The next quarter is freed, and merges with it; such blocks are too small to be reported now.
+            (
+                f"echo {ZP_REPORT_ORDER} > {order}; echo 3 > /proc/sys/vm/drop_caches; {NOW}; {SETTLE}; mark",
+                128,
+                0,
+            ),
+        ],
+    )
+    (before, after), out = resident(
+        f"echo 3600000 > {DELAY}; echo {ZP_REPORT_ORDER} > {order}; {FILL}; echo 0 > {FLUSH}; echo 5 > {order}; "
+        f"{script}; echo zeroed=$({PREZEROED}); {COUNTERS}",
+        device=[BALLOON],
+    )
+    zeroed = next(int(line.partition("=")[2]) for line in out.splitlines() if line.startswith("zeroed="))
+    # Much of the second quarter, 80 MiB, was zeroed (larger blocks are left to reporting) and is resident all the time.
+    expect_at_least(zeroed * 4096, 32 * MIB)
+    expect_at_most(after - before, 16 * MIB)
+    assert "pgzeroed_bad 0" in out
+
+
+@pytest.mark.parametrize("enabled", ["1", "all"])
+def test_memory_that_was_never_used(enabled: str) -> None:
+    """Without a reporter: the host does not have to provide memory that the guest never used (P3)."""
+    (before, after, used), out = resident(
+        f"mark; echo 0 > {ZP}/delay_millisecs; echo {enabled} > {ZP}/enabled; {SETTLE}; mark; "
+        f"fillfree --size 256 > /dev/null; {DROP}; {SETTLE}; {skips('skipped', TOUCH)}; mark; {COUNTERS}",
+        device=[],
+    )
+    if enabled == "all":
+        expect_at_least(after - before, 500 * MIB)
+    else:
+        expect_at_most(after - before, 100 * MIB)
+        assert used < 700 * MIB
+    skipped = next(int(line.partition("=")[2]) for line in out.splitlines() if line.startswith("skipped="))
+    # What was used is zeroed in either case.
+    expect_at_least(skipped, 0.9 * (192 << 8))
+    assert "pgzeroed_bad 0" in out
+
+
 BAD = {
-    "enabled": ["2", "-1", "on", "", "1x", "0 1"],
+    "enabled": ["2", "-1", "", "all!", "maybe"],
     "mini_order": ["11", "-1", "x", "4294967296"],
     "delay_millisecs": ["-1", "4294967296", "1s", ""],
     "batch_size": ["0", "4095", "64M", "-4096", "18446744073709551616"],
     "max_rate": ["-1", "1M", "18446744073709551616"],
-    "cpus": ["x", "4096", "0-", "1", "0,64"],
-    "hugetlb": ["2", "-1", "on", ""],
 }
+# What is written, and what is read back.
 GOOD = {
-    "enabled": ["1", "0"],
-    "mini_order": ["0", "10", "4"],
-    "delay_millisecs": ["0", "4294967295", "1000"],
-    "batch_size": ["4096", "18446744073709551615", "67108864"],
-    "max_rate": ["1", "18446744073709551615", "0"],
-    "cpus": ["0"],
-    "hugetlb": ["1", "0"],
+    "enabled": [("1", "1"), ("n", "0"), ("on", "1"), ("off", "0"), ("all", "all"), ("Y", "1"), ("0", "0")],
+    "mini_order": [("0", "0"), ("10", "10"), ("4", "4")],
+    "delay_millisecs": [("0", "0"), ("4294967295", "4294967295"), ("1000", "1000")],
+    "batch_size": [
+        ("4096", "4096"),
+        ("18446744073709551615", "18446744073709551615"),
+        ("67108864", "67108864"),
+    ],
+    "max_rate": [("1", "1"), ("18446744073709551615", "18446744073709551615"), ("0", "0")],
 }
 
 
 def test_good_and_bad_input() -> None:
-    """What is refused leaves everything as it was, what is accepted can be read back."""
+    """What is refused leaves everything as it was, the thread included; what is accepted can be read back (P9)."""
     bad = [
         f"if echo '{value}' 2>/dev/null > {ZP}/{name}; then echo 'accepted {name} {value}'; fi"
         for name, values in BAD.items()
         for value in values
     ]
     good = [
-        f"echo {value} > {ZP}/{name}; [ \"$(cat {ZP}/{name})\" = {value} ] || echo 'not kept {name} {value}'"
+        f'echo {value} > {ZP}/{name}; [ "$(cat {ZP}/{name})" = {kept} ] || echo "not kept {name} {value}"'
         for name, values in GOOD.items()
-        for value in values
+        for value, kept in values
     ]
-    state = f"cat {ZP}/enabled {ZP}/mini_order {ZP}/delay_millisecs {ZP}/batch_size {ZP}/max_rate {ZP}/cpus {ZP}/hugetlb"
+    state = f"cat {ZP}/*; grep -l kzeropaged0 /proc/*/comm || echo no thread"
     result = run(
-        f'a=$({state}); {"; ".join(bad)}; [ "$a" = "$({state})" ]; {"; ".join(good)}; '
-        f"for f in bytes_zeroed cpu_millisecs node0/wakeups node0/free_zeroed_bytes; do "
-        f"[ $(stat -c %a {ZP}/$f) = 444 ]; done; echo done",
-        kernel="knownzero",
+        f'bad() {{ {"; ".join(bad)}; }}; a=$({state}); bad; [ "$a" = "$({state})" ] || echo changed; '
+        f'echo 1 > {ZP}/enabled; a=$({state}); bad; [ "$a" = "$({state})" ] || echo changed while on; '
+        f"{'; '.join(good)}; ls {ZP} | wc -l",
+        kernel=CHECKED,
         devices=[],
     )
     fine(result)
-    assert text(result).splitlines() == ["done"]
+    assert text(result).splitlines() == ["5"]
 
 
 @pytest.mark.parametrize(
@@ -187,7 +312,7 @@ def test_good_and_bad_input() -> None:
 def test_it_refuses_where_it_would_do_harm(append: str, reason: str) -> None:
     result = run(
         f"if echo 1 2>/dev/null > {ZP}/enabled; then exit 7; fi; cat {ZP}/enabled; "
-        f"fillfree --share 50 >/dev/null; sleep 1; cat {ZP}/bytes_zeroed; "
+        f"fillfree --share 50 >/dev/null; sleep 1; {PREZEROED}; "
         "alloc_once --size 64 --verify --mode touch_all >/dev/null",
         devices=[],
         append=f"{append} prezero=on",
@@ -195,75 +320,26 @@ def test_it_refuses_where_it_would_do_harm(append: str, reason: str) -> None:
     fine(result)
     assert text(result).splitlines() == ["0", "0"]
     # Once at boot, once for the write.
-    assert result.console_text.count(f"prezero: free memory cannot be zeroed: {reason}") == 2
-
-
-def test_pools_of_huge_pages_when_asked() -> None:
-    """What a program has left dirty in the pool becomes zero there, but only if that is asked for."""
-    pool = "alloc_once --size 128 --pages hugetlb --verify --mode touch_all"
-    told = "sed -n 's/^pgzeroed_set_prezeroed //p' /proc/vmstat"
-    result = run(
-        f"echo 64 > /proc/sys/vm/nr_hugepages; {pool}; {NOW}; {SETTLE}; {pool}; "
-        f"echo before=$(cat {ZP}/bytes_zeroed); echo set_before=$({told}); echo 1 > {ZP}/hugetlb; {SETTLE}; "
-        f"echo after=$(cat {ZP}/bytes_zeroed); echo set_after=$({told}); {pool}; "
-        # What was dirtied again is seen without anybody asking.
-        f"{SETTLE}; {pool}; {COUNTERS}",
-        devices=[],
-        checked=True,
+    assert (
+        result.console.read_text(errors="replace").count(f"prezero: free memory cannot be zeroed: {reason}")
+        == 2
     )
-    fine(result)
-    _, off, on, again = (job["vmstat"] for job in objects(result))
-    pages = 128 << 8
-    assert off["pgzeroed_cleared"] >= pages
-    assert values(result)["after"] - values(result)["before"] >= pages * 4096
-    assert values(result)["set_after"] - values(result)["set_before"] >= pages
-    for job in (on, again):
-        expect_at_least(job["pgzeroed_skip_prezeroed"], 0.99 * pages)
-        expect_at_most(job["pgzeroed_cleared"], 0.01 * pages)
-    assert counters(result)["pgzeroed_bad"] == 0
 
 
-def test_small_blocks_only_where_the_rest_is_reported() -> None:
-    trace = "/sys/kernel/tracing"
-    result = run(
-        f"echo 'sources & 8 && order >= 6' > {trace}/events/page_zeroed/page_zeroed_set/filter; "
-        f"echo 1 > {trace}/events/page_zeroed/page_zeroed_set/enable; "
-        f"{NOW}; {FILL}; sleep 2; {SETTLE}; echo large=$(grep -c page_zeroed_set: {trace}/trace || true); "
-        "alloc_once --size 128 --pages thp --verify --mode touch_all; "
-        f"echo off > /sys/module/page_zeroed_reporter/parameters/mode; {FILL}; {SETTLE}; "
-        f"echo alone=$(grep -c page_zeroed_set: {trace}/trace || true); {COUNTERS}",
-        devices=[],
-        append="page_zeroed_reporter.mode=honest page_zeroed_reporter.order=6 "
-        "page_reporting.page_reporting_delay_ms=100",
-    )
-    fine(result)
-    assert values(result)["large"] == 0
-    assert values(result)["alone"] > 0
-    expect_at_least(counters(result)["pgzeroed_set_reported"], 1)
-    expect_at_least(counters(result)["pgzeroed_set_prezeroed"], 1)
-    assert counters(result)["pgzeroed_bad"] == 0
-
-
-def test_the_rate_and_the_cpus_are_limited() -> None:
+def test_the_rate_is_limited() -> None:
     mib = 1 << 20
+    pace = f"a=$({PREZEROED}); sleep 4; b=$({PREZEROED})"
     result = run(
-        f"fillfree --share 80 >/dev/null; echo {16 * mib} > {ZP}/max_rate; echo 1 > {ZP}/cpus; {NOW}; "
-        "sleep 1; pid=$(grep -l kzeropaged0 /proc/*/comm | sed 's/[^0-9]//g'); "
-        "grep Cpus_allowed_list /proc/$pid/status; "
-        f"a=$(cat {ZP}/bytes_zeroed); sleep 4; b=$(cat {ZP}/bytes_zeroed); echo rate=$(((b - a) / 4)); "
-        "grep -h policy /proc/$pid/sched; "
-        f"echo > {ZP}/cpus; pid=$(grep -l kzeropaged0 /proc/*/comm | sed 's/[^0-9]//g'); sleep 0.2; "
-        "grep Cpus_allowed_list /proc/$pid/status; "
+        f"fillfree --share 80 >/dev/null; echo {16 * mib} > {ZP}/max_rate; {NOW}; "
+        f"sleep 1; {pace}; echo rate=$(((b - a) * 1024)); "
+        "pid=$(grep -l kzeropaged0 /proc/*/comm | sed 's/[^0-9]//g'); grep -h policy /proc/$pid/sched; "
         # The end of a batch, which each block is now, does not get round it.
-        f"echo {2 * mib} > {ZP}/batch_size; echo 0 > {ZP}/delay_millisecs; sleep 1; "
-        f"a=$(cat {ZP}/bytes_zeroed); sleep 4; b=$(cat {ZP}/bytes_zeroed); echo in_batches=$(((b - a) / 4))",
+        f"echo {2 * mib} > {ZP}/batch_size; sleep 1; {pace}; echo in_batches=$(((b - a) * 1024))",
         devices=[],
         checked=True,
         cpus=2,
     )
     fine(result)
-    lists = [line.split()[1] for line in text(result).splitlines() if line.startswith("Cpus_allowed_list")]
-    assert lists == ["1", "0-1"]
     expect_at_least(values(result)["rate"], 4 * mib)
     expect_at_most(values(result)["rate"], 18 * mib)
     expect_at_least(values(result)["in_batches"], 4 * mib)
@@ -272,10 +348,8 @@ def test_the_rate_and_the_cpus_are_limited() -> None:
 
 def test_each_node_has_its_thread() -> None:
     result = run(
-        f"{FILL}; {NOW}; {SETTLE}; for n in 0 1; do "
-        f"echo bytes$n=$(cat {ZP}/node$n/bytes_zeroed); echo known$n=$(cat {ZP}/node$n/free_zeroed_bytes); "
-        "echo free$n=$(awk '/MemFree/ { print $4 * 1024 }' /sys/devices/system/node/node$n/meminfo); "
-        "grep -l kzeropaged$n /proc/*/comm >/dev/null; done; "
+        f"{FILL}; {ALL}; {SETTLE}; echo known=$({KNOWN}); echo free=$({FREE}); "
+        "for n in 0 1; do grep -l kzeropaged$n /proc/*/comm >/dev/null; done; "
         f"alloc_once --size 256 --pages thp --verify --mode touch_all; echo 0 > {ZP}/enabled; "
         f"echo threads=$(grep -l kzeropaged /proc/*/comm | wc -l); {COUNTERS}",
         devices=[],
@@ -285,9 +359,7 @@ def test_each_node_has_its_thread() -> None:
     )
     fine(result)
     found = values(result)
-    for node in (0, 1):
-        assert found[f"bytes{node}"] > 0
-        expect_at_least(found[f"known{node}"], 0.95 * found[f"free{node}"])
+    expect_at_least(found["known"], 0.95 * found["free"])
     assert found["threads"] == 0
     assert counters(result)["pgzeroed_bad"] == 0
 
@@ -318,7 +390,7 @@ def test_no_byte_leaks(what: str, nodes: int, record_property: Record) -> None:
     reporter = "honest" if "reporter" in DISTURBANCES[what] else "off"
     result = run(
         # All is zero in the beginning, so that there is something to lose.
-        f"{NOW}; {SETTLE}; echo 20 > {ZP}/delay_millisecs; echo 0 > {ZP}/mini_order; "
+        f"{ALL}; {SETTLE}; echo 20 > {ZP}/delay_millisecs; echo 0 > {ZP}/mini_order; "
         f"echo {reporter} > /sys/module/page_zeroed_reporter/parameters/mode; "
         "echo 200 > /sys/module/page_reporting/parameters/page_reporting_delay_ms; "
         f"stress --seconds {STRESS_SECONDS} --seed {STRESS_SEED} {drivers} > /tmp/stress & "
@@ -335,25 +407,27 @@ def test_no_byte_leaks(what: str, nodes: int, record_property: Record) -> None:
     stress = next(found for found in objects(result) if "steps" in found)
     assert all(stress["steps"].values()), stress
     assert hunter["total_pages"] > 0, hunter["skipped"]
-    expect_at_least(hunter["vmstat"]["pgzeroed_skip_prezeroed"], 1)
+    expect_at_least(counters(result)["pgzeroed_set_prezeroed"], 1)
 
 
 def test_out_of_memory() -> None:
     """It gives way: programs get all there is, and it goes on when they are gone."""
     result = run(
-        f"{HUGE_PAGES}; {NOW}; "
+        f"{HUGE_PAGES}; {NOW}; echo 1 > /proc/sys/vm/overcommit_memory; "
         "for i in 1 2 3; do ( echo 1000 > /proc/self/oom_score_adj; "
         "exec alloc_once --size 4096 --pages nothp --mode touch_all ) 2>/dev/null || echo killed; done; "
-        f"{SETTLE}; alloc_once --size 256 --pages thp --verify --mode touch_all; {COUNTERS}",
+        f"{SETTLE}; {skips('skipped', 'alloc_once --size 256 --pages thp --verify --mode touch_all')}; {COUNTERS}",
         devices=[],
         checked=True,
         memory="512M",
         allow_warnings=True,
     )
     assert result.exit_code == 0
-    assert "page_zeroed: BUG" not in result.console_text
+    console = result.console.read_text(errors="replace")
+    assert "page_zeroed: BUG" not in console
     assert text(result).count("killed") == 3
-    expect_at_least(objects(result)[-1]["vmstat"]["pgzeroed_skip_prezeroed"], 0.9 * (256 << 8))
+    assert console.count("Out of memory: Killed process") == 3
+    expect_at_least(values(result)["skipped"], 0.9 * (256 << 8))
     assert counters(result)["pgzeroed_bad"] == 0
 
 
@@ -362,8 +436,8 @@ RESUME_SECONDS = 480
 # After the resume the host is not connected to the virtio ports: from there on, the serial console.
 RESUME = f"""
 mkswap /dev/vda >/dev/null; swapon /dev/vda
-{FILL}; {NOW}; {SETTLE}
-before=$(cat {ZP}/bytes_zeroed)
+{FILL}; {ALL}; {SETTLE}
+before=$({PREZEROED})
 echo 0 > {ZP}/mini_order
 fillfree --share 30 > /dev/null
 echo test_resume > /sys/power/disk
@@ -371,13 +445,13 @@ echo disk > /sys/power/state
 exec > /dev/ttyS0 2>&1
 echo "before $before"
 {SETTLE}
-echo "again $(($(cat {ZP}/bytes_zeroed) - before)) free $(awk '/^MemFree/ {{ print $2 * 1024 }}' /proc/meminfo)"
+echo "again $((($({PREZEROED}) - before) * 4096)) free $({FREE})"
 alloc_once --size 128 --pages thp --verify --mode touch_all
 alloc_once --size 128 --pages nothp --verify --mode touch_all
 leak_hunter --seconds 3
 {FILL}; {SETTLE}
-echo "known $(cat {ZP}/node0/free_zeroed_bytes) free $(awk '/^MemFree/ {{ print $2 * 1024 }}' /proc/meminfo)"
-alloc_once --size 256 --pages thp --verify --mode touch_all
+echo "known $({KNOWN}) free $({FREE})"
+{skips("skipped", "alloc_once --size 256 --pages thp --verify --mode touch_all")}
 {COUNTERS}
 echo resume-test-done
 """
@@ -412,7 +486,6 @@ def test_it_is_frozen_and_resumes(tmp_path: Path, cpus: int) -> None:
             assert "resume-test-failed" not in told, told[-3000:]
             assert time.monotonic() < deadline, f"not done after {RESUME_SECONDS} s:\n{told[-3000:]}"
     lines = [line.strip() for line in told.splitlines()]
-    jobs = [json.loads(line) for line in lines if line.startswith("{")]
     counted = dict(line.split() for line in lines if line.startswith("pgzeroed_"))
     assert "PM: hibernation: hibernation exit" in told
     assert int(next(line.split()[1] for line in lines if line.startswith("before "))) > 0
@@ -424,20 +497,21 @@ def test_it_is_frozen_and_resumes(tmp_path: Path, cpus: int) -> None:
     # Not the area for contiguous allocations, 16 MB, and little else.
     expect_at_least(int(known[1]), 0.95 * int(known[3]))
     # Which of the free memory a job gets is another matter, after what the hunter did to it.
-    expect_at_least(jobs[-1]["vmstat"]["pgzeroed_skip_prezeroed"], 0.75 * (256 << 8))
+    skipped = next(int(line.partition("=")[2]) for line in lines if line.startswith("skipped="))
+    expect_at_least(skipped, 0.75 * (256 << 8))
 
 
 # Where the host's end of the virtio ports is after it came back is another matter: the serial console.
 SUSPEND = f"""
 exec > /dev/ttyS0 2>&1
-{FILL}; echo {16 << 20} > {ZP}/max_rate; {NOW}
+{FILL}; echo {16 << 20} > {ZP}/max_rate; {ALL}
 sleep 1
-echo "before $(cat {ZP}/bytes_zeroed)"
+echo "before $(($({PREZEROED}) * 4096))"
 echo mem > /sys/power/state
-echo "after $(cat {ZP}/bytes_zeroed)"
+echo "after $(($({PREZEROED}) * 4096))"
 echo 0 > {ZP}/max_rate; {SETTLE}
-echo "end $(cat {ZP}/node0/free_zeroed_bytes) free $(awk '/^MemFree/ {{ print $2 * 1024 }}' /proc/meminfo)"
-alloc_once --size 256 --pages thp --verify --mode touch_all
+echo "end $({KNOWN}) free $({FREE})"
+{skips("skipped", "alloc_once --size 256 --pages thp --verify --mode touch_all")}
 {COUNTERS}
 echo suspend-test-done
 """
@@ -472,6 +546,6 @@ def test_it_is_suspended_and_goes_on() -> None:
     assert 0 < before <= after < 512 << 20
     end = next(line.split() for line in lines if line.startswith("end "))
     expect_at_least(int(end[1]), 0.9 * int(end[3]))
-    job = next(json.loads(line) for line in lines if line.startswith("{"))
-    expect_at_least(job["vmstat"]["pgzeroed_skip_prezeroed"], 0.9 * (256 << 8))
+    skipped = next(int(line.partition("=")[2]) for line in lines if line.startswith("skipped="))
+    expect_at_least(skipped, 0.9 * (256 << 8))
     assert int(counted["pgzeroed_bad"]) == 0

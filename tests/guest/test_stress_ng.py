@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
 from lab.boot.guest import BootResult
+from lab.core import run as programs
 from lab.machine import debs
 from tests.guest.guests import (
     BALLOON,
@@ -68,14 +70,14 @@ def script(stressors: tuple[str, ...], seconds: int) -> str:
         f"mkdir {GROUP}; echo 384M > {GROUP}/memory.max; "
         "echo 8 > /proc/sys/vm/nr_hugepages; echo 64 > /proc/sys/vm/nr_overcommit_hugepages; "
         f"echo 50 > {DELAY}; echo 20 > {ZP}/delay_millisecs; echo 0 > {ZP}/mini_order; "
-        f"echo 1 > {ZP}/hugetlb; echo 1 > {ZP}/enabled; "
+        f"echo 1 > {ZP}/enabled; "
         "echo 1 > /proc/sys/vm/unprivileged_userfaultfd; "
         f"echo 'exec stress-ng --timeout {seconds} --seed {STRESS_SEED} --verify --metrics-brief --yaml /tmp/work "
         f"{options}' > /tmp/stress; "
         # Not as root, who would poison pages by madvise(), and die of that.
         f"(sh -c 'echo $PPID > {GROUP}/cgroup.procs'; exec su -s /bin/sh nobody /tmp/stress) & "
         f"leak_hunter --setup --seconds {seconds} --seed {STRESS_SEED} --workers 2 --dirty 96; "
-        f"wait $! || echo stress-ng=$?; cat /tmp/work; echo zeroed=$(cat {ZP}/bytes_zeroed); "
+        f"wait $! || echo stress-ng=$?; cat /tmp/work; "
         "grep pgzeroed_ /proc/vmstat"
     )
 
@@ -88,6 +90,26 @@ def judge_stressors(result: BootResult, stressors: tuple[str, ...], share: float
     assert done.keys() <= set(stressors), result.stderr[-3000:]
     # On a busy machine one starts too late to be listed, or does not end its first round.
     expect_at_least(sum(count > 0 for count in done.values()), share * len(stressors))
+
+
+def with_libraries(package: str, program: str) -> list[tuple[Path, str]]:
+    """A program of a package (relative to the root) and its shared libraries, each with its place in a guest.
+
+    The package's own loader finds the libraries, so that none of the machine's is among them.
+    """
+    folder = debs.with_dependencies(package, program)
+    loader = debs.loader(folder)
+    text = programs.output(
+        [*loader, "--list", folder / program],
+        f"cannot find the libraries of {program}",
+        f"remove {folder} and its .json, then run it again",
+    )
+    found = [Path(line) for line in re.findall(r"=> (/\S+)", text) if debs.LOADER not in line]
+    return [
+        (folder / program, f"/{program}"),
+        (Path(loader[0]), f"/lib64/{debs.LOADER}"),
+        *((library, f"/lib/{debs.TRIPLET}/{library.name}") for library in found),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -110,7 +132,7 @@ def test_no_byte_leaks(what: str, seconds: int, device: str, record_property: Re
         memory="1G",
         devices=[device] if device else [],
         append="" if device else PARTIAL,
-        add=debs.with_libraries("stress-ng", "usr/bin/stress-ng"),
+        add=with_libraries("stress-ng", "usr/bin/stress-ng"),
         timeout=400.0 + 4 * seconds,
     )
     fine(result)
@@ -120,5 +142,5 @@ def test_no_byte_leaks(what: str, seconds: int, device: str, record_property: Re
     assert hunter["workers_killed"] == 0
     expect_at_least(len(hunter["checked_pages"]), 10)
     found = counters(result)
-    expect_at_least(found["pgzeroed_skip_reported"], 1)
-    expect_at_least(found["pgzeroed_skip_prezeroed"], 1)
+    expect_at_least(found["pgzeroed_skip"], 1)
+    expect_at_least(found["pgzeroed_skip"], 1)

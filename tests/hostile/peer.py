@@ -86,6 +86,7 @@ class Device:
     def start(self, *options: str, wrapper: Sequence[str] = (), front: bool = True, **popen: Any) -> None:
         """Start it, and wait until it answers."""
         argv = [*wrapper, str(self.binary), "--control", str(self.control), "--device-init-on-inflate", "on"]
+        argv += ["--metrics-socket", str(self.folder / "metrics")]
         argv += ["--socket-path", str(self.front)] if front else []
         with (self.folder / "log").open("ab") as log:
             self.process = subprocess.Popen(
@@ -127,6 +128,13 @@ class Device:
     def status(self) -> dict[str, Any]:
         """Everything it knows."""
         return self.ask(command="status")
+
+    def metrics(self) -> str:
+        """The body of a scrape."""
+        with self.connect(self.folder / "metrics") as connection:
+            connection.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
+            with connection.makefile("r", encoding="utf-8") as answer:
+                return answer.read().partition("\n\n")[2]
 
     def about(self, name: str) -> int:
         """A line of /proc/PID/status, in its own unit."""

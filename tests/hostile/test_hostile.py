@@ -504,8 +504,8 @@ def test_d7_no_guest_memory_in_a_core_dump(vm: FrontEnd) -> None:
 def test_d5_a_successors_socket_is_left(start: Start) -> None:
     one = start()
     with FrontEnd(one):
-        one.front.unlink()
-        one.control.unlink()
+        for name in (one.front, one.control, one.folder / "metrics"):
+            name.unlink()
         old = one.process
         one.start()
         old.send_signal(signal.SIGTERM)
@@ -692,7 +692,7 @@ def test_control_clients_that_are_none(device: Device) -> None:
     deaf.setblocking(False)
     with contextlib.suppress(BlockingIOError, ConnectionError):
         while True:
-            deaf.send(b'{"command":"metrics"}\n' * 100)
+            deaf.send(b'{"command":"status"}\n' * 100)
     with contextlib.suppress(ConnectionError):
         for _ in range(100):
             endless.sendall(b"x" * 1000)
@@ -711,9 +711,8 @@ def test_control_clients_that_are_none(device: Device) -> None:
         each.close()
 
 
-def test_a_scraper_that_never_reads(start: Start, tmp_path: Path) -> None:
-    path = tmp_path / "metrics"
-    device = start("--metrics-socket", str(path))
+def test_a_scraper_that_never_reads(device: Device) -> None:
+    path = device.folder / "metrics"
     slow = [device.connect(path) for _ in range(40)]
     for each in slow:
         with contextlib.suppress(ConnectionError):
@@ -808,8 +807,7 @@ def test_a_chain_of_many_gib_is_done_in_steps(device: Device) -> None:
             assert asked - began < 30
         assert vm.used(REPORTING) == size - 16 * MIB
         assert vm.blocks() < 32 * MIB
-        text = device.ask(command="metrics")["text"]
-        calls = re.search(r"discard_seconds_count (\d+)", text)
+        calls = re.search(r"discard_seconds_count (\d+)", device.metrics())
         assert calls and int(calls[1]) >= size // (32 * MIB) - 1
         assert slowest < PROMISE / 2
 

@@ -8,16 +8,16 @@ import subprocess
 
 import pytest
 
-from lab.build import linux as build
+from tests.kernel.objects import build_part
 
-# What the series changes. The whole kernel, both ways, after every patch: kz series check --each.
+# What the series changes. Both ways, after every patch: kz series check --each.
 PLACES = ["mm/", "drivers/virtio/", "kernel/power/", "fs/hugetlbfs/"]
 OURS = re.compile(r"pgzeroed|page_zeroed|prezero|refpage|page_content_fill")
 
 
 @pytest.mark.slow
 def test_feature_off() -> None:
-    obj = build.build_part("off", "x86_64", PLACES)
+    obj = build_part("off", "x86_64", PLACES)
     archives = [obj / place / "built-in.a" for place in PLACES]
     done = subprocess.run(
         ["nm", "--defined-only", *archives], cwd=obj, capture_output=True, text=True, check=True

@@ -11,7 +11,7 @@ import pytest
 
 from lab.core import paths, run
 from lab.machine import fetch
-from lab.series import series
+from lab.series import apply, parts
 from tests.kernel import unchanged
 
 HARNESS = "tools/testing/page_zeroed"
@@ -25,7 +25,7 @@ def test_harness(target: str, tmp_path: Path, record_property: Callable[[str, ob
         record_property("unchanged since it passed", same)
         if same:
             return
-        with series.working_copy(series.get("linux"), fetch.obtain("linux")) as tree:
+        with apply.working_copy(parts.get("linux"), fetch.obtain("linux")) as tree:
             assert (tree / HARNESS / "Makefile").is_file(), f"the series has no {HARNESS}"
             # A copy that reads the patched tree.
             shutil.copytree(tree / HARNESS, tmp_path / "harness")

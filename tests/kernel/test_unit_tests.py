@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from lab.testing import kunit
+from tests.kernel import kunit
 
 pytestmark = pytest.mark.boots
 
@@ -20,12 +20,3 @@ def test_unit_tests_of_known_zero_blocks(arch: str) -> None:
         # User-Mode Linux has no hugetlb; here it must not be left out.
         pool = [c.state for c in cases if "page_zeroed_hugetlb_pool" in c.name]
         assert pool and set(pool) == {"passed"}
-
-
-@pytest.mark.parametrize("arch", ["um", "x86_64"])
-def test_unit_tests_of_pages_with_a_pattern(arch: str) -> None:
-    cases = kunit.run(arch, "refpage*")
-    failed = [f"{c.name}: {c.text}" for c in cases if c.state == "failed"]
-    assert not failed, "\n".join(failed)
-    # Seventeen patterns, described, filled, and allocated in pages and blocks.
-    assert sum(c.state == "passed" for c in cases) >= 4 * 17

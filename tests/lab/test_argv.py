@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ def ends(*names: str, **more: object) -> Ends:
 
 
 def images(accel: str = "tcg", tsc_khz: int = 0) -> Images:
-    return Images(NOWHERE / "kernel", accel, NOWHERE / "qemu", (), tsc_khz)
+    return Images(NOWHERE / "kernel", accel, NOWHERE / "qemu", (), argv.FRONT_END, tsc_khz)
 
 
 def value(words: list[str], option: str) -> str:
@@ -57,14 +58,15 @@ def test_an_emulated_counter_gets_the_machines_speed(
 
 
 def test_the_daemon_is_a_device_with_shared_memory() -> None:
-    spec = BootSpec(
-        memory="1G", devices=["vhost-user,target=1M", "virtio-rng-pci"], shared_memory="hugetlb=on"
-    )
+    spec = BootSpec(memory="1G", devices=["daemon,target=1M", "virtio-rng-pci"], shared_memory="hugetlb=on")
     assert spec.daemon_options() == ["--target=1M"]
     words = argv.make(spec, images(), ends(daemon=NOWHERE / "socket"))
     assert "memory-backend-memfd,id=kzmemory,size=1G,share=on,hugetlb=on" in words
     assert "socket,id=kzballoon,path=/nowhere/socket,reconnect-ms=100" in words
-    assert "vhost-user-balloon-pci,chardev=kzballoon" in words and "vhost-user,target=1M" not in words
+    assert "vhost-user-balloon-pci,chardev=kzballoon" in words and "daemon,target=1M" not in words
+    words = argv.make(spec, replace(images(), front_end=argv.GENERIC), ends(daemon=NOWHERE / "socket"))
+    assert "socket,id=kzballoon,path=/nowhere/socket" in words
+    assert f"{argv.GENERIC},chardev=kzballoon" in words
 
 
 def test_user_mode_linux_has_serial_lines() -> None:
@@ -117,7 +119,7 @@ def test_amounts_of_memory(memory: str, arch: str, good: bool) -> None:
     [
         (BootSpec(arch="vax"), "--arch"),
         (BootSpec(mte=True), "--mte"),
-        (BootSpec(devices=["vhost-user", "vhost-user,target=1M"]), "--device"),
+        (BootSpec(devices=["daemon", "daemon,target=1M"]), "--device"),
         (BootSpec(arch="um", memory="1G", devices=["virtio-rng-pci"]), "--device"),
     ],
 )

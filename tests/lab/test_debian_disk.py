@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from lab.boot import debian
 from lab.build import deb
 from lab.core import run
 from lab.core.errors import LabError
 from lab.machine import apt, stock
+from tests.guest import debian
 
 SIMULATED = """\
 Reading package lists...
@@ -83,7 +83,7 @@ def test_versions_are_what_apt_would_install(cache: Path, monkeypatch: pytest.Mo
 
     source = apt.PrivateApt("bookworm")
     monkeypatch.setattr(run, "output", told)
-    found = source.closure(["mawk"])
+    found = debian.closure(source, ["mawk"])
     assert found == {"libc6": "2.36-9", "mawk": "1.3.4-3.1"}
     # Not what this machine lacks, but what an empty one does; and nothing is installed.
     assert "Dir::State::status=/dev/null" in asked[0]
@@ -92,9 +92,9 @@ def test_versions_are_what_apt_would_install(cache: Path, monkeypatch: pytest.Mo
 
 def test_lists_that_were_never_fetched_are_not_there(cache: Path) -> None:
     source = apt.PrivateApt("bookworm")
-    assert not source.has_lists()
+    assert not debian.has_lists(source)
     (source.root / "lists" / "mirror.invalid_dists_bookworm_main_binary-amd64_Packages").touch()
-    assert source.has_lists()
+    assert debian.has_lists(source)
 
 
 def test_old_systems_go(cache: Path) -> None:

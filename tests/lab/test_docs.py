@@ -17,6 +17,7 @@ from lab.boot.guest import boot
 from lab.boot.spec import BootSpec
 from lab.core.paths import REPO
 from lab.machine import fetch
+from lab.series import parts
 
 COUNTERS = REPO / "docs" / "reference" / "counters.md"
 ABI = REPO / "docs" / "reference" / "abi.md"
@@ -27,10 +28,7 @@ PAGES = sorted([*REPO.glob("*.md"), *(REPO / "docs").rglob("*.md"), *REPO.glob("
 def sources(series: str) -> dict[str, str]:
     """The lines that a series adds, by file; a later patch may take some of them out again."""
     found: dict[str, list[str]] = {}
-    root = REPO / series
-    for path in sorted(p for p in (root / "new").rglob("*") if p.is_file()):
-        found[str(path.relative_to(root / "new"))] = path.read_text(errors="replace").splitlines()
-    for patch in sorted([*(root / "patches").glob("*.patch"), *(root / "parts").glob("*/*.patch")]):
+    for patch in parts.get(series).patches():
         name = ""
         for line in patch.read_text(errors="replace").splitlines():
             lines = found.setdefault(name, [])
@@ -72,16 +70,12 @@ def parameters() -> set[str]:
 
 def attributes() -> set[str]:
     """The files that prezero.c makes in sysfs."""
-    text = sources("linux")["mm/prezero.c"]
-    return set(re.findall(r"^PREZERO_ATTR_R[OW]\(([a-z]\w+)", text, re.MULTILINE)) | set(
-        re.findall(r"\b__ATTR\(([a-z]\w+), 0", text)
-    )
+    return set(re.findall(r"^\t&(\w+)_attr\.attr,$", sources("linux")["mm/prezero.c"], re.MULTILINE))
 
 
 NAMES: dict[str, Callable[[], set[str]]] = {
     "/proc/vmstat": lambda: set(found(r'"(pgzeroed_\w+|nr_free_zeroed)"', files=r"^mm/vmstat\.c$")),
     "/sys/kernel/mm/zero_page": attributes,
-    "/sys/kernel/debug/page_zeroed": lambda: set(found(r'debugfs_create_file\("([^"]+)"', files=r"\.c$")),
     "Module parameters": parameters,
     "Boot parameters": lambda: set(
         found(r'\b(?:__setup|early_param|__setup_param)\("([^"]+)"', files=r"\.c$")
@@ -91,7 +85,7 @@ NAMES: dict[str, Callable[[], set[str]]] = {
     },
     "Tracepoints": lambda: set(
         found(
-            r"(?:DEFINE_EVENT\(page_zeroed_block|TRACE_EVENT\()[,\s]*(page_zeroed_\w+)", files="trace/events"
+            r"(?:DEFINE_EVENT\(page_zeroed_class|TRACE_EVENT\()[,\s]*(page_zeroed_\w+)", files="trace/events"
         )
     ),
     "QEMU properties": lambda: set(found(r'DEFINE_PROP_\w+\("([^"]+)"', series="qemu")),
@@ -106,12 +100,12 @@ def metrics() -> set[str]:
     """The names of the daemon's metrics, as Prometheus shows them."""
     text = (DAEMON / "metrics.rs").read_text(encoding="utf-8")
     names = {
-        f"{name}_bytes_total" if unit == "true" else f"{name}_total"
-        for name, unit in re.findall(r'family\("(\w+)", "[^"]+", (true|false)\)', text)
+        f"{name}_total" if name == "requests" else f"{name}_bytes_total"
+        for name in re.findall(r'\bby\(\s*"\w+",\s*&\w+,\s*"(\w+)"', text)
     }
-    for call, name, rest in re.findall(r'registry\.(register\w*)\("(\w+)", ([^;]+);', text):
+    for call, name, rest in re.findall(r'registry\.(register\w*)\(\s*"(\w+)",([^;]+);', text):
         unit = re.search(r"Unit::(\w+)", rest)
-        counter = f"let {name} = Counter" in text
+        counter = f"{name}: Counter" in text
         assert call == ("register_with_unit" if unit else "register")
         names.add(name + (f"_{unit[1].lower()}" if unit else "") + ("_total" if counter else ""))
     return names
@@ -126,23 +120,20 @@ def commands_of_the_daemon() -> set[str]:
 
 def reasons_of_the_daemon() -> set[str]:
     """Why it says of no memory that it is zero."""
-    text = (
-        (PROTOCOL / "claim.rs")
-        .read_text(encoding="utf-8")
-        .split("impl Reason {")[1]
-        .split("pub enum Claim")[0]
-    )
-    return set(re.findall(r'Self::\w+ => "(\w+)"', text))
+    text = (PROTOCOL / "claim.rs").read_text(encoding="utf-8").split("    Reason\n")[1].split("\n}")[0]
+    return set(re.findall(r'^    \w+ "(\w+)";', text, re.M))
 
 
 ABI_NAMES: dict[str, Callable[[], set[str]]] = {
     "Properties of QEMU": lambda: set(
-        found(r'object_property_add\(obj, "([\w-]+-stats)"', series="qemu", files=r"virtio-balloon\.c$")
+        found(r"'\*(\w+)': 'BalloonCounters'", series="qemu", files=r"machine\.json$")
     ),
-    "Reasons of QEMU": lambda: set(found(r'\[VIRTIO_BALLOON_SKIP_\w+\] = "([^"]+)"', series="qemu")),
+    "Reasons of QEMU": lambda: set(
+        found(r"(?m)^(?: {12}|  'data': \[ )'([a-z-]+)'(?:,| \] \})$", series="qemu", files=r"machine\.json$")
+    ),
     "Trace events of QEMU": lambda: (
         set(found(r"(?m)^(virtio_balloon_(?:report|inflate)_\w+)\(", series="qemu", files="trace-events$"))
-        | set(found(r'return "([a-z-]+)";', series="qemu", files=r"physmem\.c$"))
+        | set(found(r'\[RAM_DISCARD_(?!ZERO)\w+\] = "([a-z-]+)"', series="qemu"))
     ),
     "Reasons of the daemon": reasons_of_the_daemon,
     "Metrics of the daemon": metrics,
@@ -270,8 +261,8 @@ def test_the_reference_of_kz_is_current() -> None:
     wanted = clidoc.page(cli.root())
     assert clidoc.PAGE.read_text(encoding="utf-8") == wanted, "run: ./kz reference"
     for words, _ in clidoc.verbs(cli.root()):
-        assert f"## {' '.join(words)}\n" in wanted
-    assert "## kz top\n" in wanted
+        assert f"## `{' '.join(words)}`\n" in wanted
+    assert "## `kz top`\n" in wanted
 
 
 def anchors(page: Path) -> set[str]:
@@ -290,6 +281,11 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert where.exists(), target
         if anchor:
             assert anchor in anchors(where), target
+
+
+def test_the_documents_are_short() -> None:
+    pages = (REPO / "docs").rglob("*.md")
+    assert sum(len(page.read_text(encoding="utf-8").split()) for page in pages) <= 17_000
 
 
 def test_every_document_can_be_found_from_the_readme() -> None:
@@ -380,8 +376,7 @@ def test_what_kz_would_refuse_is_found(line: str) -> None:
 
 @pytest.mark.boots
 def test_the_debug_kernel_has_all_that_is_listed() -> None:
-    files = [f"/sys/kernel/mm/zero_page/{name}" for name in attributes() - {"wakeups", "free_zeroed_bytes"}]
-    files += [f"/sys/kernel/mm/zero_page/node0/{name}" for name in ("wakeups", "free_zeroed_bytes")]
+    files = [f"/sys/kernel/mm/zero_page/{name}" for name in attributes()]
     files += [f"/sys/module/{name.replace('.', '/parameters/')}" for name in parameters()]
     files += [f"/sys/kernel/tracing/events/page_zeroed/{name}" for name in section("Tracepoints")]
     script = "".join(f"[ -e {file} ] || echo no {file}\n" for file in files)

@@ -10,7 +10,7 @@ import pytest
 
 from lab.core import errors, paths
 from lab.core.errors import LabError, TestFailure
-from lab.testing import fuzz
+from tests.rust import fuzzing as fuzz
 
 TARGET = fuzz.TARGETS[0]
 # Of a fuzzer: where it leaves what it finds, and what it says in the end.

@@ -8,8 +8,6 @@ import re
 import tomllib
 from pathlib import Path
 
-import pytest
-
 from lab.core.paths import REPO
 
 PACKAGES = ["core", "machine", "series", "build", "boot", "report", "bench", "testing", "post"]
@@ -61,7 +59,6 @@ def test_few_modules_are_flat() -> None:
     assert len(list((REPO / "lab").glob("*.py"))) <= 8
 
 
-@pytest.mark.xfail(reason="some files are still longer", strict=False)
 def test_no_file_is_long() -> None:
     long = {module(file): count for file in FILES if (count := len(file.read_bytes().splitlines())) > 400}
     assert long == {}

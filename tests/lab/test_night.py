@@ -18,7 +18,7 @@ import pytest
 from lab.core import errors, paths
 from lab.core.errors import LabError, UsageError
 from lab.core.paths import REPO
-from lab.testing import cases, night, night_report, night_run
+from lab.testing import cases, night, night_run
 from lab.testing.cases import BROKEN, FAILED, PASSED, SKIPPED
 from lab.testing.night import INTERRUPTED, RUNNING, WAITING, Night, Stage
 from lab.testing.night_run import run_night
@@ -78,7 +78,7 @@ def test_a_stage_that_fails_does_not_stop_the_others(tmp_path: Path) -> None:
     assert told[0]["tests"] == {PASSED: 2, FAILED: 1}
     assert told[0]["amounts"] == {"skips_checked": 1500000}
     assert told[0]["findings"][0]["again"] == "./kz test --nightly --stage tests -- t::bad"
-    assert "2 passed, 1 failed" in night_report.text(one).splitlines()[0]
+    assert "2 passed, 1 failed" in night.text(one).splitlines()[0]
     assert night.load(one.folder).stages == one.stages
 
 

@@ -15,7 +15,7 @@ from lab.core.paths import REPO
 PYTHON = ["kz", "lab", "tests"]
 # Files without a place for a comment, texts that are licences, and what other projects write.
 NO_SPDX = re.compile(
-    r"^LICENSES/|\.(?:patch|json|txt|svg|lock|png)$|patches/series$|/Documentation/ABI/|\.kunitconfig$|^linux/cover-letter"
+    r"^LICENSES/|\.(?:patch|json|txt|svg|lock|png)$|/parts/[^/]+/(?:series|cover-letter)$|/Documentation/ABI/|\.kunitconfig$"
 )
 
 

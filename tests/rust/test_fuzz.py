@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from lab.core import paths
-from lab.testing import fuzz
+from tests.rust import fuzzing as fuzz
 
 SECONDS = int(os.environ.get("KNOWNZERO_FUZZ_SECONDS", "300"))
 

@@ -4,24 +4,15 @@
 from __future__ import annotations
 
 import subprocess
-from pathlib import Path
 
 import pytest
 
 from lab.build import daemon
-from lab.core import paths
 from tests.hostile.peer import ALL, ANSWER, INFLATE, MIB, PLAY, RAM, REPORTING, Device, FrontEnd
+from tests.rust import lying
 
 pytestmark = pytest.mark.slow
 FIRST = PLAY >> 12
-
-
-@pytest.fixture(scope="module")
-def liar() -> Path:
-    folder = daemon.target_dir() / "lying"
-    arguments = ["build", "--locked", "-p", daemon.NAME, "--features", "lying", "--target-dir", str(folder)]
-    daemon.cargo(arguments, paths.log_file("daemon-lying"), "the lying device does not build", 800)
-    return folder / "debug" / daemon.NAME
 
 
 # The used length of a report of 1 MiB, what it holds then, the used length and bitmap of three inflated pages and one
@@ -38,8 +29,8 @@ LIES = {
 
 
 @pytest.mark.parametrize("lie", LIES, ids=str)
-def test_each_lie_is_told(liar: Path, lie: str | None) -> None:
-    device = Device(liar, *(["--lie", lie] if lie else []))
+def test_each_lie_is_told(lie: str | None) -> None:
+    device = Device(lying.liar(), *(["--lie", lie] if lie else []))
     try:
         with FrontEnd(device) as vm:
             # This one lies about a bit that the driver has declined.

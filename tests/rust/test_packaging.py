@@ -75,7 +75,7 @@ def test_the_unit_allows_what_the_program_calls() -> None:
         for name in names:
             allowed = allowed | members(name) if allows else allowed - members(name)
     source = (paths.REPO / "vhost-user-balloon" / "daemon" / "src" / "sandbox.rs").read_text()
-    own = set(re.findall(r"libc::SYS_([a-z0-9_]+)", source))
+    own = set(re.findall(r"\bSYS_([a-z0-9_]+)", source))
     assert {"fallocate", "ppoll", "recvmsg", "futex"} <= own
     assert (own | CONFINING | {"prctl"}) - allowed == set()
     # The unit is a filter all the same.
@@ -99,19 +99,3 @@ def test_what_vmms_are_told_is_what_it_prints() -> None:
     printed = json.loads(output([daemon.build(), "--print-capabilities"], "nothing printed", "build it"))
     assert told["type"] == printed["type"] == "balloon"
     assert Path(told["binary"]).name == daemon.NAME
-
-
-@pytest.mark.slow
-def test_the_dashboard_shows_metrics_that_exist() -> None:
-    dashboard = json.loads((PACKAGING / "grafana" / "vhost-user-balloon.json").read_text())
-    targets = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
-    targets += [variable["query"] for variable in dashboard["templating"]["list"]]
-    shown = set(re.findall(r"vhost_user_balloon_\w+", " ".join(targets)))
-    with daemon.running() as device:
-        text = device.ask(command="metrics")["text"]
-    there = set(re.findall(r"^(vhost_user_balloon_\w+)", text, re.MULTILINE))
-    # Families that have no label value before a guest is there.
-    there |= {"vhost_user_balloon_guest", "vhost_user_balloon_proven_zero_bytes_total"}
-    assert len(dashboard["panels"]) == 8
-    assert len(shown) >= 9
-    assert shown - there == set()

@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+import json
 import re
+import subprocess
+import tomllib
 
 import pytest
 
@@ -38,9 +41,43 @@ def test_the_crates_for_vmm_authors() -> None:
     log = paths.log_file("cargo-package")
     crates = ["-p", "balloon-protocol", "-p", "balloon-discard"]
     daemon.cargo(["package", "--offline", "--allow-dirty", *crates], log, "a crate cannot be packaged", 400)
+    # Documented without a warning; the tests of the workspace compile the examples.
+    daemon.cargo(["doc", "--locked", "--no-deps", *crates], log, "a crate cannot be documented", 400)
+    # The project has no address yet.
+    nowhere = "warning: manifest has no documentation, homepage or repository"
+    assert "warning" not in log.read_text().replace(nowhere, "")
     example = ["run", "--locked", "-p", "balloon-discard", "--example", "device"]
     daemon.cargo(example, log, "the example of a VMM's device fails", 400)
     assert "pages 2 and 3 and the report read as zero" in log.read_text()
+
+
+def test_licences_and_duplicates() -> None:
+    """What cargo-deny checks offline, by the same file; advisories need its database."""
+    rules = tomllib.loads((daemon.WORKSPACE / "deny.toml").read_text())
+    argv = [
+        "cargo",
+        "metadata",
+        "--locked",
+        "--format-version=1",
+        "--filter-platform=x86_64-unknown-linux-gnu",
+    ]
+    done = subprocess.run(argv, cwd=daemon.WORKSPACE, capture_output=True, check=True)
+    data = json.loads(done.stdout)
+    used = {node["id"] for node in data["resolve"]["nodes"]}
+    packages = [package for package in data["packages"] if package["id"] in used]
+    allowed = set(rules["licenses"]["allow"])
+    for package in packages:
+        # Each part of an AND needs an alternative that is allowed.
+        parts = re.split(r" AND ", package["license"].replace("/", " OR "))
+        for part in parts:
+            assert allowed & set(re.split(r" OR ", part.strip("()"))), package["name"]
+    versions: dict[str, set[str]] = {}
+    for package in packages:
+        versions.setdefault(package["name"], set()).add(package["version"])
+    skipped = {entry["crate"] for entry in rules["bans"]["skip"]}
+    # None twice, but for the ones that are skipped; and none of these in vain.
+    twice = {name for name, found in versions.items() if len(found) > 1}
+    assert twice == {name.partition("@")[0] for name in skipped}
 
 
 def test_the_daemon_is_built_and_runs() -> None:

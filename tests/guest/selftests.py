@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: GPL-2.0
+"""The kernel's selftests of memory management, compiled as static binaries."""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from pathlib import Path
+
+from lab.build import linux
+from lab.build.images import compiler
+from lab.core import lock, paths, run
+from lab.core.errors import LabError
+from lab.machine import debs, fetch, tools
+from lab.series import apply
+from lab.series import parts as parts_of
+
+# As the kernel builds them: its harness compares integers of any sign.
+SELFTEST_FLAGS = ("-std=gnu11", "-O2", "-g0", "-Wall", "-static", "-pthread")
+
+# What a selftest of the kernel includes or is linked with, besides its own file.
+SELFTEST_PARTS = {
+    "uffd-stress": "uffd-common.c",
+    "uffd-unit-tests": "uffd-common.c",
+    "uffd-wp-mremap": "uffd-common.c",
+}
+# Static libraries of Debian's, by the header that asks for them.
+SELFTEST_LIBRARIES = {
+    "<numa.h>": ("libnuma-dev", "numa"),
+    "<sys/capability.h>": ("libcap-dev", "cap"),
+}
+
+
+def build(name: str, arch: str = "x86_64") -> Path:
+    """Compile a test of the kernel's tools/testing/selftests/mm, as a static binary.
+
+    It is the series' own, or one that the kernel comes with, unchanged. ``arch``: what it is to run on,
+    see BINARIES; libraries of other architectures are not looked for. Cached by content; LabError when
+    there is no such test, or it does not compile.
+    """
+    tools.need_compiler(arch)
+    prefix = linux.MACHINES[arch].prefix
+    place = Path("tools", "testing", "selftests", "mm")
+    kernel = fetch.pristine(fetch.obtain("linux"))
+    harness = kernel / place.parent
+    with apply.working_copy(parts_of.get("linux"), fetch.obtain("linux")) as tree:
+        own = tree / place / f"{name}.c"
+    sources = [own]
+    headers = [harness / "kselftest_harness.h", harness / "kselftest.h"]
+    arguments: list[str | Path] = ["-I", harness]
+    libraries: list[str | Path] = []
+    if not own.is_file() or (kernel / place / own.name).is_file():
+        folder = kernel / place
+        parts = ["vm_util.c", "hugepage_settings.c", *SELFTEST_PARTS.get(name, "").split()]
+        sources = [folder / f"{name}.c", *(folder / part for part in parts)]
+        if not sources[0].is_file():
+            raise LabError(
+                f"no selftest {name}",
+                f"there is no {own}, nor {sources[0]}",
+                "name a file of the series or of the kernel",
+            )
+        headers += sorted(folder.glob("*.h"))
+        # Some make files that are named after their source, where they are run.
+        arguments.append(f"-fmacro-prefix-map={folder}/=")
+        arguments += ["-D_GNU_SOURCE=", "-U_FORTIFY_SOURCE", "-I", kernel]
+        arguments += ["-isystem", kernel / "tools" / "include" / "uapi"]
+        text = sources[0].read_text(encoding="utf-8")
+        for header, (package, library) in SELFTEST_LIBRARIES.items():
+            if f"#include {header}" in text:
+                unpacked = debs.unpacked(package) / "usr"
+                arguments += ["-isystem", unpacked / "include", "-L", unpacked / "lib" / debs.TRIPLET]
+                libraries += [f"-l{library}"]
+    digest = hashlib.sha256(
+        (compiler(prefix) + " ".join(map(str, [*SELFTEST_FLAGS, *arguments, *libraries]))).encode()
+    )
+    for file in (*headers, *sources):
+        digest.update(file.read_bytes())
+    target = paths.sub("guest") / f"selftest-{name}-{digest.hexdigest()[:16]}"
+    if target.is_file():
+        return target
+    with tempfile.TemporaryDirectory(prefix=".selftest-", dir=target.parent) as made:
+        # The kernel's makefile puts the result of looking for liburing here; this build has none.
+        (Path(made) / "local_config.h_gen").touch()
+        with lock.new_file(target) as work:
+            compiler_of = f"{prefix}gcc" if prefix else "cc"
+            run.logged(
+                [
+                    compiler_of,
+                    *SELFTEST_FLAGS,
+                    "-I",
+                    made,
+                    *arguments,
+                    "-o",
+                    work,
+                    *sources,
+                    *libraries,
+                    "-lm",
+                ],
+                paths.log_file(f"selftest-{name}"),
+                f"the selftest {name} does not compile",
+                "correct the error above",
+            )
+            work.chmod(0o755)
+    return target

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: GPL-2.0
+"""Every set of parts applies with plain ``git am``; each part alone builds, boots and passes its KUnit tests."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from lab.boot.guest import boot
+from lab.boot.spec import BootSpec
+from lab.build.linux import build_linux
+from lab.machine import fetch
+from lab.series import parts
+from lab.testing.suite import PART_KERNELS
+from tests.kernel import kunit
+
+EVERY = [(variant, one) for one in parts.sets(parts.get("linux")) for variant in ("off", "debug")]
+NIGHT = [one for one in EVERY if one not in PART_KERNELS]
+
+
+def git(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Git as a newcomer has it: no configuration but a name."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
+    environment |= {"GIT_CONFIG_GLOBAL": "/dev/null", "GIT_CONFIG_NOSYSTEM": "1"}
+    argv = ["git", "-c", "user.name=a", "-c", "user.email=a@example.org", "-C", str(folder), *arguments]
+    return subprocess.run(
+        argv, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["linux", "qemu"])
+def test_plain_git_am(name: str, tmp_path: Path) -> None:
+    """Every set of parts, from a folder of this repository to a git tree of the base, without the lab."""
+    series, pristine = parts.get(name), fetch.pristine(fetch.obtain(name))
+    for file in series.files():
+        if (pristine / file).is_file():
+            (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(pristine / file, tmp_path / file)
+    for arguments in (["init", "-q", "-b", "base"], ["add", "-f", "."], ["commit", "-qm", "base"]):
+        assert git(tmp_path, *arguments).returncode == 0
+    wrong = {}
+    for chosen in parts.sets(series):  # small sets first: each is another one with a part on top
+        set_name, below = "+".join(chosen), "+".join(chosen[:-1]) or "base"
+        if git(tmp_path, "checkout", "-q", "-f", "-B", set_name, below).returncode:
+            continue
+        patches = sorted((series.root / "parts" / chosen[-1]).glob("*.patch"))
+        if patches and (done := git(tmp_path, "am", "-q", *map(str, patches))).returncode:
+            wrong[set_name] = done.stderr
+            git(tmp_path, "am", "--abort")
+            git(tmp_path, "checkout", "-q", "--detach")
+            git(tmp_path, "branch", "-D", set_name)
+    assert not wrong, "\n".join(f"{name}: {text}" for name, text in wrong.items())
+
+
+def boots(variant: str, chosen: tuple[str, ...]) -> None:
+    """User-Mode Linux with these parts boots, on or off, and passes the unit tests that they bring."""
+    image = build_linux(variant, "um", chosen=chosen)
+    done = boot(BootSpec(kernel=image, arch="um", memory="512M", command=["cat", "/proc/vmstat"]))
+    assert done.exit_code == 0 and not done.violations
+    on = variant == "debug" and (not chosen or "zeroed" in chosen)
+    assert ("pgzeroed_bad" in done.stdout) == on
+    if on:
+        cases = kunit.run("um", "*zero*", image)
+        assert all(case.state != "failed" for case in cases), cases
+
+
+@pytest.mark.boots
+@pytest.mark.parametrize(("variant", "chosen"), [*PART_KERNELS, ("off", ())])
+def test_a_set_of_parts_boots(variant: str, chosen: tuple[str, ...]) -> None:
+    boots(variant, chosen)
+
+
+@pytest.mark.nightly
+@pytest.mark.matrix
+@pytest.mark.boots
+@pytest.mark.parametrize(("variant", "chosen"), NIGHT)
+def test_every_set_of_parts_boots(variant: str, chosen: tuple[str, ...]) -> None:
+    boots(variant, chosen)

@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: GPL-2.0
+"""The series on the other source of qemu/base.toml: it applies with full context, builds, and passes its qtests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from lab.core import paths
+from lab.machine import fetch
+from lab.series import apply, parts
+from lab.testing import suite as testing
+from tests.qemu.test_qtests import qtest
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def other(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """QEMU 10.2 as the source in use."""
+    monkeypatch.setenv(fetch.variable("qemu"), "")
+    fetch.use("qemu", "10.2")
+    yield
+
+
+@pytest.mark.usefixtures("other")
+@pytest.mark.parametrize("chosen", parts.sets(parts.get("qemu")), ids="+".join)
+def test_parts_apply(chosen: tuple[str, ...]) -> None:
+    pristine = fetch.pristine(fetch.obtain("qemu"))
+    made = apply.result(parts.get("qemu", chosen), pristine)
+    if "reporting" in chosen:
+        machine, _ = made["hw/core/machine.c"] or (b"", 0)
+        entries = machine.split(b"GlobalProperty hw_compat_")
+        assert [one[:4] for one in entries if b"x-device-init-reported" in one] == [b"10_1"]
+
+
+@pytest.mark.nightly
+@pytest.mark.usefixtures("other")
+@pytest.mark.parametrize("name", testing.QTESTS)
+def test_qtests(name: str) -> None:
+    log = paths.log_file(f"qtest-10.2-{name}")
+    qtest(name, log)
+    lines = log.read_text().splitlines()
+    assert [line for line in lines if line.startswith("ok ")]
+    assert not [line for line in lines if line.startswith("not ok")]
