@@ -375,7 +375,7 @@ def test_a_daemon_that_is_killed_and_comes_back(vouched: bool) -> None:
         device.restart()
         guest.send("")
         until(guest, "reported")
-        assert "the backend is back" in log.read_text()
+        assert "a new backend is connected" in log.read_text()
         status = device.wait_for("reports", lambda status: status["proven_zero"] > 300 * MIB)
         assert status["refused"] == 0
         unproven = status["reported"] - status["proven_zero"]
@@ -404,7 +404,7 @@ def test_a_daemon_that_comes_back_with_less() -> None:
         device.restart("--free-page-reporting", "off")
         log = guest.folder / "vmm.log"
         deadline = time.monotonic() + 30
-        while "lacks features the guest uses" not in log.read_text():
+        while "lacks features that the guest uses" not in log.read_text():
             assert time.monotonic() < deadline, log.read_text()
             time.sleep(0.1)
         device.kill()
@@ -434,7 +434,7 @@ def test_a_daemon_that_is_killed_while_the_balloon_is_full() -> None:
 
 def test_what_an_operator_has_set_survives_the_daemon(tmp_path: Path) -> None:
     """D3: target and discard are in the state file; the interval of statistics is an option of each daemon."""
-    device_options = f"{DEVICE},stats-interval=1,state={tmp_path}/state"
+    device_options = f"daemon,stats-interval=1,state={tmp_path}/state"
     with guest_with(
         f"{LATE}; {DIRTY}; pause ready; {REPORT}; pause reported", device=device_options
     ) as guest:
