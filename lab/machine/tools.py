@@ -53,6 +53,9 @@ TOOLS: dict[str, tuple[tuple[str, str], ...]] = {
         ("/usr/i686-linux-gnu/include/stdio.h", "libc6-dev-i386-cross"),
     ),
     "riscv": (("riscv64-linux-gnu-gcc", "gcc-riscv64-linux-gnu"),),
+    "arm": (("arm-linux-gnueabihf-gcc", "gcc-arm-linux-gnueabihf"),),
+    "s390": (("s390x-linux-gnu-gcc", "gcc-s390x-linux-gnu"),),
+    "powerpc": (("powerpc64le-linux-gnu-gcc", "gcc-powerpc64le-linux-gnu"),),
 }  # fmt: skip
 DEMO = ("linux", "qemu")
 TESTS = (*DEMO, "daemon", "daemon's tests", "package", "stock kernel")
