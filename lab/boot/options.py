@@ -37,10 +37,18 @@ class GuestOptions:
         """The BootSpec; ``device``: the one of a guest that is given none."""
         devices = self.device or ([device] if device else [])
         return BootSpec(
-            kernel=self.kernel, qemu=self.qemu, memory=self.memory, cpus=self.cpus, devices=devices, append=self.append,
-            accel=self.accel, add=[_added(item) for item in self.add or []], extra_qemu=self.qemu_arg or [],
-            command=command, timeout=timeout,
-        )  # fmt: skip
+            kernel=self.kernel,
+            qemu=self.qemu,
+            memory=self.memory,
+            cpus=self.cpus,
+            devices=devices,
+            append=self.append,
+            accel=self.accel,
+            add=[_added(item) for item in self.add or []],
+            extra_qemu=self.qemu_arg or [],
+            command=command,
+            timeout=timeout,
+        )
 
 
 def _added(item: str) -> tuple[Path, str]:

@@ -78,16 +78,21 @@ class PrivateApt:
         dpkg = Path("/var/lib/dpkg/status")
         options = {
             "Dir::Etc::SourceList": self.root / "mirror.sources",
-            **dict.fromkeys(("Dir::Etc::SourceParts", "Dir::Etc::Preferences", "Dir::Etc::PreferencesParts"), "/dev/null"),
+            **dict.fromkeys(
+                ("Dir::Etc::SourceParts", "Dir::Etc::Preferences", "Dir::Etc::PreferencesParts"), "/dev/null"
+            ),
             "Dir::State": self.root / "state",
             "Dir::State::Lists": self.root / "lists",
             # No package of another architecture is installed.
             "Dir::State::status": dpkg if dpkg.is_file() and not self.arch else "/dev/null",
             "Dir::Cache": self.root / "cache",
             "Dir::Cache::Archives": self.root / "cache" / "archives",
-            "APT::Sandbox::User": "", "APT::Get::List-Cleanup": "true", "Acquire::Languages": "none", "Acquire::Retries": "3",
+            "APT::Sandbox::User": "",
+            "APT::Get::List-Cleanup": "true",
+            "Acquire::Languages": "none",
+            "Acquire::Retries": "3",
             **({"APT::Architecture": self.arch} if self.arch else {}),
-        }  # fmt: skip
+        }
         lines = [f'{name} "{value}";' for name, value in options.items()]
         if " " in self.suite:
             lines.append(f'APT::Default-Release "{self.suite.split()[-1]}";')

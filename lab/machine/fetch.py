@@ -10,7 +10,6 @@ import os
 import re
 import shutil
 import subprocess
-import tempfile
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,9 +66,16 @@ def base(name: str, series: str = "") -> Base:
             raise UsageError(f"Bad base of {name}: {series}", f"{file.name} lists {have}", "use one of these")
         data, debian = found[0], found[0]["debian"]
         return Base(
-            name, data["version"], data["series"], debian["suite"], debian["kind"], debian["package"],
-            debian["version"], debian["file"], debian["sha256"],
-        )  # fmt: skip
+            name,
+            data["version"],
+            data["series"],
+            debian["suite"],
+            debian["kind"],
+            debian["package"],
+            debian["version"],
+            debian["file"],
+            debian["sha256"],
+        )
     except (OSError, KeyError, tomllib.TOMLDecodeError) as error:
         raise LabError(f"cannot read {file}", str(error), "restore the file from git") from None
 
@@ -199,14 +205,12 @@ def download(apt: PrivateApt, package: str, version: str, file: str, checksum: s
     """The file of a package, in the cache, checked against the checksum that the archive signs."""
     archive = paths.sub("downloads") / file
     if not verify(archive, checksum):
-        with tempfile.TemporaryDirectory(prefix=".apt-", dir=archive.parent) as folder:
-            apt.download(package, version, Path(folder))
-            fresh = Path(folder) / file
-            if not verify(fresh, checksum):
-                fix = "run it again; then check the mirror, or name a tarball in KNOWNZERO_…_SOURCE"
-                why = f"its sha256 is not {checksum}"
-                raise LabError(f"the download of {package} {version} is corrupt", why, fix)
-            fresh.replace(archive)
+        apt.download(package, version, archive.parent)
+        if not verify(archive, checksum):
+            fix = "run it again; then check the mirror, or name a tarball in KNOWNZERO_…_SOURCE"
+            raise LabError(
+                f"the download of {package} {version} is corrupt", f"its sha256 is not {checksum}", fix
+            )
     return archive
 
 

@@ -110,8 +110,13 @@ class Figures:
             counts = ", ".join(map(str, sorted({metric.ours.n for one, metric in have if one is result})))
             source = f"[{result.accelerator.upper()}, n = {counts}: {result.reproduce.removeprefix('./')}]"
             lines += textwrap.wrap(
-                source, WIDTH, initial_indent=INDENT, subsequent_indent=INDENT + " ", break_long_words=False, break_on_hyphens=False
-            )  # fmt: skip
+                source,
+                WIDTH,
+                initial_indent=INDENT,
+                subsequent_indent=INDENT + " ",
+                break_long_words=False,
+                break_on_hyphens=False,
+            )
         return "\n".join(lines)
 
     def provenance(self) -> str:

@@ -76,30 +76,19 @@ def targets(series: Series, arch: str = "x86") -> list[str]:
     return sorted(found)
 
 
-def _objects(obj: Path, target: str) -> list[Path]:
-    if target.endswith(".o"):
-        return [obj / target]
-    names = []
-    archives = [f"{target}{name}" for name in ("built-in.a", "lib.a") if (obj / target / name).is_file()]
-    for archive in archives or ([f"{target}built-in.a"] if any((obj / target).rglob("*.o")) else []):
-        names += run.output(["ar", "t", archive], f"cannot read {archive}", "build it again", cwd=obj).split()
-    modules = obj / target / "modules.order"
-    return [
-        obj / name
-        for name in names + (modules.read_text(encoding="utf-8").split() if modules.is_file() else [])
-    ]
-
-
 def missing_symbols(obj: Path, built: list[str], elsewhere: set[str]) -> dict[str, str]:
     """Symbols that neither these objects nor the rest of the kernel define: symbol -> object."""
+    names = [
+        f"{one}{name}" if one.endswith("/") else one for one in built for name in ("built-in.a", "lib.a")
+    ]
+    files = [name for name in dict.fromkeys(names) if (obj / name).is_file()]
     defined, needed = set(elsewhere), dict[str, str]()
-    for file in (file for target in built for file in _objects(obj, target)):
-        for line in run.output(["nm", str(file)], f"cannot read {file}", "build it again").splitlines():
-            kind, symbol = line.split()[-2:]
-            if kind == "U":
-                needed.setdefault(symbol, str(file.relative_to(obj)))
-            elif kind not in "wv":
-                defined.add(symbol)
+    listed = run.output(["nm", "-A", *files], "nm failed", "build it again", cwd=obj) if files else ""
+    for where, kind, symbol in re.findall(r"^(\S+):[0-9a-f]* +(\w) (\S+)$", listed, re.MULTILINE):
+        if kind == "U":
+            needed.setdefault(symbol, where)
+        elif kind not in "wv":
+            defined.add(symbol)
     return {s: where for s, where in needed.items() if s not in defined and not LINKED.match(s)}
 
 

@@ -151,8 +151,11 @@ def table(found: Comparison, first: Path, second: Path) -> Table:
         change = percent(row.change_percent) if row.points is None else f"{row.points:+.1f} points"
         mark = " ~" if row.overlap and (row.change_percent or row.points) else ""
         table.add_row(
-            row.name if row.side == SIDE_NAMES[0] else "", names.get(row.side, row.side),
-            human(row.first.median, row.unit), human(row.second.median, row.unit), change + mark,
+            row.name if row.side == SIDE_NAMES[0] else "",
+            names.get(row.side, row.side),
+            human(row.first.median, row.unit),
+            human(row.second.median, row.unit),
+            change + mark,
             row.significance.text() if row.significance else "",
-        )  # fmt: skip
+        )
     return table

@@ -185,9 +185,9 @@ def html(results: list[Result], folder: Path | None = None) -> str:
     def _breakable(name: str) -> Markup:
         return Markup(str(escape(name)).replace(".", ".<wbr>").replace("_", "_<wbr>"))
 
-    helpers = (_headlines, _charts, _posted_tables, _posted_rows, _interval, _test, _outliers, _tests, _facts,
-               _breakable, _together, verdict, human, percent, ran_on)  # fmt: skip
-    context = {helper.__name__.removeprefix("_"): helper for helper in helpers}
+    of_results = (_headlines, _charts, _posted_tables, _posted_rows, _tests, _facts, verdict, ran_on)
+    of_metrics = (_interval, _test, _outliers, _breakable, _together, human, percent)
+    context = {helper.__name__.removeprefix("_"): helper for helper in (*of_results, *of_metrics)}
     more = {"evidence": lambda result: _evidence(result, folder)}
     return environment().get_template("report.html.j2").render(context | more, results=results)
 

@@ -22,9 +22,12 @@ def git_environment(ceiling: Path) -> dict[str, str]:
     """An environment in which git ignores the user's and the machine's configuration."""
     keep = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
     return {
-        **keep, "GIT_CONFIG_GLOBAL": "/dev/null", "GIT_CONFIG_NOSYSTEM": "1",
-        "GIT_CEILING_DIRECTORIES": str(ceiling), "LC_ALL": "C",
-    }  # fmt: skip
+        **keep,
+        "GIT_CONFIG_GLOBAL": "/dev/null",
+        "GIT_CONFIG_NOSYSTEM": "1",
+        "GIT_CEILING_DIRECTORIES": str(ceiling),
+        "LC_ALL": "C",
+    }
 
 
 def mode_of(path: Path) -> int:

@@ -6,12 +6,12 @@ import functools
 import hashlib
 import re
 import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lab.core import paths
+from lab.core import paths, run
 from lab.core.errors import LabError, UsageError
 from lab.machine import fetch
 
@@ -33,7 +33,6 @@ class Part:
     configs: tuple[str, ...] = ()
     tests: tuple[str, ...] = ()
     limit: int = 0
-    solved: str = ""
 
     def patches(self, version: str = "") -> list[Path]:
         """The patches in the order in which they apply; LabError when the list names a missing file.
@@ -113,7 +112,6 @@ def _all(name: str) -> Series:
                     tuple(fields.get("configs", ())),
                     tuple(fields.get("tests", ())),
                     fields.get("patches", 0),
-                    fields.get("solved", ""),
                 )
             )
     except (OSError, KeyError, TypeError, ValueError) as error:
@@ -171,19 +169,14 @@ def touched(patch: bytes) -> list[str]:
     return list(dict.fromkeys(name.decode() for pair in names for name in pair))
 
 
-def numstat(patch: bytes) -> dict[str, tuple[int, int]]:
-    """Lines added and removed by a patch, by file."""
-    found: dict[str, list[int]] = {}
-    name, body = "", False
-    for line in diff_of(patch).splitlines():
-        if match := re.match(rb"diff --git a/.+ b/(.+)$", line):
-            name, body = match[1].decode(), False
-            found[name] = [0, 0]
-        elif line.startswith(b"@@"):
-            body = True
-        elif body and line[:1] in (b"+", b"-"):
-            found[name][line[:1] == b"-"] += 1
-    return {name: (plus, minus) for name, (plus, minus) in found.items()}
+def numstat(patch: Path) -> dict[str, int]:
+    """Lines added by a patch, by file."""
+    text = run.output(
+        ["git", "apply", "--numstat", str(patch)],
+        f"{patch.name} is no patch",
+        "export it again with git format-patch",
+    )
+    return {name: int(plus) for plus, _, name in (line.split("\t") for line in text.splitlines())}
 
 
 def subject(patch: bytes) -> str:
@@ -191,8 +184,3 @@ def subject(patch: bytes) -> str:
     head = patch.split(b"\n\n", 1)[0].decode(errors="replace")
     match = re.search(r"^Subject: (?:\[[^]]*\] )?(.*(?:\n[ \t].*)*)", head, re.MULTILINE)
     return re.sub(r"\n[ \t]+", " ", match[1]) if match else ""
-
-
-def names(parts: Sequence[Part]) -> str:
-    """Parts as a list for messages."""
-    return ", ".join(part.name for part in parts)

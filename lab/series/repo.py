@@ -17,21 +17,21 @@ BRANCH = "knownzero"
 IDENTITY = ("knownzero", "knownzero@localhost")
 EPOCH = "1000000000 +0000"
 
-# Configuration of a user or of a repository that would change the saved patches.
+# Configuration of a user's tree that would change what git am and git commit do there.
 PINNED = (
-    "diff.algorithm=myers", "diff.context=3", "diff.interHunkContext=0", "diff.noprefix=false", "diff.mnemonicPrefix=false",
-    "diff.srcPrefix=a/", "diff.dstPrefix=b/", "diff.indentHeuristic=true", "diff.renames=false", "diff.statGraphWidth=20",
-    "diff.suppressBlankEmpty=false", "core.quotePath=true", "core.abbrev=40", "core.autocrlf=false", "core.fileMode=true",
-    "core.attributesFile=/dev/null", "core.hooksPath=/dev/null", "core.fsmonitor=false", "core.untrackedCache=false",
-    "format.signature=", "format.noprefix=false", "format.encodeEmailHeaders=true", "format.forceInBodyFrom=false", "format.from=false",
-    "format.useAutoBase=false", "format.subjectPrefix=PATCH", "format.suffix=.patch", "format.signOff=false", "format.notes=false",
-    "i18n.commitEncoding=utf-8", "i18n.logOutputEncoding=utf-8", "apply.whitespace=nowarn", "commit.gpgSign=false",
-    "am.threeWay=false", "am.keepcr=false", "rerere.enabled=false", "advice.mergeConflict=false", "gc.auto=0",
-)  # fmt: skip
-FORMAT = (
-    "-O/dev/null", "--zero-commit", "--no-signature", "--full-index", "-N", "--no-renames", "--stat=72", "--no-cover-letter",
-    "--no-attach", "--no-thread", "--no-ext-diff", "--no-textconv", "--no-base", "--no-notes",
-)  # fmt: skip
+    "core.attributesFile=/dev/null",
+    "core.autocrlf=false",
+    "core.hooksPath=/dev/null",
+    "apply.whitespace=nowarn",
+    "commit.gpgSign=false",
+    "am.threeWay=false",
+    "am.keepcr=false",
+    "rerere.enabled=false",
+    "advice.mergeConflict=false",
+    "gc.auto=0",
+)
+STAT = ("--stat=72", "--stat-graph-width=20")
+FORMAT = ("--zero-commit", "--no-signature", "--full-index", "-N", "--no-renames", *STAT)
 
 
 class Repo:
@@ -125,10 +125,8 @@ def small(series: Series, pristine: Path, also: Sequence[Path] = ()) -> Iterator
 def commit_all(repo: Repo, message: str) -> None:
     """Commit all files and tag the commit as the base."""
     repo.git("add", "-A", "-f", ".")
-    repo.git(
-        "commit", "-q", "--allow-empty", "-m", message,
-        env={"GIT_AUTHOR_DATE": EPOCH, "GIT_COMMITTER_DATE": EPOCH},
-    )  # fmt: skip
+    dates = {"GIT_AUTHOR_DATE": EPOCH, "GIT_COMMITTER_DATE": EPOCH}
+    repo.git("commit", "-q", "--allow-empty", "-m", message, env=dates)
     repo.git("tag", "-f", BASE)
 
 
@@ -174,9 +172,13 @@ def ranges(repo: Repo, series: Series) -> list[tuple[Part, str, str]]:
 
 
 def formatted(repo: Repo, first: str, last: str) -> dict[str, bytes]:
-    """The commits of a range as mail patches, by file name."""
+    """The commits of a range as mail patches, by file name; the tree's own configuration does not count."""
+    ends = f"{repo.find(first)}..{repo.find(last)}"
+    objects = repo.git("rev-parse", "--path-format=absolute", "--git-path", "objects")
     with tempfile.TemporaryDirectory() as folder:
-        repo.git("format-patch", *FORMAT, "-o", folder, f"{first}..{last}")
-        return {
-            path.stem.rstrip("-") + ".patch": path.read_bytes() for path in sorted(Path(folder).iterdir())
-        }
+        plain = {"GIT_DIR": f"{folder}/git", "GIT_WORK_TREE": str(repo.path)}
+        plain["GIT_ALTERNATE_OBJECT_DIRECTORIES"] = objects
+        repo.git("init", "-q", env=plain)
+        repo.git("format-patch", *FORMAT, "-o", f"{folder}/mails", ends, env=plain)
+        mails = sorted(Path(folder).glob("mails/*"))
+        return {f"{mail.stem.rstrip('-')}.patch": mail.read_bytes() for mail in mails}
