@@ -11,11 +11,9 @@ from lab.core import lock, paths
 from lab.core.errors import UsageError
 
 FOLDERS = (
-    "bin",
     "sbin",
     "usr/bin",
     "usr/sbin",
-    "etc",
     "dev",
     "proc",
     "sys",
@@ -24,7 +22,7 @@ FOLDERS = (
     "mnt",
     "root",
     "kz",
-)
+)  # empty ones
 RECIPE = "1"
 
 

@@ -126,15 +126,15 @@ class PrivateApt:
             {name.lower(): re.sub(r"\n\s+", "\n", value) for name, value in one.items()} for one in records
         ]
 
-    def download(self, package: str, version: str, folder: Path) -> list[Path]:
+    def download(self, package: str, folder: Path, version: str = "") -> list[Path]:
         """Download a binary package, or the tarball of a source package, into ``folder``."""
-        wanted = f"{package}={version}"
+        wanted = f"{package}={version}" if version else package
         if self.kind == "deb-src":
             argv = self.argv("apt-get", "source", "-q", "--download-only", "--tar-only", wanted)
         else:
             argv = self.argv("apt-get", "download", "-q", wanted)
         before = set(folder.iterdir())
-        what = f"cannot download {package} {version} from Debian {self.suite}"
+        what = f"cannot download {wanted} from Debian {self.suite}"
         fix = "check the network, then run it again; a partial download is not kept"
         run.logged(argv, paths.log_file(f"apt-download-{package}"), what, fix, cwd=folder)
         return sorted(set(folder.iterdir()) - before)

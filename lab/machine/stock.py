@@ -35,24 +35,18 @@ def config() -> Path:
 
 
 def _kernel_files() -> tuple[Path, Path]:
-    found = [_known()] if _known() else debs.depends(KERNEL_PACKAGE)
+    name = f"{KERNEL_PACKAGE.removesuffix('-cloud-amd64')}-[0-9]*-cloud-amd64"
+    known = sorted(one.name for one in paths.sub("debs").glob(name))
+    found = known[-1:] or debs.depends(KERNEL_PACKAGE)
     package = next((name for name in found if name.startswith("linux-image-")), "")
     if not package:
         fix = "check the machine's release"
         raise LabError(f"{KERNEL_PACKAGE} depends on no kernel image", "its record names none", fix)
     folder = debs.unpacked(package)
-    lock.write_atomically(folder.parent / f"{KERNEL_PACKAGE}.name", package)
     images = sorted((folder / "boot").glob("vmlinuz-*"))
     if not images:
         raise LabError(f"{package} has no kernel image", f"unpacked in {folder}", "remove that folder")
     return images[0], folder
-
-
-def _known() -> str:
-    try:
-        return (paths.cache() / "debs" / f"{KERNEL_PACKAGE}.name").read_text(encoding="utf-8").strip()
-    except OSError:
-        return ""
 
 
 def depmod() -> str:

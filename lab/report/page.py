@@ -225,17 +225,21 @@ def markdown(results: list[Result], head: str = "# Knownzero: both sides\n\n", n
             f"| [{result.name}](#{result.name}) | {cells} | {result.when[:10]} | {verdict(result)} |\n"
         )
     for result in results:
-        heads = " | ".join(("figure", *result.sides, "change", "p", "target"))
         host = ", ".join(f"{key} {value}" for key, value in sorted(result.host.items()))
-        parts.append(
-            f"\n## {result.name}\n\nMachine: {host or 'unknown'}. Command, accelerator, commit and date are above.\n\n"
-            f"| {heads} |\n|---|---:|---:|---:|---|---|\n"
-        )
-        parts += [_row(metric) for metric in result.metrics]
+        parts += [
+            f"\n## {result.name}\n\nMachine: {host or 'unknown'}. Command, accelerator, commit and date are above.\n"
+        ]
+        parts += [f"\n{figures(result)}"]
         if notes:
             parts += [f"\n{text}\n" for text in (*_tests(result), *result.notes)]
             parts += ["\n", *(f"- {key}: {value}\n" for key, value in _facts(result))]
     return "".join(parts)
+
+
+def figures(result: Result) -> str:
+    """The table of a result in Markdown."""
+    heads = " | ".join(("figure", *result.sides, "change", "p", "target"))
+    return f"| {heads} |\n|---|---:|---:|---:|---|---|\n" + "".join(map(_row, result.metrics))
 
 
 def _row(metric: Metric) -> str:

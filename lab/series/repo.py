@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0
 """A series as git commits: branch part/NAME marks the last commit of each part."""
 
+import os
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,7 +10,6 @@ from pathlib import Path
 
 from lab.core import paths, run
 from lab.core.errors import UsageError
-from lab.series.apply import git_environment, mode_of
 from lab.series.parts import Part, Series, subject, touched
 
 BASE = "base"
@@ -32,6 +32,23 @@ PINNED = (
 )
 STAT = ("--stat=72", "--stat-graph-width=20")
 FORMAT = ("--zero-commit", "--no-signature", "--full-index", "-N", "--no-renames", *STAT)
+
+
+def git_environment(ceiling: Path) -> dict[str, str]:
+    """An environment in which git ignores the user's and the machine's configuration."""
+    keep = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
+    return {
+        **keep,
+        "GIT_CONFIG_GLOBAL": "/dev/null",
+        "GIT_CONFIG_NOSYSTEM": "1",
+        "GIT_CEILING_DIRECTORIES": str(ceiling),
+        "LC_ALL": "C",
+    }
+
+
+def mode_of(path: Path) -> int:
+    """The mode git keeps: 755 for executables, 644 otherwise."""
+    return 0o755 if path.stat().st_mode & 0o100 else 0o644
 
 
 class Repo:
@@ -78,26 +95,27 @@ def branch_of(part: str) -> str:
     return f"part/{part}"
 
 
-def commit_parts(repo: Repo, series: Series, *options: str) -> str:
-    """Apply the parts as commits on HEAD, each with its branch; returns the last commit.
+def apply(repo: Repo, series: Series, patches: Sequence[Path], *options: str) -> None:
+    """Commit patches on HEAD; UsageError for one that does not apply, and HEAD is the last commit before it."""
+    done = repo.am(patches, *options) if patches else None
+    if not done or done.returncode == 0:
+        return
+    stopped = subject(repo.ask("am", "--show-current-patch=raw").stdout.encode())
+    if "--3way" not in options:
+        repo.ask("am", "--abort")
+    reason = [line for line in (done.stderr or done.stdout).splitlines() if not line.startswith("hint:")]
+    raise UsageError(
+        f"{patches[0].parent.name}: {stopped} does not apply",
+        "\n".join(reason[-8:]),
+        f"change it in the tree of `kz tree {series.name}`, then `kz series save {series.name}`; "
+        f"`kz series rebase {series.name}` is for other versions",
+    )
 
-    A patch that does not apply is a UsageError, and HEAD is the last commit before it.
-    """
+
+def commit_parts(repo: Repo, series: Series, *options: str) -> str:
+    """Apply the parts as commits on HEAD, each with its branch; returns the last commit. See ``apply``."""
     for part in series.parts:
-        patches = part.patches()
-        done = repo.am(patches, *options) if patches else None
-        if done and done.returncode:
-            stopped = subject(repo.ask("am", "--show-current-patch=raw").stdout.encode())
-            repo.ask("am", "--abort") if "--3way" not in options else None
-            reason = [
-                line for line in (done.stderr or done.stdout).splitlines() if not line.startswith("hint:")
-            ]
-            raise UsageError(
-                f"{part.name}: {stopped} does not apply",
-                "\n".join(reason[-8:]),
-                f"change it in the tree of `kz tree {series.name}`, then `kz series save {series.name}`; "
-                f"`kz series rebase {series.name}` is for other versions",
-            )
+        apply(repo, series, part.patches(), *options)
         repo.git("branch", "-f", branch_of(part.name), "HEAD")
     return repo.find("HEAD")
 

@@ -296,7 +296,7 @@ def test_a_rebase_merges_and_stops_at_a_conflict(developed: Path, tmp_path: Path
 )
 def test_upstream_versions_sort(version: str, wanted: str) -> None:
     assert fetch.upstream(version) == wanted
-    assert against.order("7.3.9") < against.order("7.4-rc1") < against.order("7.4")
+    assert fetch.order("7.3.9") < fetch.order("7.4-rc1") < fetch.order("7.4")
 
 
 def test_an_export_has_sender_letter_and_base(
