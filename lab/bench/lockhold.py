@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import bisect
 import functools
 import itertools
 import struct
@@ -141,10 +140,11 @@ class Holds:
 
     def percentile(self, percent: float) -> int:
         """The length that so many percent of all holds do not exceed; IndexError without holds."""
+        from numpy import quantile
+
         counts = sum(self.by_function.values(), Counter[int]())
-        lengths = sorted(counts)
-        totals = list(itertools.accumulate(counts[length] for length in lengths))
-        return lengths[bisect.bisect_left(totals, totals[-1] * percent / 100)]
+        weights = [*counts.values()]
+        return int(quantile([*counts], percent / 100, weights=weights, method="inverted_cdf"))
 
     def __str__(self) -> str:
         length, name = self.longest

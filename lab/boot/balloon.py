@@ -2,7 +2,6 @@
 """Inflate and deflate the balloon of a running guest from the host."""
 
 import time
-from typing import Any
 
 from lab.boot.guest import Guest
 from lab.core.errors import TestFailure
@@ -43,9 +42,3 @@ def fill(guest: Guest, size: int, timeout: float = 120.0) -> None:
 def resize(guest: Guest, size: int, timeout: float = 120.0) -> None:
     """Set the guest's memory to ``size`` bytes and wait for it; see ``fill``."""
     fill(guest, _memory(guest) - size, timeout)
-
-
-def stats(guest: Guest) -> dict[str, Any]:
-    """The device's counters of inflation in bytes; ``skipped`` by reason, without those that have not occurred."""
-    found: dict[str, Any] = guest.qmp("query-balloon")["inflated"]
-    return {**found, "skipped": {one["reason"]: one["bytes"] for one in found["skipped"]}}

@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: GPL-2.0
 """QEMU, built outside its source and kept in the cache by content."""
 
-import contextlib
 import functools
 import shutil
 import sys
 from pathlib import Path
 
-from lab.build.images import Recipe, clean_environment, compiler, digest, jobs, tree_of
+from lab.build.images import Recipe, clean_environment, compiler, digest, jobs
 from lab.core import lock, run
 from lab.core.errors import UsageError
 from lab.core.run import Argv
@@ -61,11 +60,6 @@ def qemu_object_dir(variant: str, source: fetch.Source) -> Path:
 def build_qemu(variant: str = "knownzero") -> Path:
     """qemu-system-x86_64, built when the cache lacks it; its firmware stands beside it."""
     return _recipe(variant).build()
-
-
-def qemu_tree(variant: str, source: fetch.Source) -> contextlib.AbstractContextManager[Path]:
-    """The tree that a QEMU variant is built from; hold it while building."""
-    return tree_of("qemu", variant, source)
 
 
 def make_qemu(tree: Path, obj: Path, log: Path, targets: list[str]) -> None:

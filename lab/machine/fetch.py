@@ -69,12 +69,6 @@ def base(name: str, series: str = "") -> Base:
         raise LabError(f"cannot read {file}", str(error), "restore the file from git") from None
 
 
-def sha256(path: Path) -> str:
-    """The checksum of a file, in hex."""
-    with path.open("rb") as handle:
-        return hashlib.file_digest(handle, "sha256").hexdigest()
-
-
 def tree_version(name: str, tree: Path) -> str:
     """The version in a source tree, with -rc; empty when it has none."""
     file = tree / ("VERSION" if name == "qemu" else "Makefile")
@@ -98,11 +92,7 @@ def variable(name: str) -> str:
 def stat_key(path: Path) -> str:
     """A name for the content of a file or folder, from names, sizes and times."""
     digest = hashlib.sha256(str(path).encode())
-    if path.is_file():
-        found = path.stat()
-        digest.update(f"{found.st_size} {found.st_mtime_ns}".encode())
-        return digest.hexdigest()
-    for root, folders, files in os.walk(path):
+    for root, folders, files in os.walk(path) if path.is_dir() else [(str(path.parent), [], [path.name])]:
         folders[:] = sorted(f for f in folders if f != ".git")
         for file in sorted(files):
             full = os.path.join(root, file)
@@ -157,8 +147,9 @@ def verify(archive: Path, checksum: str) -> bool:
     """Whether a download is whole; one that is not is thrown away, with a note."""
     if not archive.is_file():
         return False
-    if sha256(archive) == checksum:
-        return True
+    with archive.open("rb") as handle:
+        if hashlib.file_digest(handle, "sha256").hexdigest() == checksum:
+            return True
     progress.note(f"{archive.name} is corrupt or partial (its checksum differs): thrown away")
     archive.unlink()
     return False

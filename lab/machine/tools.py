@@ -34,9 +34,12 @@ TOOLS: dict[str, tuple[str, ...]] = {
     # A distribution to boot; the last two without root only.
     "debian": ("perl", "tar", "e2fsprogs", *(("fakeroot", "uidmap") if os.geteuid() else ())),
     # Kernels of other architectures, and programs for them.
+    "arm": ("gcc-arm-linux-gnueabihf",),
     "arm64": ("gcc-aarch64-linux-gnu", "libc6-dev-arm64-cross"),
     "i386": ("gcc-i686-linux-gnu", "libc6-dev-i386-cross"),
+    "powerpc": ("gcc-powerpc64le-linux-gnu",),
     "riscv": ("gcc-riscv64-linux-gnu",),
+    "s390": ("gcc-s390x-linux-gnu",),
 }
 # How ``has`` finds a package without a program of its name.
 CHECKS = {
@@ -56,14 +59,16 @@ CHECKS = {
     "kmod": "/sbin/depmod",
     "e2fsprogs": "/sbin/mke2fs",
     "uidmap": "newuidmap",
-    "gcc-aarch64-linux-gnu": "aarch64-linux-gnu-gcc",
     "libc6-dev-arm64-cross": "/usr/aarch64-linux-gnu/include/stdio.h",
-    "gcc-i686-linux-gnu": "i686-linux-gnu-gcc",
     "libc6-dev-i386-cross": "/usr/i686-linux-gnu/include/stdio.h",
-    "gcc-riscv64-linux-gnu": "riscv64-linux-gnu-gcc",
 }
 DEMO = ("linux", "qemu")
 TESTS = (*DEMO, "daemon", "daemon's tests", "package", "stock kernel")
+
+
+def _check(package: str) -> str:
+    compiler = re.sub("^gcc-(.+)", r"\1-gcc", package)  # a cross compiler, unless the name stays
+    return CHECKS.get(package, compiler)
 
 
 def has(check: str) -> bool:
@@ -131,7 +136,7 @@ def _newest_rust(packages: list[str], offered: dict[str, str]) -> list[str]:
 
 def missing(*what: str, update: Callable[[], None] | None = None) -> list[str]:
     """Debian packages that the machine lacks for ``what``; ``update`` fetches apt's lists for a Rust."""
-    absent = [one for name in what for one in TOOLS[name] if not has(CHECKS.get(one, one))]
+    absent = [one for name in what for one in TOOLS[name] if not has(_check(one))]
     if not NEWER_RUST.keys().isdisjoint(absent):
         offered = candidates(list(NEWER_RUST.values()) + list(NEWER_RUST))
         if not offered and update:

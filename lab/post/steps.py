@@ -6,7 +6,6 @@ import itertools
 import json
 import os
 import re
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -22,6 +21,8 @@ from lab.series.parts import Series
 VARIANTS = ("knownzero", "off")
 # Not compiled into a kernel.
 BESIDE = re.compile(r"^(Documentation|tools|samples)/|^(MAINTAINERS|CREDITS)$")
+# Too much for one file in it.
+LARGE = ("fs", "kernel")
 # Builds what passed before again.
 AGAIN = "KNOWNZERO_AGAIN"
 Found = tuple[str, str]
@@ -63,16 +64,12 @@ def targets(series: Series, arch: str = "x86") -> list[str]:
         and not BESIDE.match(name)
         and (not name.startswith("arch/") or name.startswith(f"arch/{arch}/"))
     ]
-    folders = Counter(source.parent for source in sources)
-    # All of kernel/ is too much for one file in it.
-    alone = {f for f in folders if folders[f] == 1 and any(f in other.parents for other in folders)}
-    found = set()
-    for source in sources:
-        if source.parent in alone:
-            found.add(str(source.with_suffix(".o")))
-        elif not any(folder in folders and folder not in alone for folder in source.parent.parents):
-            found.add(f"{source.parent}/")
-    return sorted(found)
+    return sorted(
+        {
+            f"{source.parent}/" if str(source.parent) not in LARGE else str(source.with_suffix(".o"))
+            for source in sources
+        }
+    )
 
 
 @dataclass(frozen=True)

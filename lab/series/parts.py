@@ -28,8 +28,8 @@ class Part:
 
     name: str
     title: str
-    on: tuple[str, ...]
     root: Path
+    on: tuple[str, ...] = ()
     configs: tuple[str, ...] = ()
     tests: tuple[str, ...] = ()
     limit: int = 0
@@ -103,17 +103,11 @@ def _all(name: str) -> Series:
             on = tuple(fields.get("on", ()))
             if missing := [one for one in on if one not in {p.name for p in found}]:
                 raise ValueError(f"{part} stands on {missing[0]}, which does not come before it")
-            found.append(
-                Part(
-                    part,
-                    fields["title"],
-                    on,
-                    root / "parts" / part,
-                    tuple(fields.get("configs", ())),
-                    tuple(fields.get("tests", ())),
-                    fields.get("patches", 0),
-                )
-            )
+            fields.pop("solved", None)  # for readers
+            given: dict[str, Any] = {
+                key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()
+            }
+            found.append(Part(part, limit=given.pop("patches", 0), root=root / "parts" / part, **given))
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise LabError(f"cannot read {file}", str(error), f"git checkout {file}") from None
     return Series(name, root, tuple(found), data)
@@ -126,7 +120,7 @@ def get(name: str, parts: Iterable[str] = ()) -> Series:
     """
     series = _all(name)
     if tuple(parts) == MEASURE:
-        only = Part(MEASURE[0], "Kernels to measure with", (), series.root / MEASURE[0])
+        only = Part(MEASURE[0], "Kernels to measure with", series.root / MEASURE[0])
         return Series(name, series.root, (only,), {}, whole=False)
     wanted = set(parts)
     if not wanted:
@@ -147,14 +141,6 @@ def get(name: str, parts: Iterable[str] = ()) -> Series:
 def split(text: str) -> tuple[str, ...]:
     """``"zeroed,prezero"`` as names."""
     return tuple(word.strip() for word in text.split(",") if word.strip())
-
-
-def sets(series: Series) -> list[tuple[str, ...]]:
-    """Every set of parts that is closed under what its parts stand on, the smallest first."""
-    found: list[tuple[str, ...]] = [()]
-    for part in series.parts:
-        found += [(*one, part.name) for one in found if set(part.on) <= set(one)]
-    return sorted((one for one in found if one), key=lambda one: (len(one), one))
 
 
 def diff_of(patch: bytes) -> bytes:

@@ -13,8 +13,8 @@ from pathlib import Path
 from lab.boot.console import last_lines
 from lab.build import linux as build
 from lab.build import programs as guest
-from lab.build.images import jobs
-from lab.build.qemu import build_qemu, make_qemu, qemu_object_dir, qemu_tree
+from lab.build.images import jobs, tree_of
+from lab.build.qemu import build_qemu, make_qemu, qemu_object_dir
 from lab.core import errors, lock, paths, progress, run
 from lab.core.errors import LabError
 from lab.machine import fetch, tools
@@ -44,7 +44,7 @@ def prepare() -> None:
 def qtest_programs() -> list[str]:
     """The qtests that concern the balloon and are in the patched source."""
     source = fetch.obtain("qemu")
-    with qemu_tree("knownzero", source) as tree:
+    with tree_of("qemu", "knownzero", source) as tree:
         return [name for name in QTESTS if (tree / "tests" / "qtest" / f"{name}.c").is_file()]
 
 
@@ -52,7 +52,7 @@ def build_qtests() -> Path:
     """Build QEMU's qtests where QEMU was built; returns that folder."""
     source = fetch.obtain("qemu")
     obj = qemu_object_dir("knownzero", source)
-    with lock.locked("build-qemu-knownzero"), qemu_tree("knownzero", source) as tree:
+    with lock.locked("build-qemu-knownzero"), tree_of("qemu", "knownzero", source) as tree:
         log = paths.log_file("qtests")
         with progress.step("building QEMU's qtests", log):
             programs = [f"tests/qtest/{name}" for name in qtest_programs()]

@@ -15,6 +15,7 @@ from lab.core.errors import LabError, UsageError
 from lab.machine import fetch
 from lab.post import check, export, letter, steps
 from lab.series import against, apply, checkpatch, parts, repo, tree
+from tests.sets import sets
 
 LINES = [f"line {i}\n" for i in range(60)]
 BASE = {
@@ -186,7 +187,7 @@ def test_unknown_parts_and_wrong_tables_are_named(developed: Path, repo: Path) -
     with pytest.raises(UsageError, match="zeroe"):
         parts.get("linux", ["zeroe"])
     assert [p.name for p in parts.get("linux", ["refpage"]).parts] == ["fixes", "zeroed", "refpage"]
-    assert ("fixes", "zeroed", "refpage") in parts.sets(parts.get("linux"))
+    assert ("fixes", "zeroed", "refpage") in sets(parts.get("linux"))
     (repo / "linux/parts.toml").write_text('[parts.a]\ntitle = "a"\non = ["b"]\n')
     parts._all.cache_clear()
     with pytest.raises(LabError, match="stands on b"):
