@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.markdown import Markdown
 from typer import Argument, Option
 
-from lab.bench import BENCHES, Accel, BenchOptions
+from lab.bench import ACCELS, BENCHES, BenchOptions
 from lab.core import paths
 from lab.core.errors import LabError, TestFailure, UsageError, from_oserror
 from lab.core.options import one_of, unpacked
@@ -45,14 +45,12 @@ class RunOptions:
 
     def checked(self) -> BenchOptions:
         """The options of a bench; UsageError when they cannot work."""
-        accels: dict[str, Accel] = {"auto": "auto", "kvm": "kvm", "tcg": "tcg"}
-        if self.accel not in accels:
+        if self.accel not in ACCELS:
             raise UsageError(f"Bad --accel: {self.accel}", "it is not an accelerator", "use auto, kvm or tcg")
         if not re.fullmatch(r"\d+[MG]", self.memory):
             raise UsageError(f"Bad --memory: {self.memory}", "it is not a size", "write it as 2G or 2048M")
-        options = BenchOptions(
-            self.pairs, self.size, self.memory, accels[self.accel], self.base, self.ours, self.qemu
-        )
+        chosen = self.pairs, self.size, self.memory, self.accel, self.base, self.ours, self.qemu
+        options = BenchOptions(*chosen)
         if options.memory_mb < self.size + 512:
             why = f"{self.size} MB in a guest of {options.memory_mb} MB leaves less than 512 MB for the rest"
             fix = "give the guest more with --memory, or take a smaller --size"

@@ -8,6 +8,7 @@ machine's apt uses for Debian.
 import contextlib
 import email
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -23,14 +24,11 @@ OTHERWISE = "set KNOWNZERO_LINUX_SOURCE and KNOWNZERO_QEMU_SOURCE to source tree
 ALIASES = {"stable", "oldstable", "oldoldstable", "testing", "unstable", "sid"}
 
 
-def codename(os_release: Path = Path("/etc/os-release")) -> str:
+def codename() -> str:
     """The machine's Debian release name, such as ``bookworm``; empty when there is none."""
-    try:
-        text = os_release.read_text(encoding="utf-8")
-    except OSError:
-        return ""
-    match = re.search(r'^VERSION_CODENAME="?([a-z]+)"?$', text, re.MULTILINE)
-    return match[1] if match else ""
+    with contextlib.suppress(OSError):
+        return platform.freedesktop_os_release().get("VERSION_CODENAME", "")
+    return ""
 
 
 def mirrors(etc: Path = ETC) -> list[str]:

@@ -82,21 +82,12 @@ def export(
         commit_parts(repo, series)
         first = branch_of(series.parts[-2].name) if len(series.parts) > 1 else BASE
         # The same commits, with the sender as author and signer.
-        commits = repo.git("rev-list", "--reverse", f"{first}..{branch_of(part.name)}").split()
-        repo.git("checkout", "-q", "-B", "export", first)
-        for commit in commits:
-            repo.git("cherry-pick", "-s", commit, env=who)
-            repo.git("commit", "-q", "--amend", "--no-edit", "--reset-author", env=who)
-        options = [
-            "--cover-letter",
-            "--thread=shallow",
-            "--numbered",
-            "--no-renames",
-            "--no-notes",
-            "--no-ext-diff",
-            "--abbrev=12",
-            f"--base={BASE}",
-        ]
+        repo.git("checkout", "-q", "-B", "export", branch_of(part.name))
+        repo.git(
+            "rebase", "-q", "--exec", "git commit -q --amend -s --no-edit --reset-author", first, env=who
+        )
+        options = ["--cover-letter", "--thread=shallow", "--numbered", "--no-renames", "--abbrev=12"]
+        options.append(f"--base={BASE}")
         if since:
             options.append(f"--range-diff={_earlier(repo, first, since, earlier)}")
         repo.git("format-patch", "-o", str(work), *options, f"{first}..export", env=who)

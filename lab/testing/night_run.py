@@ -80,14 +80,9 @@ def _execute(night: Night, words: list[str], stage: Stage, log: Path, deadline: 
     with log.open("ab") as out:
         out.write(f"$ ./kz {shlex.join(words)}\n".encode())
         out.flush()
+        argv, null = [sys.executable, "-m", "lab", *words], subprocess.DEVNULL
         process = subprocess.Popen(
-            [sys.executable, "-m", "lab", *words],
-            cwd=paths.REPO,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=out,
-            start_new_session=True,
+            argv, cwd=paths.REPO, env=environment, stdin=null, stdout=out, stderr=out, start_new_session=True
         )
         try:
             return process.wait(None if deadline is None else max(deadline - time.monotonic(), 0.1))
@@ -98,7 +93,7 @@ def _execute(night: Night, words: list[str], stage: Stage, log: Path, deadline: 
             raise
         finally:
             run.end_group(process)
-            # What it has left behind is a child of this process (see ``main``), and so are the children of that.
+            # Its orphans, and later theirs, become children of this process (see ``main``).
             late = time.monotonic() + 10
             while time.monotonic() < late and (left := _children() - before):
                 for pid in left:
