@@ -7,6 +7,7 @@ import pytest
 
 from lab.bench import session
 from lab.core.errors import LabError
+from tests.devices import wait_for
 from tests.guest.guests import (
     BOTH_DEVICES,
     DELAY,
@@ -79,14 +80,14 @@ def test_the_daemon_on_stock_qemu() -> None:
         device = device_of(guest)
         until(guest, "up")
         device.ask(command="target", bytes=64 * MIB)
-        device.wait_for("inflate", lambda status: status["actual"] == 64 * MIB, 60)
+        wait_for(device, "inflate", lambda status: status["actual"] == 64 * MIB, 60)
         guest.qmp("system_reset")
         until(guest, "up")
-        device.wait_for("inflate after the reset", lambda status: status["actual"] == 64 * MIB, 60)
+        wait_for(device, "inflate after the reset", lambda status: status["actual"] == 64 * MIB, 60)
         with pytest.raises(LabError, match="non-migratable device"):
             guest.qmp("migrate", uri="file:/dev/null")
         device.ask(command="target", bytes=0)
-        device.wait_for("deflate", lambda status: status["actual"] == 0, 60)
+        wait_for(device, "deflate", lambda status: status["actual"] == 0, 60)
         guest.send("")
         until(guest, "filled")
         filled, resident = memory(guest), session.resident(guest.pid)
@@ -100,10 +101,10 @@ def test_the_daemon_on_stock_qemu() -> None:
         guest.send("")
         until(guest, "full")
         device.ask(command="target", bytes=512 * MIB)
-        device.wait_for("inflate", lambda status: status["actual"] == 512 * MIB, 60)
+        wait_for(device, "inflate", lambda status: status["actual"] == 512 * MIB, 60)
         assert 0 < device.ask(command="stats")["stats"]["free_memory"] < 500 * MIB
         device.ask(command="target", bytes=0)
-        device.wait_for("deflate", lambda status: status["actual"] == 0, 60)
+        wait_for(device, "deflate", lambda status: status["actual"] == 0, 60)
         guest.send("")
         until(guest, "deflated")
         guest.send("")

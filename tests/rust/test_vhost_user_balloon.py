@@ -12,6 +12,7 @@ import pytest
 
 from lab.build import daemon
 from lab.core import paths
+from tests import devices
 
 pytestmark = pytest.mark.slow
 
@@ -91,7 +92,7 @@ def test_licences_and_duplicates() -> None:
 
 
 def test_the_daemon_is_built_and_runs() -> None:
-    with daemon.running(["--target", "1M"]) as device:
+    with devices.running(["--target", "1M"]) as device:
         status = device.status()
         assert status["ok"] is True
         assert status["problems"] == ["no front end is connected"]
