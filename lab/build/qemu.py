@@ -11,18 +11,21 @@ from lab.build.images import Recipe, clean_environment, compiler, digest, jobs, 
 from lab.core import lock, run
 from lab.core.errors import UsageError
 from lab.core.run import Argv
-from lab.machine import debs, fetch
+from lab.machine import debs, fetch, tools
 from lab.series import parts
 
 PROGRAM = Path("usr/bin/qemu-system-x86_64")
 QEMU_VARIANTS = ("base", "knownzero")
-QEMU_RECIPE = "1"  # change it when the way QEMU is built changes
+QEMU_RECIPE = "2"  # change it when the way QEMU is built changes
+# Firmware that Debian's source leaves out: packages, and their folders.
+FIRMWARE = {"seabios": "usr/share/seabios", "ipxe-qemu": "usr/lib/ipxe/qemu"}
 QEMU_OPTIONS = (
     "--target-list=x86_64-softmmu", "--without-default-features", "--prefix=/usr", "--enable-tcg", "--enable-kvm",
     "--enable-plugins", "--enable-fdt=system", "--enable-trace-backends=log", "--enable-vhost-user", "--disable-werror",
-    "--disable-download", "--disable-docs",
+    "--disable-download", "--disable-docs", "--firmwarepath=/usr/share/qemu:" + ":".join(f"/{place}" for place in FIRMWARE.values()),
     "--disable-debug-info",  # a fifth of the time to compile
     "--disable-install-blobs",  # Debian's source has none
+    *(f"--enable-{name}" for feature in tools.FEATURES for name in feature["enable"]),
 )  # fmt: skip
 
 
@@ -92,10 +95,6 @@ def make_option_roms(tree: Path, folder: Path, log: Path) -> None:
     run.logged(argv, log, "QEMU's option ROMs do not build", "read the log", env=clean_environment())
 
 
-# Firmware that Debian's source leaves out (it ships it as a package of its own).
-FIRMWARE = ("bios-256k.bin", "bios.bin", "bios-microvm.bin")
-
-
 def _publish(obj: Path, work: Path) -> dict[str, object]:
     data = work / "usr" / "share" / "qemu"
     for folder in ((work / PROGRAM).parent, data):
@@ -103,8 +102,7 @@ def _publish(obj: Path, work: Path) -> dict[str, object]:
     shutil.copy2(obj / PROGRAM.name, work / PROGRAM)
     for rom in sorted((obj / "optionrom").glob("*.bin")):
         shutil.copy2(rom, data / rom.name)
-    seabios = debs.unpacked("seabios") / "usr" / "share" / "seabios"
-    for name in FIRMWARE:
-        if not (data / name).exists():
-            shutil.copy2(seabios / name, data / name)
+    shutil.copytree(obj / "qemu-bundle" / "usr" / "share" / "qemu" / "keymaps", data / "keymaps")
+    for package, place in FIRMWARE.items():
+        shutil.copytree(debs.unpacked(package) / place, work / place)
     return {"compiler": compiler()}

@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import subprocess
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,6 +22,8 @@ RUST = (1, 88)
 # Debian keeps one Rust for a release, and a newer one, for browsers, under other names.
 NEWER_RUST = {"cargo": "cargo-web", "rustfmt": "rustfmt-web", "rust-clippy": "rust-web-clippy"}
 
+# What the lab's QEMU, which is the packaged one, has for operators.
+FEATURES = tomllib.loads((Path(__file__).parents[2] / "packaging/qemu/features.toml").read_text())["feature"]
 # Tools by their user: (a check, the Debian package).
 TOOLS: dict[str, tuple[tuple[str, str], ...]] = {
     "linux": (
@@ -31,6 +34,7 @@ TOOLS: dict[str, tuple[tuple[str, str], ...]] = {
     "qemu": (
         ("cc", "gcc"), ("ld", "binutils"), ("make", "make"), ("pkg-config", "pkg-config"), ("git", "git"), ("tar", "tar"),
         ("xz", "xz-utils"), ("dpkg-deb", "dpkg"), ("<stdio.h>", "libc6-dev"), ("glib-2.0.pc", "libglib2.0-dev"), ("<libfdt.h>", "libfdt-dev"),
+        *(need for feature in FEATURES for need in feature["needs"].items()),
     ),
     "daemon": (("cargo>=" + ".".join(map(str, RUST)), "cargo"),),
     "daemon's tests": (("cargo-fmt", "rustfmt"), ("cargo-clippy", "rust-clippy")),
