@@ -137,7 +137,9 @@ class Host:
         if done.returncode:
             logs = sorted((self.folder / "var/log/libvirt/qemu").glob("*.log"))
             more = "".join(log.read_text(errors="replace")[-1500:] for log in logs)
-            raise TestFailure(f"virsh {' '.join(map(str, words))} fails", f"{done.stderr}\n{more}", f"see {self.log}")
+            raise TestFailure(
+                f"virsh {' '.join(map(str, words))} fails", f"{done.stderr}\n{more}", f"see {self.log}"
+            )
         return done.stdout
 
     def define(self, domain: ElementTree.Element) -> None:
@@ -217,7 +219,9 @@ def hosts(names: tuple[str, ...], *usr: str | Path) -> Iterator[tuple[list[Host]
 def empty_qcow2(file: Path, mib: int = 64) -> None:
     """An empty disk: the header, a table of reference counts for its four clusters, an empty L1 table."""
     cluster = 1 << 16
-    header = struct.pack(">4sIQIIQIIQQIIQ", b"QFI\xfb", 3, 0, 0, 16, mib << 20, 0, 1, 3 * cluster, cluster, 1, 0, 0)
+    header = struct.pack(
+        ">4sIQIIQIIQQIIQ", b"QFI\xfb", 3, 0, 0, 16, mib << 20, 0, 1, 3 * cluster, cluster, 1, 0, 0
+    )
     header += struct.pack(">QQQII", 0, 0, 0, 4, 104)
     table, counts = struct.pack(">Q", 2 * cluster), struct.pack(">4H", 1, 1, 1, 1)
     file.write_bytes(b"".join(part.ljust(cluster, b"\0") for part in (header, table, counts, b"")))
@@ -243,4 +247,3 @@ def for_a_test(domain: ElementTree.Element, memory_mib: int = 512) -> ElementTre
         devices.remove(console)
     ElementTree.SubElement(devices, "serial", {"type": "pty"})
     return domain
-
