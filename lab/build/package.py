@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0
 """Debian packages of the kernel, QEMU and the daemon."""
 
+import os
 import shlex
 import tomllib
 from pathlib import Path
@@ -79,7 +80,8 @@ def package_qemu(folder: Path) -> Path:
         if file.is_file() and not any(place in file.parents for place in firmware)
     ]
     items += _licences("qemu-knownzero", [fetch.pristine(fetch.obtain("qemu")) / "COPYING"])
-    links = {f"{ROOM}/{place.removeprefix('usr/')}": f"/{place}" for place in FIRMWARE.values()}
+    room = {f"{ROOM}/{place.removeprefix('usr/')}": place for place in FIRMWARE.values()}
+    links = {link: os.path.relpath(place, Path(link).parent) for link, place in room.items()}
     return deb.write(
         deb.Deb(
             "qemu-knownzero", fetch.obtain("qemu").version + revision(),

@@ -172,7 +172,7 @@ class Host:
                     seen += os.read(device, 1 << 16).decode(errors="replace").replace("\r", "")
         finally:
             os.close(device)
-        told = seen[: end.start()].partition(f"BEGIN{mark}\n")[2]
+        told = seen[: end.start()].partition(f"BEGIN{mark}")[2].lstrip()
         assert end[1] == "0", told
         assert "BUG" not in told, told
         return told

@@ -3,14 +3,19 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
-from lab.build import package
+from lab.build import package, qemu
 from lab.core import run
+from lab.machine import debs
 
 
 def unpacked_qemu(folder: Path) -> Path:
-    """The /usr of the package."""
+    """The package, with the firmware that it depends on, unpacked; returns its /usr."""
+    root = folder / "root"
     made = package.package_qemu(folder / "out")
-    run.output(["dpkg-deb", "-x", made, folder / "root"], "the package cannot be unpacked", "make it again")
-    return folder / "root" / "usr"
+    run.output(["dpkg-deb", "-x", made, root], "the package cannot be unpacked", "make it again")
+    for name, place in qemu.FIRMWARE.items():
+        shutil.copytree(debs.unpacked(name) / place, root / place)
+    return root / "usr"
