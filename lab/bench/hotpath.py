@@ -216,7 +216,7 @@ def breakdown(run: Run, images: Built, path: HotPath, prefix: str = IDLE) -> Non
     for name in sorted(differs, key=lambda name: -abs(differs[name])):
         if abs(differs[name]) >= path.worth:
             values = [base.get(name, 0.0)], [ours.get(name, 0.0)]
-            words = f"Functions of {path.metric} that differ, {STATES[prefix]}: {name}; whatever calls it meanwhile."
+            words = f"Functions of {path.metric} that differ, {STATES[prefix]}: {name}; all its callers together."
             run.add(f"hotpath.{prefix}{path.metric}.in.{name}", "instructions", values, words)
 
 
