@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
  * interleave: allocates large folios under the interleave policy, each by a fault at another place in
- * it, in a mapping that does not begin on a folio boundary. Neighbours must be on different nodes.
+ * it, in a mapping that does not begin on a folio boundary. mprotect() splits the mapping in its middle,
+ * on a folio boundary. Neighbours must be on different nodes.
  */
 #include "common.h"
 
@@ -64,6 +65,8 @@ int main(int argc, char **argv)
 		void *other = (void *)(first + i * size + ((i * 7 + 1) * PAGE) % size);
 		int node;
 
+		if (i == COUNT / 2 && mprotect((void *)(first - PAGE), PAGE + i * size, PROT_READ))
+			kz_fail("cannot split the mapping");
 		*(volatile unsigned char *)page = 1;
 		node = node_of(page);
 		same += node == last;

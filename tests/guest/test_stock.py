@@ -12,6 +12,7 @@ from tests.guest.guests import (
     BOTH_DEVICES,
     DELAY,
     DIRTY,
+    KERNEL,
     REPORT,
     counters,
     expect_at_least,
@@ -113,6 +114,20 @@ def test_the_daemon_on_stock_qemu() -> None:
         for job, pages in ((reported, 256 << 8), (deflated, 256 << 8)):
             expect_at_least(job["vmstat"]["pgzeroed_skip"], 0.97 * pages)
         assert counters(result)["pgzeroed_bad"] == 0
+
+
+def test_the_daemon_on_stock_qemu_keeps_the_poison_of_free_pages() -> None:
+    """The guest checks the poison of each page that it allocates. A discarded page would be zeros."""
+    script = f"{LATE}; {DIRTY}; {REPORT}; {JOB}; pause done; grep pgzeroed_ /proc/vmstat"
+    with guest_with(script, qemu="stock", kernel=str(KERNEL), append="page_poison=1") as guest:
+        until(guest, "done")
+        status = device_of(guest).status()
+        assert (status["discarded"], status["proven_zero"]) == (0, 0)
+        assert status["skipped"]["poison"] == status["reported"] > 400 * MIB
+        guest.send("")
+        result = guest.wait()
+    fine(result)
+    assert counters(result)["pgzeroed_skip"] == 0
 
 
 def test_stock_qemu_goes_on_without_its_daemon() -> None:

@@ -28,6 +28,16 @@ def test_no_warnings() -> None:
     daemon.cargo(arguments, log, "clippy finds fault with the Rust sources", 800)
 
 
+def test_its_size() -> None:
+    """Lines that a reader has to know, without tests."""
+    files = [
+        path
+        for path in daemon.WORKSPACE.rglob("*.rs")
+        if not {"tests", "target"} & set(path.parts[len(daemon.WORKSPACE.parts) :])
+    ]
+    assert sum(len(path.read_text().splitlines()) for path in files) <= 6500
+
+
 def test_its_own_tests() -> None:
     log = paths.log_file("cargo-test")
     daemon.cargo(["test", "--locked", "--workspace"], log, "a test of the Rust workspace fails", 800)
