@@ -17,6 +17,8 @@
 #define NEEDS_STATS BIT(VIRTIO_BALLOON_F_STATS_VQ)
 #define NEEDS_HINTING BIT(VIRTIO_BALLOON_F_FREE_PAGE_HINT)
 #define NEEDS_REPORTING BIT(VIRTIO_BALLOON_F_REPORTING)
+#define INIT_REPORTED 6			/* VIRTIO_BALLOON_F_DEVICE_INIT_REPORTED */
+#define INIT_ON_INFLATE 7		/* VIRTIO_BALLOON_F_DEVICE_INIT_ON_INFLATE */
 #define PATIENCE 3000			/* ms in which a device has to answer */
 #define MAX_RING 1024
 #define POOL "/proc/sys/vm/nr_hugepages"
@@ -81,6 +83,7 @@ struct ring {
 	volatile struct vring_used *used;
 	volatile uint16_t *bell;
 	uint16_t index, size, next, given, taken;
+	volatile struct vring_packed_desc *packed;	/* NULL: a split ring */
 };
 
 struct device {
@@ -90,6 +93,8 @@ struct device {
 	volatile unsigned char *notify;
 	uint32_t config_size, bell_size;
 	uint64_t offered, features;
+	uint16_t id;			/* of the PCI device */
+	bool packed;			/* start() makes packed rings */
 	struct ring rings[QUEUES];
 };
 
@@ -123,6 +128,7 @@ static bool find(struct device *d)
 	KZ_FD fd = open(path, O_RDWR | O_CLOEXEC);
 	if (fd < 0 || pread(fd, space, sizeof(space), 0) < 64)
 		return false;
+	memcpy(&d->id, space + 2, 2);
 	/* Memory, bus master, and no interrupt: it has no handler. */
 	memcpy(&command, space + 4, 2);
 	command |= 0x406;
@@ -177,7 +183,11 @@ static const char *start(struct device *d, uint64_t wanted, unsigned int largest
 		return "the device does not leave its reset";
 	c->device_status = VIRTIO_CONFIG_S_ACKNOWLEDGE;
 	c->device_status |= VIRTIO_CONFIG_S_DRIVER;
-	d->features = (wanted & d->offered & 0xff) | BIT(VIRTIO_F_VERSION_1);
+	d->features = wanted & d->offered & 0xff;
+	/* Bit 6 needs bit 5. */
+	if (!(d->features & NEEDS_REPORTING))
+		d->features &= ~BIT(INIT_REPORTED);
+	d->features |= BIT(VIRTIO_F_VERSION_1) | (d->packed ? BIT(VIRTIO_F_RING_PACKED) : 0);
 	c->guest_feature_select = 0;
 	c->guest_feature = (uint32_t)d->features;
 	c->guest_feature_select = 1;
@@ -194,7 +204,9 @@ static const char *start(struct device *d, uint64_t wanted, unsigned int largest
 		memset(r, 0, sizeof(*r));
 		if (needs[q] && !(d->features & needs[q]))
 			continue;
-		*r = (struct ring){ (void *)at, (void *)(at + 16384), (void *)(at + 32768), NULL, index++, 0, 0, 0, 0 };
+		*r = (struct ring){ (void *)at, (void *)(at + 16384), (void *)(at + 32768), .index = index++ };
+		if (d->packed)
+			r->packed = (void *)at;
 		c->queue_select = r->index;
 		r->size = c->queue_size;
 		if (!r->size || (r->size & (r->size - 1)))
@@ -208,11 +220,46 @@ static const char *start(struct device *d, uint64_t wanted, unsigned int largest
 		c->queue_used_lo = (uint32_t)where[2];
 		c->queue_used_hi = where[2] >> 32;
 		r->bell = (void *)(d->notify + (size_t)c->queue_notify_off * d->bell_size);
-		r->avail->flags = VRING_AVAIL_F_NO_INTERRUPT;
+		if (d->packed)
+			((volatile struct vring_packed_desc_event *)r->avail)->flags = VRING_PACKED_EVENT_FLAG_DISABLE;
+		else
+			r->avail->flags = VRING_AVAIL_F_NO_INTERRUPT;
 		c->queue_enable = 1;
 	}
 	c->device_status |= VIRTIO_CONFIG_S_DRIVER_OK;
 	return NULL;
+}
+
+/* The flags that a packed descriptor has from its driver (@driver), or from the device when it is used. */
+static uint16_t owner(const struct ring *r, uint16_t n, bool driver)
+{
+	bool first = !(n / r->size % 2), used = first != driver;
+
+	return (uint16_t)((first << VRING_PACKED_DESC_F_AVAIL) | (used << VRING_PACKED_DESC_F_USED));
+}
+
+/* A packed ring has one buffer at a time here. */
+static void give_packed(struct ring *r, const struct part *parts, int count)
+{
+	uint16_t flags = 0;
+	int i;
+
+	r->given = r->next;
+	r->next = (uint16_t)(r->next + count);
+	for (i = count - 1; i >= 0; i--) {
+		uint16_t n = (uint16_t)(r->given + i);
+		volatile struct vring_packed_desc *desc = &r->packed[n % r->size];
+
+		desc->addr = address_of(parts[i].at);
+		desc->len = (uint32_t)parts[i].size;
+		desc->id = r->given % r->size;
+		flags = (i + 1 < count ? VRING_DESC_F_NEXT : 0) | (parts[i].writable ? VRING_DESC_F_WRITE : 0) | owner(r, n, true);
+		if (i)
+			desc->flags = flags;
+	}
+	__sync_synchronize();
+	r->packed[r->given % r->size].flags = flags;
+	__sync_synchronize();
 }
 
 /* Makes a buffer available; its parts are readable first. */
@@ -221,6 +268,10 @@ static void give(struct ring *r, const struct part *parts, int count)
 	uint16_t head = r->next % r->size;
 	int i;
 
+	if (r->packed) {
+		give_packed(r, parts, count);
+		return;
+	}
 	for (i = 0; i < count; i++) {
 		volatile struct vring_desc *desc = &r->desc[r->next++ % r->size];
 
@@ -235,17 +286,28 @@ static void give(struct ring *r, const struct part *parts, int count)
 	__sync_synchronize();
 }
 
+static bool is_used(const struct ring *r)
+{
+	const uint16_t both = BIT(VRING_PACKED_DESC_F_AVAIL) | BIT(VRING_PACKED_DESC_F_USED);
+
+	if (!r->packed)
+		return r->used->idx != r->taken;
+	return (r->packed[r->given % r->size].flags & both) == owner(r, r->given, false);
+}
+
 /* The next used length, or -1 if there is none in time. */
 static int64_t take(struct ring *r, int ms)
 {
 	int64_t length;
 
-	for (*r->bell = r->index; r->used->idx == r->taken; ms--) {
+	for (*r->bell = r->index; !is_used(r); ms--) {
 		if (ms <= 0)
 			return -1;
 		wait_ms(1);
 	}
 	__sync_synchronize();
+	if (r->packed)
+		return r->packed[r->given % r->size].len;
 	length = r->used->ring[r->taken++ % r->size].len;
 	return length;
 }

@@ -11,10 +11,11 @@
 #include <dirent.h>
 #include <signal.h>
 
-#define INIT_REPORTED 6			/* VIRTIO_BALLOON_F_DEVICE_INIT_REPORTED */
-#define INIT_ON_INFLATE 7		/* VIRTIO_BALLOON_F_DEVICE_INIT_ON_INFLATE */
 #define DIRT 0x5a
 #define NO_PFN 0xfffffff0u		/* beyond the memory of any guest here */
+#define MAX_LIST 256			/* pages in one request */
+#define LATE "no answer within 3 s"
+#define BY_HAND "queues, lengths and bitmaps one by one"
 #define ALL ~0ULL
 #define VIRTIO "/sys/bus/virtio/devices"
 #define DRIVER "/sys/bus/virtio/drivers/virtio_balloon"
@@ -32,6 +33,7 @@ static const char usage[] =
 enum verdict { PASS, FAIL, NOT_OFFERED, NOT_RUN };
 
 static int failures;
+static bool distrusted;			/* the kernel trusts no device after a lie */
 static char text[256];			/* what a check has to say */
 
 static void row(enum verdict verdict, const char *check, const char *seen)
@@ -68,6 +70,16 @@ static int64_t page_list(struct device *d, enum queue q, uint32_t *list, int cou
 	return ask(d, q, parts, room ? 2 : 1);
 }
 
+/* Inflates or deflates @count pages from @at on, without a bitmap. */
+static bool in_balloon(struct device *d, enum queue q, const unsigned char *at, uint32_t count)
+{
+	uint32_t *list = small(0);
+
+	for (uint32_t n = 0; n < count; n++)
+		list[n] = (uint32_t)(address_of(at) >> 12) + n;
+	return page_list(d, q, list, (int)count, NULL, 0) >= 0;
+}
+
 /* ---- the checks: each returns what is wrong, or NULL, and leaves in text what it has seen ---- */
 
 static bool is_dirt(const unsigned char *at, size_t size)
@@ -89,7 +101,7 @@ static const char *answer(const struct device *d, const unsigned char *at, size_
 	size_t bad;
 
 	if (used < 0)
-		return "no answer within 3 s";
+		return LATE;
 	if (!used || !(d->features & BIT(INIT_REPORTED)))
 		return NULL;
 	if ((size_t)used == size / 4096)
@@ -121,10 +133,7 @@ static const char *config(struct device *d)
 
 static const char *works(struct device *d)
 {
-	uint32_t *list = small(0);
-
-	list[0] = (uint32_t)(address_of(block(0)) >> 12);
-	if (page_list(d, INFLATE, list, 1, NULL, 0) < 0 || page_list(d, DEFLATE, list, 1, NULL, 0) < 0)
+	if (!in_balloon(d, INFLATE, block(0), 1) || !in_balloon(d, DEFLATE, block(0), 1))
 		return "inflate or deflate is not answered";
 	return d->rings[REPORTING].size ? answer(d, block(1), KZ_HUGE, report(d, block(1), KZ_HUGE)) : NULL;
 }
@@ -184,7 +193,7 @@ static const char *only_that(struct device *d)
 
 	memset(at, DIRT, KZ_HUGE);
 	if (report(d, middle, 65536) < 0)
-		return "no answer within 3 s";
+		return LATE;
 	if (!is_dirt(at, KZ_HUGE / 2) || !is_dirt(middle + 65536, KZ_HUGE / 2 - 65536))
 		return "memory beside the block has changed";
 	memset(middle, DIRT, 65536);
@@ -253,7 +262,7 @@ static const char *inflate(struct device *d, int count, int *zeros)
 		list[n] = n + 1 < count || count == 1 ? (uint32_t)(address_of(at) >> 12) + (uint32_t)n : NO_PFN;
 	used = page_list(d, INFLATE, list, count, bitmap, length);
 	if (used < 0 || page_list(d, DEFLATE, list, count, NULL, 0) < 0)
-		return "no answer within 3 s";
+		return LATE;
 	if (used && (size_t)used != length)
 		return says("used length %" PRId64 " for %d pages: it has to be %zu or 0", used, count, length);
 	for (n = 0; used && n < count; n++) {
@@ -309,20 +318,27 @@ static const char *without_bit7(struct device *d)
 
 static const char *half(struct device *d)
 {
-	uint32_t *list = small(0);
-
-	for (enum queue q = INFLATE; q <= DEFLATE; q++) {
-		for (size_t i = 2; i < pages * 2; i++) {
-			for (uint32_t n = 0; n < 256; n++)
-				list[n] = (uint32_t)(frames[i / 2] >> 12) + i % 2 * 256 + n;
-			if (page_list(d, q, list, 256, NULL, 0) < 0)
-				return "no answer within 3 s";
-		}
-	}
+	for (enum queue q = INFLATE; q <= DEFLATE; q++)
+		for (size_t i = 2; i < pages * 2; i++)
+			if (!in_balloon(d, q, pool + i * MAX_LIST * 4096, MAX_LIST))
+				return LATE;
 	memset(block(0), DIRT, (pages - 1) * KZ_HUGE);
 	wait_ms(200);
 	says("%zu MiB", (pages - 1) * 2);
 	return is_dirt(block(0), (pages - 1) * KZ_HUGE) ? NULL : "deflated memory does not keep what is written";
+}
+
+/* Out of memory, a driver uses pages of the balloon at once, and deflates later, whatever the target. */
+static const char *used_first(struct device *d)
+{
+	if (!in_balloon(d, INFLATE, block(4), MAX_LIST))
+		return LATE;
+	memset(block(4), DIRT, MAX_LIST * 4096);
+	wait_ms(100);
+	if (!in_balloon(d, DEFLATE, block(4), MAX_LIST))
+		return LATE;
+	wait_ms(100);
+	return is_dirt(block(4), MAX_LIST * 4096) ? NULL : "what was written before the deflate request is lost";
 }
 
 static const char *statistics(struct device *d)
@@ -355,6 +371,8 @@ static const char *reset_between(struct device *d)
 	size_t many = pages - 1 < r->size ? pages - 1 : r->size, i;
 	const char *error;
 
+	if (!in_balloon(d, INFLATE, block(0), MAX_LIST))
+		return LATE;
 	for (i = 0; i < many; i++)
 		give(r, &(struct part){ block(i), KZ_HUGE, true }, 1);
 	*r->bell = r->index;
@@ -368,6 +386,22 @@ static const char *reset_between(struct device *d)
 	return error ? error : works(d);
 }
 
+static const char *packed(struct device *d)
+{
+	const char *error;
+
+	d->packed = true;
+	error = start(d, ALL, MAX_RING);
+	if (!error)
+		error = works(d);
+	if (!error && d->offered & BIT(INIT_REPORTED))
+		error = reported_zero(d);
+	if (!error && d->offered & BIT(INIT_ON_INFLATE))
+		error = inflated_zero(d);
+	d->packed = false;
+	return error;
+}
+
 static const struct check {
 	const char *name;
 	uint64_t needs, declined;	/* feature bits */
@@ -379,7 +413,7 @@ static const struct check {
 	{ "reported memory reads as zero (DEV6.2, 6.4)", BIT(INIT_REPORTED), 0, reported_zero },
 	{ "only the block, only until the answer", NEEDS_REPORTING, 0, only_that },
 	{ "reports at once, one twice, an inflate request (DEV6.3)", NEEDS_REPORTING, 0, at_once },
-	{ "reset in the middle of reports", NEEDS_REPORTING, 0, reset_between },
+	{ "reset in the middle of reports, with pages in the balloon", NEEDS_REPORTING, 0, reset_between },
 	{ "bit 6 declined (DEV6.12)", BIT(INIT_REPORTED), BIT(INIT_REPORTED), without_bit6 },
 	{ "a report with readable parts (DEV6.9)", BIT(INIT_REPORTED), 0, readable },
 	{ "poison (DEV6.7)", BIT(INIT_REPORTED) | BIT(VIRTIO_BALLOON_F_PAGE_POISON), 0, poisoned },
@@ -387,9 +421,11 @@ static const struct check {
 	{ "a bitmap without room (DEV7.3)", BIT(INIT_ON_INFLATE), 0, no_room },
 	{ "bit 7 declined (DEV7.14)", BIT(INIT_ON_INFLATE), BIT(INIT_ON_INFLATE), without_bit7 },
 	{ "half of the memory into the balloon and back", 0, 0, half },
+	{ "out of memory: pages used before they are deflated", BIT(VIRTIO_BALLOON_F_DEFLATE_ON_OOM),
+	  BIT(VIRTIO_BALLOON_F_MUST_TELL_HOST), used_first },
 	{ "statistics", NEEDS_STATS, 0, statistics },
 	{ "free page hinting", NEEDS_HINTING, 0, hinting },
-	{ "packed rings", BIT(VIRTIO_F_RING_PACKED), 0, NULL },
+	{ "packed rings", BIT(VIRTIO_F_RING_PACKED), 0, packed },
 };
 
 static void check_device(struct device *d)
@@ -400,9 +436,10 @@ static void check_device(struct device *d)
 	int bit;
 
 	if (!find(d)) {
-		row(NOT_RUN, "queues, lengths and bitmaps one by one", "the device is not on virtio-pci with VIRTIO_F_VERSION_1");
+		row(NOT_RUN, BY_HAND, "the device is not on virtio-pci with VIRTIO_F_VERSION_1");
 		return;
 	}
+	row(PASS, "modern interface", d->id == 0x1002 ? "transitional device" : says("device 0x%04x", d->id));
 	for (bit = 0; bit < 64; bit++)
 		if (d->offered & BIT(bit))
 			snprintf(list + strlen(list), sizeof(list) - strlen(list), " %d", bit);
@@ -419,7 +456,7 @@ static void check_device(struct device *d)
 		}
 		/* The poison value is 0 unless a check sets it. */
 		error = start(d, ~c->declined, MAX_RING);
-		if (!error && c->run)
+		if (!error)
 			error = c->run(d);
 		row(error ? FAIL : PASS, c->name, error ? error : text);
 	}
@@ -467,6 +504,10 @@ static bool check_round(const char *check, bool verify)
 	bool filled, clean;
 	int error;
 
+	if (distrusted) {
+		row(NOT_RUN, check, "the kernel has found dirty pages, and trusts no device since");
+		return false;
+	}
 	kz_write_file(VERIFY, verify ? "1" : "0");
 	filled = child(bytes, true);
 	error = kz_write_file(FLUSH, "0");
@@ -491,6 +532,7 @@ static bool check_round(const char *check, bool verify)
 	else
 		row(PASS, check, says("%zu MiB were used again, %.1f %% of the wanted zeros without zeroing", bytes / 2 / (size_t)KZ_MB,
 				      100.0 * (double)skip / (double)(skip + cleared + !(skip + cleared))));
+	distrusted = bad;
 	return !error && !bad && clean;
 }
 
@@ -554,7 +596,7 @@ int main(int argc, char **argv)
 		printf("\nconform: device %s\n\n| check | result | seen |\n|---|---|---|\n", strrchr(devices[i].pci, '/') + 1);
 		check_driver(devices[i].name);
 		if (!pool && !take_pool())
-			row(NOT_RUN, "queues, lengths and bitmaps one by one", says("%zu huge pages, 8 are needed", pages));
+			row(NOT_RUN, BY_HAND, says("%zu huge pages, 8 are needed", pages));
 		else
 			check_device(&devices[i]);
 	}

@@ -130,12 +130,11 @@ REST_IN_USE = (
 
 def in_and_out(side: Side, counts: bool = True) -> None:
     """Make free memory dirty, put it into the balloon, and take it out again."""
-    full = balloon.actual(side.guest)
     side.sh(f"rm -f {REST} {FRAGMENTS}; fillfree --share 85")
     side.sh(DROP)
     balloon.resize(side.guest, LEFT_MB * MIB)
     side.sh(KEEP_REST)
-    balloon.resize(side.guest, full)
+    balloon.fill(side.guest, 0)
     side.sh(KEEP_FRAGMENTS)
 
 

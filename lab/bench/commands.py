@@ -13,16 +13,15 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
+from rich.markdown import Markdown
 from typer import Argument, Option
 
-from lab.bench import BENCHES, Accel, BenchOptions
+from lab.bench import ACCELS, BENCHES, BenchOptions
 from lab.core import paths
 from lab.core.errors import LabError, TestFailure, UsageError, from_oserror
 from lab.core.options import one_of, unpacked
 from lab.core.progress import note
-from lab.core.units import human, percent
+from lab.core.units import human
 from lab.report.results import FILE_NAME, Result
 
 app = typer.Typer()
@@ -46,14 +45,12 @@ class RunOptions:
 
     def checked(self) -> BenchOptions:
         """The options of a bench; UsageError when they cannot work."""
-        accels: dict[str, Accel] = {"auto": "auto", "kvm": "kvm", "tcg": "tcg"}
-        if self.accel not in accels:
+        if self.accel not in ACCELS:
             raise UsageError(f"Bad --accel: {self.accel}", "it is not an accelerator", "use auto, kvm or tcg")
         if not re.fullmatch(r"\d+[MG]", self.memory):
             raise UsageError(f"Bad --memory: {self.memory}", "it is not a size", "write it as 2G or 2048M")
-        options = BenchOptions(
-            self.pairs, self.size, self.memory, accels[self.accel], self.base, self.ours, self.qemu
-        )
+        chosen = self.pairs, self.size, self.memory, self.accel, self.base, self.ours, self.qemu
+        options = BenchOptions(*chosen)
         if options.memory_mb < self.size + 512:
             why = f"{self.size} MB in a guest of {options.memory_mb} MB leaves less than 512 MB for the rest"
             fix = "give the guest more with --memory, or take a smaller --size"
@@ -73,40 +70,16 @@ def output_folder(given: Path | None, name: str) -> Path:
     return given
 
 
-def table(result: Result) -> Table:
-    shown = Table(
-        title=f"{result.name}: {result.sides[0]} and {result.sides[1]} side by side, accelerator {result.accelerator}",
-        caption="median, and in brackets the 10th to 90th percentile; p of a test of significance, of each row by itself",
-        caption_justify="left",
-    )
-    shown.add_column("metric", overflow="fold")
-    for name in (*result.sides, "change"):
-        shown.add_column(name, justify="right")
-    shown.add_column("target")
-    for metric in result.metrics:
-        cells = [
-            f"{human(side.median, metric.unit)}\n"
-            f"[dim]({human(side.low, metric.unit)} … {human(side.high, metric.unit)})[/dim]"
-            for side in (metric.base, metric.ours)
-        ]
-        target = ""
-        if metric.target:
-            mark, style = ("yes", "green") if metric.target.met else ("NO", "bold red")
-            target = f"[{style}]{mark}[/{style}]: {escape(metric.target.text)}"
-        test = f"\n[dim]{metric.significance.text()}[/dim]" if metric.significance else ""
-        shown.add_row(metric.name, *cells, percent(metric.change_percent) + test, target)
-    return shown
-
-
 def show(result: Result, folder: Path, as_json: bool) -> None:
     """Print a result and its folder, which is the last line of stdout."""
     if as_json:
         sys.stdout.write(result.to_json())
         return
+    from lab.report.page import LEGEND, figures
+
     console = Console(width=None if sys.stdout.isatty() else 140, highlight=False)
-    console.print(table(result))
-    for text in result.notes:
-        console.print(f"[dim]{escape(text)}[/dim]", soft_wrap=True)
+    notes = "".join(f"\n{text}\n" for text in result.notes)
+    console.print(Markdown(f"**{result.name}** on {result.accelerator}. {LEGEND}\n{figures(result)}{notes}"))
     console.print(f"Again: {result.reproduce}", markup=False)
     print(folder)
 
@@ -190,7 +163,7 @@ def _run(name: str, chosen: RunOptions, called: str = "") -> None:
 def demo(chosen: RunOptions) -> None:
     """Do the main job end to end: fetch, build, boot base and ours side by side, measure, report.
 
-    A missed target is marked NO. Only with --strict does it change the exit code.
+    A missed target is marked MISSED. Only with --strict does it change the exit code.
     """
     _run("thp", chosen, "demo")
 
@@ -205,7 +178,7 @@ def bench(
 ) -> None:
     """Measure base and ours side by side; writes out/NAME/TIME/result.json and report.html.
 
-    A missed target is marked NO. Only with --strict does it change the exit code.
+    A missed target is marked MISSED. Only with --strict does it change the exit code.
     """
     _run(name, chosen)
 

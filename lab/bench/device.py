@@ -68,28 +68,10 @@ def memory_on_host(side: Side) -> int:
     raise LabError("Cannot see the guest's memory", "QEMU has no memfd", "read the log of the boot")
 
 
-def actual(side: Side) -> int:
-    """Bytes in the balloon."""
-    if side.guest.daemon:
-        return int(side.guest.daemon.ask(command="target")["actual"])
-    total = int(side.guest.qmp("query-memory-size-summary")["base-memory"])
-    return total - balloon.actual(side.guest)
-
-
-def resize(side: Side, size: int, timeout: float = 300.0) -> tuple[int, float]:
-    """Have the balloon hold ``size`` bytes and wait until it does; the bytes moved, and seconds."""
-    began, before = time.monotonic(), actual(side)
-    if side.guest.daemon:
-        side.guest.daemon.ask(command="target", bytes=size)
-    else:
-        total = int(side.guest.qmp("query-memory-size-summary")["base-memory"])
-        side.guest.qmp("balloon", value=total - size)
-    while (now := actual(side)) != size:
-        if time.monotonic() > began + timeout:
-            why = f"after {timeout:g} s it holds {now // MIB} MB"
-            fix = "look at the guest's console log for 'Out of puff'"
-            raise TestFailure(f"The balloon does not get to {size // MIB} MB", why, fix)
-        time.sleep(0.01)
+def resize(side: Side, size: int) -> tuple[int, float]:
+    """Have the balloon hold ``size`` bytes; the bytes moved, and seconds."""
+    began, before = time.monotonic(), balloon.held(side.guest)
+    balloon.fill(side.guest, size, timeout=300.0)
     return abs(size - before), time.monotonic() - began
 
 

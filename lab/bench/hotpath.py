@@ -54,11 +54,26 @@ class HotPath:
 # Emulated, a huge page or a process takes as long as hundreds of the others: fewer repetitions.
 PATHS = (
     HotPath("fault", "fault", "anonymous 4 KiB page fault; with its share of the unmapping", "fault", 32),
-    HotPath("alloc_free", "alloc_free", "order-0 page through the per-CPU list; allocated and freed", "pipe_deep", 13),
-    HotPath("buddy", "buddy_alloc_free", "order-0 page through the buddy lists; allocated and freed, when the per-CPU "
-            "list overflows", "buddy", 221, FEW, bound=False),
-    HotPath("thp_fault", "thp_fault", "2 MiB page fault; with its unmapping", "thp_fault", 1, FEW, length="long"),
-)  # fmt: skip
+    HotPath(
+        "alloc_free",
+        "alloc_free",
+        "order-0 page through the per-CPU list; allocated and freed",
+        "pipe_deep",
+        13,
+    ),
+    HotPath(
+        "buddy",
+        "buddy_alloc_free",
+        "order-0 page through the buddy lists; allocated and freed, when the per-CPU list overflows",
+        "buddy",
+        221,
+        FEW,
+        bound=False,
+    ),
+    HotPath(
+        "thp_fault", "thp_fault", "2 MiB page fault; with its unmapping", "thp_fault", 1, FEW, length="long"
+    ),
+)
 MORE = (
     HotPath("order3", "alloc_free_order3", "order-3 page (32 KiB); allocated and freed", "list3"),
     HotPath("order9", "alloc_free_order9", "order-9 page (2 MiB); allocated, freed", "list9", length="long"),
@@ -100,9 +115,12 @@ def medians(lines: Sequence[str]) -> Counts:
 
 
 def _boot(
-    options: BenchOptions, kernel: str | Path, qemu: Path, runs: Sequence[tuple[int, str]],
+    options: BenchOptions,
+    kernel: str | Path,
+    qemu: Path,
+    runs: Sequence[tuple[int, str]],
     extra: Sequence[str] = (),
-) -> Counts:  # fmt: skip
+) -> Counts:
     """One boot of one kernel without a balloon; the median of each path. ``runs``: repetitions and path."""
     steps = [f"hotpath --reps {reps} {name}" for reps, name in runs]
     spec = spec_for(
@@ -223,10 +241,14 @@ def _count(
 
 
 def compare(
-    run: Run, images: Built, base: Sequence[Counts], ours: Sequence[Counts], paths: Sequence[HotPath],
+    run: Run,
+    images: Built,
+    base: Sequence[Counts],
+    ours: Sequence[Counts],
+    paths: Sequence[HotPath],
     prefix: str,
     floor: Sequence[Counts] = (),
-) -> None:  # fmt: skip
+) -> None:
     """Add one comparison; without an active source it has a limit, and a breakdown beyond the limit."""
     at_most = goals.more_at_most(LIMIT, f"at most {LIMIT} % more than base")
     for path in paths:

@@ -89,8 +89,14 @@ class Phase:
     floor: Runs = field(default_factory=Runs)
 
     def _add(
-        self, last: str, unit: str, values: str, title: str, target: Goal | None = None, floor: Sequence[float] = ()
-    ) -> None:  # fmt: skip
+        self,
+        last: str,
+        unit: str,
+        values: str,
+        title: str,
+        target: Goal | None = None,
+        floor: Sequence[float] = (),
+    ) -> None:
         both = getattr(self.base, values), getattr(self.ours, values)
         self.run.add(f"{self.name}.{last}", unit, both, f"{title}{self.kind}: {self.words}.", target, floor)
 
@@ -129,11 +135,19 @@ class Phase:
 
 
 def allocate(
-    run: Run, sides: Sequence[Side], name: str, mode: str, pages: str, *, options: BenchOptions | None = None,
+    run: Run,
+    sides: Sequence[Side],
+    name: str,
+    mode: str,
+    pages: str,
+    *,
+    options: BenchOptions | None = None,
     prepare: Callable[[Side, bool], None] | None = None,
-    around: Callable[[Side], AbstractContextManager[object]] = nullcontext, warm: int | None = None,
-    kind: str = "", words: str = "",
-) -> Phase:  # fmt: skip
+    around: Callable[[Side], AbstractContextManager[object]] = nullcontext,
+    warm: int | None = None,
+    kind: str = "",
+    words: str = "",
+) -> Phase:
     """Run the job in the guests by turns, --pairs times after the warm-up.
 
     ``prepare`` readies a guest for each job, with whether the turn counts; otherwise all free memory is reported.

@@ -57,16 +57,22 @@ def zero_all(side: Side, timeout: float = 300.0, look: float = 0.1) -> dict[str,
             raise TestFailure("Free memory does not become zero", why, fix)
     size, cpu, seconds = (seen - before) * PAGE, (side.number(CPU) - cpu_before) / 100, last - began
     gib = size / GIB or 1.0
-    return {
-        "bytes": float(size), "cpu": cpu, "seconds": seconds, "known": known_percent(side),
-        "gib_cpu": cpu / gib, "gib_seconds": seconds / gib,
-    }  # fmt: skip
+    spent = {"cpu": cpu, "seconds": seconds, "gib_cpu": cpu / gib, "gib_seconds": seconds / gib}
+    return spent | {"bytes": float(size), "known": known_percent(side)}
 
 
 def allocate(
-    run: Run, both: Pair, name: str, mode: str, pages: str, cost: Values, *,
-    options: BenchOptions | None = None, dirty: str = DIRTY, where: str = "",
-) -> Phase:  # fmt: skip
+    run: Run,
+    both: Pair,
+    name: str,
+    mode: str,
+    pages: str,
+    cost: Values,
+    *,
+    options: BenchOptions | None = None,
+    dirty: str = DIRTY,
+    where: str = "",
+) -> Phase:
     """The job, each time with free memory dirty before, which ours zeroes first; ``cost`` is that of the thread."""
 
     def prepare(side: Side, counts: bool) -> None:

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import bisect
-import functools
 import itertools
 import struct
 import tempfile
@@ -141,10 +139,11 @@ class Holds:
 
     def percentile(self, percent: float) -> int:
         """The length that so many percent of all holds do not exceed; IndexError without holds."""
+        from numpy import quantile
+
         counts = sum(self.by_function.values(), Counter[int]())
-        lengths = sorted(counts)
-        totals = list(itertools.accumulate(counts[length] for length in lengths))
-        return lengths[bisect.bisect_left(totals, totals[-1] * percent / 100)]
+        weights = [*counts.values()]
+        return int(quantile([*counts], percent / 100, weights=weights, method="inverted_cdf"))
 
     def __str__(self) -> str:
         length, name = self.longest
@@ -267,22 +266,18 @@ def _guest(options: BenchOptions, images: Built, kind: str, gb: int, found: Foun
             found[kernel, one.__name__, gb] = one(side, watch, gb)
 
 
-@functools.cache
-def _measure(options: BenchOptions, images: Built, gbs: tuple[int, ...]) -> Found:
+def holds(run: Run, gbs: Sequence[int]) -> Found:
+    """Every step in guests of each size, with notes."""
+    options = run.options.with_accel("tcg")
     found: Found = {}
     # Two at once: other load does not change a count, and the memory of more would.
     with (
         step(f"holds of zone->lock: guests of {', '.join(map(str, gbs))} GB"),
         ThreadPoolExecutor(max_workers=2) as pool,
     ):
-        for job in [pool.submit(_guest, options, images, kind, gb, found) for gb in gbs for kind in GUESTS]:
+        jobs = [pool.submit(_guest, options, run.images, kind, gb, found) for gb in gbs for kind in GUESTS]
+        for job in jobs:
             job.result()
-    return found
-
-
-def holds(run: Run, gbs: tuple[int, ...]) -> Found:
-    """Every step in guests of each size, with notes. Two benches ask for these counts; they are taken once."""
-    found = _measure(run.options.with_accel("tcg"), run.images, gbs)
     run.note(NOTE, *notes(found))
     return found
 
@@ -300,7 +295,7 @@ def growth(run: Run, found: Found, gbs: Sequence[int]) -> None:
         title = f"The longest hold of a zone's lock, guests of {gbs[0]} GB and of {gb} GB"
         words = f"{title}: {label}; in {first}() and in {second}()."
         values = [float(small)], [float(large)]
-        run.add(f"scale.lock_hold.{name}{more}.{gb}gb", "instructions", values, words, target)
+        run.add(f"lockhold.growth.{name}{more}.{gb}gb", "instructions", values, words, target)
 
 
 def against_base(run: Run, found: Found, gbs: Sequence[int]) -> None:
@@ -328,4 +323,6 @@ def notes(found: Found) -> list[str]:
 def measure(run: Run) -> None:
     gbs = sizes(available_gb())
     run.job = {"sizes_gb": list(gbs), "cpus": 1, "fill_percent": [FILL_PERCENT, SMALL_PERCENT]}
-    against_base(run, holds(run, gbs), gbs)
+    found = holds(run, gbs)
+    against_base(run, found, gbs)
+    growth(run, found, gbs)

@@ -72,9 +72,11 @@ def peers(run: Run, sides: list[Side], size_mb: int) -> None:
             at, pages_words = f"prezero.peers.{word}.{name}", PAGES[pages]
             values = found["base", "job"], found[name, "job"]
             run.add(
-                f"{at}.job", "ms", values,
+                f"{at}.job",
+                "ms",
+                values,
                 f"CPU time of a job that fills {size_mb} MB, {pages_words}: {words}.",
-            )  # fmt: skip
+            )
             title = f"CPU time of the VMM for that job, and of the zeroing before or after it, {pages_words}"
             run.add(f"{at}.whole", "ms", (found["base", "whole"], found[name, "whole"]), f"{title}: {words}.")
 

@@ -18,8 +18,10 @@ from lab.report.evidence import SNAPSHOT
 MAPPED = 4096000
 # The part of the mapping that is used, and the least savings of the posted series in time and peak RSS.
 TOUCHED: dict[str, tuple[int, float, float]] = {
-    "page": (4096, 98.8, 49.0), "half": (2048000, 61.8, 31.0), "all": (4096000, 15.1, 0.0),
-}  # fmt: skip
+    "page": (4096, 98.8, 49.0),
+    "half": (2048000, 61.8, 31.0),
+    "all": (4096000, 15.1, 0.0),
+}
 TOUCHED_WORDS = {"page": "one page touched", "half": "half touched", "all": "all touched"}
 # Mappings in a run of about a second. Each figure is per mapping.
 LOOPS: dict[str, dict[str, int]] = {
@@ -78,9 +80,12 @@ def methods(run: Run, side: Side) -> None:
             goal = goals.less(time_saved if posted else None, "at least {:g} % less")
             values = found[method, "time"], found["refpage", "time"]
             run.add(
-                f"{at}.time", "ms", values, f"Time of a mapping of 4 MB, {TOUCHED_WORDS[name]}: {words}.",
+                f"{at}.time",
+                "ms",
+                values,
+                f"Time of a mapping of 4 MB, {TOUCHED_WORDS[name]}: {words}.",
                 goal,
-            )  # fmt: skip
+            )
             if method.startswith("memset"):
                 values = found[method, "rss"], found["refpage", "rss"]
                 sentence = f"Peak resident size, {TOUCHED_WORDS[name]}: {words}."

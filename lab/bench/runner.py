@@ -18,13 +18,10 @@ from lab.bench import Bench, BenchOptions
 from lab.bench.session import BALLOON, Side, guests, spec_for
 from lab.boot import resolve
 from lab.boot.spec import DAEMON, BootSpec
-from lab.build import ahead
 from lab.build.images import metadata
-from lab.build.linux import VARIANTS, build_linux, find_linux
-from lab.build.qemu import build_qemu, find_qemu
+from lab.build.linux import VARIANTS, build_linux
 from lab.core.paths import REPO
 from lab.core.run import ask
-from lab.machine import tools
 from lab.report.results import SIDES, Goal, Metric, Result, Target
 
 FLOOR = (
@@ -60,12 +57,6 @@ class Built:
 
 def built(options: BenchOptions) -> Built:
     """Build or find QEMU and both kernels; LabError when that fails."""
-
-    kernels = [kernel for kernel in (options.base, options.ours) if kernel in VARIANTS]
-    if not find_qemu() and not all(find_linux(kernel) for kernel in kernels):
-        tools.need(*tools.DEMO)
-        with ahead.of_kernels():
-            build_qemu("knownzero")
     base, ours = (build_linux(one) if one in VARIANTS else one for one in (options.base, options.ours))
     return Built(resolve.qemu(options.qemu), base, ours)
 
@@ -89,10 +80,14 @@ class Run:
         return self.options.pairs
 
     def add(
-        self, name: str, unit: str, values: tuple[Sequence[float], Sequence[float]], sentence: str,
+        self,
+        name: str,
+        unit: str,
+        values: tuple[Sequence[float], Sequence[float]],
+        sentence: str,
         target: Target | Goal | None = None,
         floor: Sequence[float] = (),
-    ) -> Metric:  # fmt: skip
+    ) -> Metric:
         """Add a figure with the values of base and ours; see ``Metric``."""
         made = Metric.of(name, unit, *values, sentence=sentence, target=target, floor=floor)
         self.metrics.append(made)
@@ -155,10 +150,17 @@ def measure(bench: Bench, options: BenchOptions) -> Result:
     options = run.options
     usual = {"size_mb": options.size_mb, "memory": options.memory, "cpus": 1, "pairs": options.pairs}
     return Result(
-        name=bench.name, accelerator=run.accel, versions=images.versions() | run.versions,
-        reproduce=reproduce(bench.name, options, run.accel), metrics=run.metrics, job=run.job or usual,
-        host=host_facts(), notes=run.notes, sides=list(run.sides), seconds=round(time.monotonic() - began, 1),
-    )  # fmt: skip
+        name=bench.name,
+        accelerator=run.accel,
+        versions=images.versions() | run.versions,
+        reproduce=reproduce(bench.name, options, run.accel),
+        metrics=run.metrics,
+        job=run.job or usual,
+        host=host_facts(),
+        notes=run.notes,
+        sides=list(run.sides),
+        seconds=round(time.monotonic() - began, 1),
+    )
 
 
 def kernel_facts(image: str | Path) -> str:
@@ -191,12 +193,15 @@ def host_facts() -> dict[str, str]:
 
 
 def reproduce(name: str, options: BenchOptions, accel: str) -> str:
-    argv = [
-        "./kz", "bench", name, "--pairs", str(options.pairs), "--size", str(options.size_mb), "--accel",
-        accel,
-    ]  # fmt: skip
+    chosen = {"pairs": options.pairs, "size": options.size_mb, "accel": accel}
     usual = BenchOptions()
     for flag in ("memory", "base", "ours", "qemu"):
         if (value := getattr(options, flag)) != getattr(usual, flag):
-            argv += [f"--{flag}", value]
+            chosen[flag] = value
+    argv = [
+        "./kz",
+        "bench",
+        name,
+        *(word for flag, value in chosen.items() for word in (f"--{flag}", str(value))),
+    ]
     return shlex.join(argv)

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: GPL-2.0
-"""The cost to report, flush and pre-zero guests of several sizes, for each GiB; holds of zone->lock."""
+"""The cost to report, flush and pre-zero guests of several sizes, for each GiB."""
 
 import itertools
 import time
 from collections.abc import Sequence
 
-from lab.bench import goals, lockhold
+from lab.bench import goals
 from lab.bench import host as memory
 from lab.bench.host import MORE, SIZES, available_gb, fill, needed_gb, release, sizes, until_back
 from lab.bench.kzeropaged import FOLDER, OFF, PACE, zero_all
@@ -142,7 +142,6 @@ def measure(run: Run) -> None:
         "A cost grows faster than the memory when the whole 95 % bootstrap interval of the change is above "
         f"{LIMIT:.0f} %, or when the change is more than {BEYOND:.0f} %, however wide that interval.",
     )
-    lockhold.growth(run, lockhold.holds(run, gbs), gbs)
     run.note(
         f"A guest of {MORE} GB is added where {needed_gb((*SIZES, MORE)):.0f} GB of the machine's memory are available."
     )

@@ -65,11 +65,8 @@ def _probe(qemu: Path, kernel: Path) -> tuple[bool, str]:
     with tempfile.TemporaryDirectory(prefix=".kvm-", dir=paths.sub("work")) as folder:
         initrd = Path(folder) / "initrd"
         initramfs.write(initrd, ["sh", "-c", f"echo {MARK.decode()} >/dev/console"], "none", [], [])
-        words = [
-            str(qemu), "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-machine", "q35", *argv.cpu("kvm"),
-            "-m", "512M", "-kernel", str(kernel), "-initrd", str(initrd), "-serial", "stdio",
-            "-append", APPEND,
-        ]  # fmt: skip
+        words = [str(qemu), *argv.BARE, "-machine", "q35", *argv.cpu("kvm"), "-m", "512M", "-serial", "stdio"]
+        words += ["-kernel", str(kernel), "-initrd", str(initrd), "-append", APPEND]
         try:
             done = subprocess.run(
                 words, stdin=subprocess.DEVNULL, capture_output=True, timeout=PROBE_SECONDS, check=False

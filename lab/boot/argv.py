@@ -16,6 +16,7 @@ APPEND = f"console=ttyS0 {ENDS} mitigations=off no_timer_check"
 APPEND_TCG = "tsc=reliable lpj=12000000 rcupdate.rcu_cpu_stall_timeout=100"
 APPEND_ARM64 = f"console=ttyAMA0 {ENDS} mitigations=off"
 APPEND_UM = f"con=null con0=null,fd:1 console=tty0 earlyprintk {ENDS}"
+BARE = ("-nodefaults", "-no-user-config", "-display", "none", "-no-reboot")
 VIRTIO_ID_BALLOON = 5
 # The daemon's front end in the patched QEMU, and in any QEMU from 10.1 on.
 FRONT_END = "vhost-user-balloon-pci"
@@ -82,13 +83,11 @@ def _machine(spec: BootSpec) -> str:
 
 
 def _qemu(spec: BootSpec, images: Images, ends: Ends) -> list[str]:
-    argv = [
-        str(images.qemu), "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-machine", _machine(spec),
-        *cpu(images.accel, spec.arch, spec.mte), "-m", spec.memory, "-smp", str(spec.cpus),
-        "-kernel", str(images.kernel), "-initrd", str(ends.initrd), "-append", _append(spec, images),
-        "-chardev", f"file,id=kzconsole,path={ends.console}", "-serial", "chardev:kzconsole",
-        "-device", "virtio-serial-pci,id=kzserial",
-    ]  # fmt: skip
+    argv = [str(images.qemu), *BARE, "-machine", _machine(spec), *cpu(images.accel, spec.arch, spec.mte)]
+    argv += ["-m", spec.memory, "-smp", str(spec.cpus), "-kernel", str(images.kernel)]
+    argv += ["-initrd", str(ends.initrd), "-append", _append(spec, images)]
+    argv += ["-chardev", f"file,id=kzconsole,path={ends.console}", "-serial", "chardev:kzconsole"]
+    argv += ["-device", "virtio-serial-pci,id=kzserial"]
     for name, fd in ends.sockets.items():
         argv += ["-chardev", f"socket,id=kz{name},fd={fd}"]
         if name == "qmp":

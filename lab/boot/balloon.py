@@ -2,7 +2,6 @@
 """Inflate and deflate the balloon of a running guest from the host."""
 
 import time
-from typing import Any
 
 from lab.boot.guest import Guest
 from lab.core.errors import TestFailure
@@ -14,24 +13,32 @@ def device(**properties: object) -> str:
     return ",".join(["virtio-balloon-pci", "id=balloon", *named])
 
 
-def actual(guest: Guest) -> int:
-    """Bytes of memory the guest has now, by its driver."""
-    return int(guest.qmp("query-balloon")["actual"])
+def held(guest: Guest) -> int:
+    """Bytes in the balloon, by the guest's driver."""
+    if guest.daemon:
+        return int(guest.daemon.ask(command="target")["actual"])
+    return _memory(guest) - int(guest.qmp("query-balloon")["actual"])
+
+
+def _memory(guest: Guest) -> int:
+    return int(guest.qmp("query-memory-size-summary")["base-memory"])
+
+
+def fill(guest: Guest, size: int, timeout: float = 120.0) -> None:
+    """Have the balloon hold ``size`` bytes and wait until it does; TestFailure when that takes too long."""
+    if guest.daemon:
+        guest.daemon.ask(command="target", bytes=size)
+    else:
+        guest.qmp("balloon", value=_memory(guest) - size)
+    deadline = time.monotonic() + timeout
+    while (now := held(guest)) != size:
+        if time.monotonic() > deadline:
+            why = f"after {timeout:g} s it holds {now >> 20} MB instead of {size >> 20} MB"
+            fix = "look at the guest's console log for 'Out of puff'"
+            raise TestFailure("the balloon does not get to its size", why, fix)
+        time.sleep(0.01)
 
 
 def resize(guest: Guest, size: int, timeout: float = 120.0) -> None:
-    """Set the guest's memory to ``size`` bytes and wait for it; TestFailure when it takes too long."""
-    guest.qmp("balloon", value=size)
-    deadline = time.monotonic() + timeout
-    while actual(guest) != size:
-        if time.monotonic() > deadline:
-            why = f"after {timeout:g} s the guest has {actual(guest) >> 20} MB instead of {size >> 20} MB"
-            fix = "look at the guest's console log for 'Out of puff'"
-            raise TestFailure("the balloon does not get to its size", why, fix)
-        time.sleep(0.05)
-
-
-def stats(guest: Guest) -> dict[str, Any]:
-    """The device's counters of inflation in bytes; ``skipped`` by reason, without those that have not occurred."""
-    found: dict[str, Any] = guest.qmp("query-balloon")["inflated"]
-    return {**found, "skipped": {one["reason"]: one["bytes"] for one in found["skipped"]}}
+    """Set the guest's memory to ``size`` bytes and wait for it; see ``fill``."""
+    fill(guest, _memory(guest) - size, timeout)

@@ -69,9 +69,14 @@ def boot(
     result = guest.boot(spec, *sinks)
     if as_json:
         found = {
-            "exit_code": result.exit_code, "stdout": result.stdout, "stderr": result.stderr, "accelerator": result.accel,
-            "seconds": round(result.seconds, 3), "console": str(result.console), "violations": result.violations,
-        }  # fmt: skip
+            "exit_code": result.exit_code,
+            "stdout": result.stdout,
+            "stderr": result.stderr,
+            "accelerator": result.accel,
+            "seconds": round(result.seconds, 3),
+            "console": str(result.console),
+            "violations": result.violations,
+        }
         print(json.dumps(found))
     elif progress.console.is_terminal:
         progress.note(f"{result.accel}, {result.seconds:.1f} s, console: {result.console}")

@@ -3,26 +3,23 @@
 
 import re
 
-# Patterns of lines in which the kernel reports a fault of its own.
-PATTERNS = (
-    r"page_zeroed: BUG", r"\bWARNING:", r"\bBUG:", r"\bkernel BUG at\b", r"\bOops\b", r"general protection fault",
-    r"\bKASAN\b", r"\bKMSAN\b", r"\bKCSAN\b", r"UBSAN:", r"INFO: task .* blocked", r"INFO: trying to register non-static key",
-    r"rcu.*\bstall", r"soft lockup", r"hard LOCKUP", r"Kernel panic", r"possible circular locking", r"possible recursive locking",
-    r"possible deadlock", r"inconsistent lock state", r"lock held when returning to user space", r"held lock freed",
-    r"bad unlock balance", r"invalid wait context", r"sleeping function called from invalid context", r"scheduling while atomic",
-    r"suspicious RCU usage", r"Bad page", r"bad page state", r"list_(?:add|del) corruption", r"ODEBUG:", r"Unable to handle kernel",
-    r"workqueue lockup",
-)  # fmt: skip
+# Lines in which the kernel reports a fault of its own.
+_FAULT = re.compile(
+    r"page_zeroed: BUG|\bWARNING:|\bBUG:|\bkernel BUG at\b|\bOops\b|general protection fault|Kernel panic"
+    r"|\bKASAN\b|\bKMSAN\b|\bKCSAN\b|UBSAN:|ODEBUG:|INFO: task .* blocked|INFO: trying to register non-static key"
+    r"|rcu.*\bstall|soft lockup|hard LOCKUP|workqueue lockup|possible (?:circular locking|recursive locking|deadlock)"
+    r"|inconsistent lock state|lock held when returning to user space|held lock freed|bad unlock balance"
+    r"|invalid wait context|sleeping function called from invalid context|scheduling while atomic"
+    r"|suspicious RCU usage|[Bb]ad page|list_(?:add|del) corruption|Unable to handle kernel"
+)
 # Options that the kernel echoes or announces: harmless although a pattern matches.
-HARMLESS = (
-    r"Kernel command line:", r"Command line:", r"Unknown kernel command line parameters", r"stall warnings timeout",
-    r"KernelAddressSanitizer initialized",
-)  # fmt: skip
+_HARMLESS = re.compile(
+    r"Kernel command line:|Command line:|Unknown kernel command line parameters|stall warnings timeout"
+    r"|KernelAddressSanitizer initialized"
+)
 # Bits of /proc/sys/kernel/tainted that only a fault sets.
 TAINTS = {5: "bad page", 7: "oops or BUG", 9: "warning", 14: "soft lockup"}
 
-_FAULT = re.compile("|".join(f"(?:{p})" for p in PATTERNS))
-_HARMLESS = re.compile("|".join(f"(?:{p})" for p in HARMLESS))
 # The byte at the instruction pointer is in brackets.
 _CODE = re.compile(r"\bCode: [0-9a-f ]*<([0-9a-f]{2})>")
 _TRACE_LINES = 30

@@ -1,29 +1,24 @@
 # SPDX-License-Identifier: GPL-2.0
 """The state of this machine: tools, sources, images, KVM, and the bits that QEMU offers."""
 
-import json
 import os
 import platform
 import shutil
-import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from lab.boot import accel
 from lab.build import linux as build
 from lab.build.images import compiler, jobs
 from lab.build.qemu import find_qemu
-from lab.core import paths
+from lab.core import paths, run
 from lab.core.errors import LabError
 from lab.machine import apt, fetch, tools
 
 NEEDED_GB = 12
 BALLOON = "virtio-balloon-pci"
-REPORTED = 6  # VIRTIO_BALLOON_F_DEVICE_INIT_REPORTED
-INFLATE = 7  # VIRTIO_BALLOON_F_DEVICE_INIT_ON_INFLATE
-TRANSPORT = 24  # from here on bits are not the device's own (virtio 1.3, section 2.2)
+BITS = {6: "x-device-init-reported", 7: "device-init-on-inflate"}  # with the properties of QEMU
 OK, NOTE, MISSING = "ok", "note", "missing"
 
 
@@ -101,42 +96,11 @@ def _kernel(variant: str) -> tuple[str, str, str]:
     return (OK, str(image), "") if image else (NOTE, "not built", f"kz build linux --variant {variant}")
 
 
-def offered_bits(qemu: Path, more: str = "") -> list[int]:
-    """The device-specific bits of a reporting virtio-balloon in a QEMU, whose guest does not start."""
-    path = {"path": "/machine/peripheral/balloon/virtio-backend"}
-    asked = (
-        {"execute": "qmp_capabilities"},
-        {"execute": "x-query-virtio-status", "arguments": path},
-        {"execute": "quit"},
-    )
-    argv = [
-        str(qemu), "-nodefaults", "-no-user-config", "-display", "none", "-machine", "q35", "-accel", "tcg", "-S", "-m", "64M",
-        "-device", f"{BALLOON},id=balloon,free-page-reporting=on{more}", "-qmp", "stdio",
-    ]  # fmt: skip
-    words, fix = "\n".join(map(json.dumps, asked)), "build it again with kz build qemu"
-    try:
-        done = subprocess.run(argv, input=words, capture_output=True, text=True, timeout=20, check=False)
-        answers = [json.loads(line) for line in done.stdout.splitlines()]
-    except (OSError, ValueError, subprocess.TimeoutExpired) as error:
-        raise LabError(f"{qemu} does not answer", str(error), fix) from None
-    found = [one["return"]["host-features"] for one in answers if "host-features" in one.get("return", ())]
-    if not found:
-        raise LabError(f"{qemu} does not answer", done.stderr.strip() or done.stdout[-300:], fix)
-    return _bits(found[0])
-
-
-# The names that QEMU has for bits 0 to 7; it counts the bits that it does not know by itself.
-NAMES = ("MUST_TELL_HOST", "STATS_VQ", "DEFLATE_ON_OOM", "FREE_PAGE_HINT", "PAGE_POISON", "REPORTING",
-         "DEVICE_INIT_REPORTED", "DEVICE_INIT_ON_INFLATE")  # fmt: skip
-
-
-def _bits(features: dict[str, Any]) -> list[int]:
-    named = {
-        text.split(":")[0].removeprefix("VIRTIO_BALLOON_F_") for text in features.get("dev-features", [])
-    }
-    unknown = int(features.get("unknown-dev-features", 0))
-    bits = {number for number, name in enumerate(NAMES) if name in named}
-    return sorted(bits | {bit for bit in range(TRANSPORT) if unknown >> bit & 1})
+def offers(qemu: Path) -> dict[int, bool]:
+    """Whether the virtio-balloon of a QEMU can offer the bits of the series, by its properties."""
+    what, fix = f"{qemu} does not answer", "build it again with kz build qemu"
+    listed = run.output([qemu, "-device", f"{BALLOON},help"], what, fix)
+    return {bit: f"  {name}=" in listed for bit, name in BITS.items()}
 
 
 def _qemu() -> Iterator[Finding]:
@@ -153,14 +117,9 @@ def _qemu() -> Iterator[Finding]:
 
 
 def _offers(binary: Path) -> tuple[str, str, str]:
-    bits = offered_bits(binary)
-    reported = REPORTED in bits
-    inflates = INFLATE in bits or INFLATE in offered_bits(binary, ",device-init-on-inflate=on")
-    text = (
-        f"offers {', '.join(map(str, bits))}; bit {REPORTED} (device init reported): {'yes' if reported else 'no'}, "
-        f"bit {INFLATE} (on inflate): {'with device-init-on-inflate=on' if inflates else 'no'}"
-    )
-    return (OK, text, "") if reported else (MISSING, text, "build it again with kz build qemu")
+    found = offers(binary)
+    text = ", ".join(f"{bit} ({BITS[bit]}): {'yes' if has else 'no'}" for bit, has in found.items())
+    return (OK, text, "") if all(found.values()) else (MISSING, text, "build it again with kz build qemu")
 
 
 def _kvm() -> Finding:

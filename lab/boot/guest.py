@@ -64,8 +64,13 @@ class Guest:
     """A guest that runs. Made by ``running`` and ``boot``; ended by ``close`` at the latest."""
 
     def __init__(
-        self, spec: BootSpec, interactive: bool = False, talks: bool = True, out: Sink = None, err: Sink = None
-    ) -> None:  # fmt: skip
+        self,
+        spec: BootSpec,
+        interactive: bool = False,
+        talks: bool = True,
+        out: Sink = None,
+        err: Sink = None,
+    ) -> None:
         self.spec = spec
         self.images = resolve.images(spec)
         self.kernel, self.qemu, self.accel = self.images.kernel, self.images.qemu, self.images.accel
@@ -219,9 +224,17 @@ class Guest:
 
     def ending(self) -> Ending:
         return Ending(
-            self.spec, self.accel, self._console_text(), self.console, self.folder / "vmm.log",
-            self._taint, self._exit, self._ready.is_set(), self._late, self.process.returncode,
-        )  # fmt: skip
+            self.spec,
+            self.accel,
+            self._console_text(),
+            self.console,
+            self.folder / "vmm.log",
+            self._taint,
+            self._exit,
+            self._ready.is_set(),
+            self._late,
+            self.process.returncode,
+        )
 
     def comes_up(self) -> bool:
         """Wait for user space, except with -S; False when an emulated guest met a known hang or race."""
@@ -281,9 +294,15 @@ class Guest:
         if self._exit is None:
             raise ending.failure()
         result = BootResult(
-            self._out.decode(errors="replace"), self._err.decode(errors="replace"), self._exit, self.console,
-            self.accel, self._ended - self._began, ending.faults(), bytes(self._out),
-        )  # fmt: skip
+            self._out.decode(errors="replace"),
+            self._err.decode(errors="replace"),
+            self._exit,
+            self.console,
+            self.accel,
+            self._ended - self._began,
+            ending.faults(),
+            bytes(self._out),
+        )
         if fault := ending.fault():
             raise fault
         return result

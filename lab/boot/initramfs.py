@@ -10,10 +10,19 @@ from lab.build import programs as guest
 from lab.core import lock, paths
 from lab.core.errors import UsageError
 
-FOLDERS = [
-    "bin", "sbin", "usr", "usr/bin", "usr/sbin", "etc", "dev", "proc", "sys", "tmp", "run", "mnt", "root",
+FOLDERS = (
+    "sbin",
+    "usr/bin",
+    "usr/sbin",
+    "dev",
+    "proc",
+    "sys",
+    "tmp",
+    "run",
+    "mnt",
+    "root",
     "kz",
-]  # fmt: skip
+)  # empty ones
 RECIPE = "1"
 
 
@@ -98,9 +107,13 @@ def guest_path(file: Path, place: str) -> str:
 
 
 def write(
-    target: Path, command: list[str], mode: str, add: list[tuple[Path, str]], modules: list[Path],
+    target: Path,
+    command: list[str],
+    mode: str,
+    add: list[tuple[Path, str]],
+    modules: list[Path],
     arch: str = "x86_64",
-) -> None:  # fmt: skip
+) -> None:
     """Write the archive of one boot: the base, then the files of this boot."""
     archive = Archive()
     archive.file("kz/argv", b"".join(word.encode(errors="surrogateescape") + b"\0" for word in command))

@@ -3,7 +3,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from typer import Option
 
@@ -35,12 +35,14 @@ class GuestOptions:
 
     def spec(self, command: list[str], timeout: float = FOREVER, device: str = "") -> BootSpec:
         """The BootSpec; ``device``: the one of a guest that is given none."""
-        devices = self.device or ([device] if device else [])
-        return BootSpec(
-            kernel=self.kernel, qemu=self.qemu, memory=self.memory, cpus=self.cpus, devices=devices, append=self.append,
-            accel=self.accel, add=[_added(item) for item in self.add or []], extra_qemu=self.qemu_arg or [],
-            command=command, timeout=timeout,
-        )  # fmt: skip
+        names = ("kernel", "qemu", "memory", "cpus", "append", "accel")
+        same: dict[str, Any] = {name: getattr(self, name) for name in names}
+        devices, added = (
+            self.device or ([device] if device else []),
+            [_added(item) for item in self.add or []],
+        )
+        more: dict[str, Any] = {"devices": devices, "add": added, "extra_qemu": self.qemu_arg or []}
+        return BootSpec(**same, **more, command=command, timeout=timeout)
 
 
 def _added(item: str) -> tuple[Path, str]:

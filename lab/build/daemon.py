@@ -11,12 +11,11 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from lab.core import lock, paths, progress, run
-from lab.core.errors import LabError, TestFailure
+from lab.core.errors import LabError
 from lab.machine import tools
 
 WORKSPACE = paths.REPO / "vhost-user-balloon"
@@ -121,18 +120,6 @@ class Daemon:
     def status(self) -> dict[str, Any]:
         return self.ask(command="status")
 
-    def wait_for(self, what: str, holds: Any, seconds: float = 20.0) -> dict[str, Any]:
-        """Wait until ``holds(status)``; raises TestFailure when it does not within the time."""
-        deadline = time.monotonic() + seconds
-        while True:
-            status = self.status()
-            if holds(status):
-                return status
-            if time.monotonic() > deadline:
-                why = json.dumps(status, indent=1)
-                raise TestFailure(f"the device does not get there: {what}", why, f"read its log: {self.log}")
-            time.sleep(0.05)
-
     def kill(self) -> None:
         self.process.kill()
         self.process.wait()
@@ -149,13 +136,3 @@ class Daemon:
         with contextlib.suppress(OSError):
             self._temporary.cleanup()
         return self.process.returncode
-
-
-@contextlib.contextmanager
-def running(arguments: list[str] | None = None, profile: str = "dev") -> Iterator[Daemon]:
-    """A daemon without a front end; ended with the block."""
-    daemon = Daemon(build(profile), arguments or [])
-    try:
-        yield daemon
-    finally:
-        daemon.close()

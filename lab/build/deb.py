@@ -48,12 +48,18 @@ class Deb:
     def control(self, size_kib: int) -> str:
         about = textwrap.indent(textwrap.fill(self.about, 75, break_on_hyphens=False), " ")
         lines = [
-            f"Package: {self.name}", f"Version: {self.version}", f"Architecture: {architecture()}",
-            f"Maintainer: {MAINTAINER}", f"Installed-Size: {size_kib}",
+            f"Package: {self.name}",
+            f"Version: {self.version}",
+            f"Architecture: {architecture()}",
+            f"Maintainer: {MAINTAINER}",
+            f"Installed-Size: {size_kib}",
             f"Depends: {', '.join(self.depends)}" if self.depends else "",
             f"Recommends: {', '.join(self.recommends)}" if self.recommends else "",
-            f"Section: {self.section}", "Priority: optional", f"Description: {self.description}", about,
-        ]  # fmt: skip
+            f"Section: {self.section}",
+            "Priority: optional",
+            f"Description: {self.description}",
+            about,
+        ]
         return "\n".join(line for line in lines if line) + "\n"
 
 

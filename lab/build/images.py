@@ -6,6 +6,7 @@ import functools
 import hashlib
 import json
 import os
+import re
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -18,8 +19,9 @@ from lab.series import apply, parts
 
 KEEP_IMAGES = 40
 # Variables that would change what kbuild or make do.
-STEERING = ("ARCH", "SUBARCH", "CROSS_COMPILE", "KBUILD_OUTPUT", "O", "MAKEFLAGS", "MFLAGS", "MAKELEVEL", "KCFLAGS",
-            "LOCALVERSION", "KCONFIG_CONFIG", "LLVM")  # fmt: skip
+STEERING = re.compile(
+    r"ARCH|SUBARCH|CROSS_COMPILE|KBUILD_OUTPUT|O|MAKEFLAGS|MFLAGS|MAKELEVEL|KCFLAGS|LOCALVERSION|KCONFIG_CONFIG|LLVM"
+)
 
 
 def jobs() -> int:
@@ -39,7 +41,7 @@ def compiler(prefix: str = "") -> str:
 
 def clean_environment() -> dict[str, str]:
     """The environment without the variables that steer kbuild and make."""
-    return {name: value for name, value in os.environ.items() if name not in STEERING}
+    return {name: value for name, value in os.environ.items() if not STEERING.fullmatch(name)}
 
 
 def cached_environment() -> dict[str, str]:
@@ -107,10 +109,15 @@ class Recipe:
                     self.make(tree, obj, log)
                 with lock.new_directory(place) as work:
                     about = {
-                        "what": self.what, "variant": self.variant, "version": source.version, "source": source.key,
+                        "what": self.what,
+                        "variant": self.variant,
+                        "version": source.version,
+                        "source": source.key,
                         "series": parts.get(self.what, self.chosen).key() if self.variant != "base" else "",
-                        "seconds": round(time.monotonic() - began, 1), "key": self.key(source), **self.publish(obj, work),
-                    }  # fmt: skip
+                        "seconds": round(time.monotonic() - began, 1),
+                        "key": self.key(source),
+                        **self.publish(obj, work),
+                    }
                     (work / "metadata.json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
             prune_images()
         return place / self.file

@@ -42,9 +42,12 @@ OURS = re.compile(r"^CONFIG_(PAGE_ZEROED\w*|PREZERO_PAGE\w*|REFPAGE\w*)=[ym]$", 
 
 # The rest of the kernel's identity must not depend on when and where it was built.
 KBUILD = (
-    "KBUILD_BUILD_TIMESTAMP=Thu Jan  1 00:00:00 UTC 1970", "KBUILD_BUILD_USER=knownzero",
-    "KBUILD_BUILD_HOST=knownzero", "KBUILD_BUILD_VERSION=1", "LOCALVERSION=",
-)  # fmt: skip
+    "KBUILD_BUILD_TIMESTAMP=Thu Jan  1 00:00:00 UTC 1970",
+    "KBUILD_BUILD_USER=knownzero",
+    "KBUILD_BUILD_HOST=knownzero",
+    "KBUILD_BUILD_VERSION=1",
+    "LOCALVERSION=",
+)
 
 
 def fragments(variant: str, arch: str, config: str = "") -> list[Path]:
@@ -197,8 +200,15 @@ def configure_linux(
 
 
 def make_linux(
-    tree: Path, obj: Path, files: list[Path], arch: str, variant: str, log: Path, targets: list[str], step: bool = False
-) -> None:  # fmt: skip
+    tree: Path,
+    obj: Path,
+    files: list[Path],
+    arch: str,
+    variant: str,
+    log: Path,
+    targets: list[str],
+    step: bool = False,
+) -> None:
     """Configure and build in ``obj``; ``step``: in the middle of the series, with ccache."""
     configure_linux(tree, obj, files, arch, log, lenient=step)
     if variant in ("base", "off", "floor"):
@@ -211,9 +221,14 @@ def make_linux(
 
 
 def make_targets(
-    tree: Path, obj: Path, targets: list[str], log: Path, arch: str = "x86_64",
-    what: str = "the kernel does not build", environment: dict[str, str] | None = None,
-) -> None:  # fmt: skip
+    tree: Path,
+    obj: Path,
+    targets: list[str],
+    log: Path,
+    arch: str = "x86_64",
+    what: str = "the kernel does not build",
+    environment: dict[str, str] | None = None,
+) -> None:
     """Run make in a configured ``obj``; LabError, beginning with ``what``, when it fails."""
     argv: Argv = ["make", "-C", tree, f"O={obj}", f"-j{jobs()}", *_kbuild(arch), *targets]
     fix = "correct the first error above (the log has the rest), then run it again"

@@ -13,12 +13,12 @@ INTERRUPTED = 130
 class LabError(Exception):
     """An error in three parts; ``code`` is the exit code (2 bad usage, 3 broken machine)."""
 
-    def __init__(self, what: str, why: str, fix: str, code: int = MACHINE) -> None:
+    code = MACHINE
+
+    def __init__(self, what: str, why: str, fix: str, code: int | None = None) -> None:
         super().__init__(what, why, fix, code)
-        self.what = what
-        self.why = why
-        self.fix = fix
-        self.code = code
+        self.what, self.why, self.fix = what, why, fix
+        self.code = self.code if code is None else code
 
     def __str__(self) -> str:
         why = self.why.strip().replace("\n", "\n       ")
@@ -29,16 +29,13 @@ class TestFailure(LabError):
     """The product under test misbehaved; exit code 1."""
 
     __test__ = False  # pytest takes the name for a test class
-
-    def __init__(self, what: str, why: str, fix: str) -> None:
-        super().__init__(what, why, fix, FAILED)
+    code = FAILED
 
 
 class UsageError(LabError):
     """The command line names something that does not exist; exit code 2."""
 
-    def __init__(self, what: str, why: str, fix: str) -> None:
-        super().__init__(what, why, fix, USAGE)
+    code = USAGE
 
 
 def from_oserror(error: OSError, doing: str) -> LabError:

@@ -11,6 +11,7 @@ from pathlib import Path
 from lab.core.errors import LabError, full_disk
 
 Argv = Sequence[str | Path]
+Env = Mapping[str, str] | None
 NO_PROGRAM = "run `kz doctor`: it names the package"
 
 
@@ -45,22 +46,34 @@ def end_group(process: subprocess.Popen[bytes], grace: float = 2.0) -> None:
 
 
 def logged(
-    argv: Argv, log: Path, what: str, fix: str, *,
-    cwd: Path | None = None, env: Mapping[str, str] | None = None, timeout: float | None = None,
-) -> None:  # fmt: skip
+    argv: Argv,
+    log: Path,
+    what: str,
+    fix: str,
+    *,
+    cwd: Path | None = None,
+    env: Env = None,
+    timeout: float | None = None,
+) -> None:
     """Run with all output appended to ``log``; a failure becomes a LabError quoting the log.
 
     ``env`` replaces the environment; ``timeout`` is in seconds. Interrupted or late, the whole process group is ended.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
+    words = [str(word) for word in argv]
     with log.open("ab") as out:
-        out.write(("$ " + " ".join(str(a) for a in argv) + "\n").encode())
+        out.write(f"$ {' '.join(words)}\n".encode())
         out.flush()
         try:
             process = subprocess.Popen(
-                [str(a) for a in argv], cwd=cwd, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=out,
+                words,
+                cwd=cwd,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
                 start_new_session=True,
-            )  # fmt: skip
+            )
         except FileNotFoundError:
             raise LabError(what, f"{argv[0]} is not installed", NO_PROGRAM) from None
         try:
@@ -81,19 +94,18 @@ def logged(
 
 
 def ask(
-    argv: Argv, cwd: Path | None = None, env: Mapping[str, str] | None = None, timeout: float | None = None
+    argv: Argv, cwd: Path | None = None, env: Env = None, timeout: float | None = None
 ) -> subprocess.CompletedProcess[str]:
     """Run without input and return whatever happens."""
+    words, none = [str(word) for word in argv], subprocess.DEVNULL
     return subprocess.run(
-        [str(a) for a in argv], cwd=cwd, env=env, timeout=timeout, stdin=subprocess.DEVNULL, capture_output=True,
-        text=True, check=False,
-    )  # fmt: skip
+        words, cwd=cwd, env=env, timeout=timeout, stdin=none, capture_output=True, text=True, check=False
+    )
 
 
 def output(
-    argv: Argv, what: str, fix: str, *,
-    cwd: Path | None = None, env: Mapping[str, str] | None = None, stdin: bytes | None = None,
-) -> str:  # fmt: skip
+    argv: Argv, what: str, fix: str, *, cwd: Path | None = None, env: Env = None, stdin: bytes | None = None
+) -> str:
     """Run and return stdout; a failure becomes a LabError quoting stderr."""
     try:
         done = subprocess.run(

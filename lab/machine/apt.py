@@ -8,6 +8,7 @@ machine's apt uses for Debian.
 import contextlib
 import email
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -23,14 +24,11 @@ OTHERWISE = "set KNOWNZERO_LINUX_SOURCE and KNOWNZERO_QEMU_SOURCE to source tree
 ALIASES = {"stable", "oldstable", "oldoldstable", "testing", "unstable", "sid"}
 
 
-def codename(os_release: Path = Path("/etc/os-release")) -> str:
+def codename() -> str:
     """The machine's Debian release name, such as ``bookworm``; empty when there is none."""
-    try:
-        text = os_release.read_text(encoding="utf-8")
-    except OSError:
-        return ""
-    match = re.search(r'^VERSION_CODENAME="?([a-z]+)"?$', text, re.MULTILINE)
-    return match[1] if match else ""
+    with contextlib.suppress(OSError):
+        return platform.freedesktop_os_release().get("VERSION_CODENAME", "")
+    return ""
 
 
 def mirrors(etc: Path = ETC) -> list[str]:
@@ -78,16 +76,21 @@ class PrivateApt:
         dpkg = Path("/var/lib/dpkg/status")
         options = {
             "Dir::Etc::SourceList": self.root / "mirror.sources",
-            **dict.fromkeys(("Dir::Etc::SourceParts", "Dir::Etc::Preferences", "Dir::Etc::PreferencesParts"), "/dev/null"),
+            **dict.fromkeys(
+                ("Dir::Etc::SourceParts", "Dir::Etc::Preferences", "Dir::Etc::PreferencesParts"), "/dev/null"
+            ),
             "Dir::State": self.root / "state",
             "Dir::State::Lists": self.root / "lists",
             # No package of another architecture is installed.
             "Dir::State::status": dpkg if dpkg.is_file() and not self.arch else "/dev/null",
             "Dir::Cache": self.root / "cache",
             "Dir::Cache::Archives": self.root / "cache" / "archives",
-            "APT::Sandbox::User": "", "APT::Get::List-Cleanup": "true", "Acquire::Languages": "none", "Acquire::Retries": "3",
+            "APT::Sandbox::User": "",
+            "APT::Get::List-Cleanup": "true",
+            "Acquire::Languages": "none",
+            "Acquire::Retries": "3",
             **({"APT::Architecture": self.arch} if self.arch else {}),
-        }  # fmt: skip
+        }
         lines = [f'{name} "{value}";' for name, value in options.items()]
         if " " in self.suite:
             lines.append(f'APT::Default-Release "{self.suite.split()[-1]}";')
@@ -121,15 +124,15 @@ class PrivateApt:
             {name.lower(): re.sub(r"\n\s+", "\n", value) for name, value in one.items()} for one in records
         ]
 
-    def download(self, package: str, version: str, folder: Path) -> list[Path]:
+    def download(self, package: str, folder: Path, version: str = "") -> list[Path]:
         """Download a binary package, or the tarball of a source package, into ``folder``."""
-        wanted = f"{package}={version}"
+        wanted = f"{package}={version}" if version else package
         if self.kind == "deb-src":
             argv = self.argv("apt-get", "source", "-q", "--download-only", "--tar-only", wanted)
         else:
             argv = self.argv("apt-get", "download", "-q", wanted)
         before = set(folder.iterdir())
-        what = f"cannot download {package} {version} from Debian {self.suite}"
+        what = f"cannot download {wanted} from Debian {self.suite}"
         fix = "check the network, then run it again; a partial download is not kept"
         run.logged(argv, paths.log_file(f"apt-download-{package}"), what, fix, cwd=folder)
         return sorted(set(folder.iterdir()) - before)

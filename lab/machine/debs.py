@@ -1,16 +1,14 @@
 # SPDX-License-Identifier: GPL-2.0
 """Debian packages of the machine's own release, unpacked in the cache and not installed."""
 
-import contextlib
 import functools
-import json
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 from lab.core import lock, paths, progress, run
 from lab.core.errors import LabError
-from lab.machine import apt, fetch
+from lab.machine import apt
 
 TRIPLET = "x86_64-linux-gnu"
 LOADER = "ld-linux-x86-64.so.2"
@@ -27,30 +25,18 @@ def _apt(arch: str = "", suite: str = "") -> apt.PrivateApt:
     return machine
 
 
-def _once(name: str, what: str, download: Callable[[Path], tuple[str, list[Path]]]) -> Path:
-    """A folder with unpacked packages; ``download`` gets them, and names the folder, from then on in NAME.json."""
-    root = paths.sub("debs")
-    pointer = root / f"{name}.json"
-
-    def known() -> Path | None:
-        with contextlib.suppress(OSError, ValueError, KeyError):
-            path = Path(json.loads(pointer.read_text(encoding="utf-8"))["path"])
-            return path if path.is_dir() else None
-        return None
-
-    if found := known():
-        return found
-    with lock.locked(f"deb-{name}"):
-        if found := known():
-            return found
+def _once(name: str, what: str, download: Callable[[Path], list[Path]]) -> Path:
+    """The folder with the unpacked packages that ``download`` gets, made when missing."""
+    target = paths.sub("debs") / name
+    if not target.is_dir():
         with (
+            lock.locked(f"deb-{name}"),
             progress.step(f"downloading Debian's {what}"),
-            tempfile.TemporaryDirectory(prefix=".deb-", dir=root) as folder,
+            tempfile.TemporaryDirectory(prefix=".deb-", dir=target.parent) as folder,
         ):
-            called, files = download(Path(folder))
-            unpack(files, root / called)
-        lock.write_atomically(pointer, json.dumps({"path": str(root / called)}))
-        return root / called
+            if not target.is_dir():
+                unpack(download(Path(folder)), target)
+    return target
 
 
 def unpack(files: list[Path], target: Path) -> None:
@@ -66,9 +52,8 @@ def unpacked(package: str, arch: str = "") -> Path:
     """The files of a package; ``arch``: of another architecture than the machine's, by Debian's name of it."""
     name = f"{package}-{arch}" if arch else package
 
-    def download(folder: Path) -> tuple[str, list[Path]]:
-        version = fetch.newest([record["version"] for record in _apt(arch).show(package)])
-        return f"{name}_{version.replace(':', '%3a')}", _apt(arch).download(package, version, folder)
+    def download(folder: Path) -> list[Path]:
+        return _apt(arch).download(package, folder)
 
     return _once(name, f"{package} {arch}".rstrip(), download)
 
@@ -83,8 +68,8 @@ def with_dependencies(package: str, marker: str, suite: str = "") -> Path:
     """A package with all it needs, with the file ``marker``; ``suite``: not the machine's own."""
     name = "+".join([package, "everything", *suite.split()])
 
-    def download(folder: Path) -> tuple[str, list[Path]]:
-        return name, _apt(suite=suite).download_with_dependencies(package, folder)
+    def download(folder: Path) -> list[Path]:
+        return _apt(suite=suite).download_with_dependencies(package, folder)
 
     target = _once(name, f"{package} and what it needs", download)
     if not (target / marker).exists():

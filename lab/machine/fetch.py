@@ -3,14 +3,11 @@
 
 import bz2
 import contextlib
-import functools
 import hashlib
 import json
 import os
 import re
 import shutil
-import subprocess
-import tempfile
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,19 +62,11 @@ def base(name: str, series: str = "") -> Base:
         if not found:
             have = ", ".join(one["series"] for one in sources)
             raise UsageError(f"Bad base of {name}: {series}", f"{file.name} lists {have}", "use one of these")
-        data, debian = found[0], found[0]["debian"]
-        return Base(
-            name, data["version"], data["series"], debian["suite"], debian["kind"], debian["package"],
-            debian["version"], debian["file"], debian["sha256"],
-        )  # fmt: skip
-    except (OSError, KeyError, tomllib.TOMLDecodeError) as error:
+        debian = dict(found[0]["debian"])
+        version, series = found[0]["version"], found[0]["series"]
+        return Base(name, version, series, debian_version=debian.pop("version"), **debian)
+    except (OSError, KeyError, TypeError, tomllib.TOMLDecodeError) as error:
         raise LabError(f"cannot read {file}", str(error), "restore the file from git") from None
-
-
-def sha256(path: Path) -> str:
-    """The checksum of a file, in hex."""
-    with path.open("rb") as handle:
-        return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
 def tree_version(name: str, tree: Path) -> str:
@@ -103,11 +92,7 @@ def variable(name: str) -> str:
 def stat_key(path: Path) -> str:
     """A name for the content of a file or folder, from names, sizes and times."""
     digest = hashlib.sha256(str(path).encode())
-    if path.is_file():
-        found = path.stat()
-        digest.update(f"{found.st_size} {found.st_mtime_ns}".encode())
-        return digest.hexdigest()
-    for root, folders, files in os.walk(path):
+    for root, folders, files in os.walk(path) if path.is_dir() else [(str(path.parent), [], [path.name])]:
         folders[:] = sorted(f for f in folders if f != ".git")
         for file in sorted(files):
             full = os.path.join(root, file)
@@ -162,26 +147,27 @@ def verify(archive: Path, checksum: str) -> bool:
     """Whether a download is whole; one that is not is thrown away, with a note."""
     if not archive.is_file():
         return False
-    if sha256(archive) == checksum:
-        return True
+    with archive.open("rb") as handle:
+        if hashlib.file_digest(handle, "sha256").hexdigest() == checksum:
+            return True
     progress.note(f"{archive.name} is corrupt or partial (its checksum differs): thrown away")
     archive.unlink()
     return False
-
-
-def newest(versions: list[str]) -> str:
-
-    def compare(a: str, b: str) -> int:
-        return subprocess.run(["dpkg", "--compare-versions", a, "gt", b], check=False).returncode or -1
-
-    # dpkg returns 0 for greater, so the order is the other way round.
-    return min(versions, key=functools.cmp_to_key(compare))
 
 
 def upstream(debian_version: str) -> str:
     """``7.3~rc7-1~exp1`` -> ``7.3-rc7``; ``1:10.0.13+ds-0+deb13u1`` -> ``10.0.13``."""
     match = re.match(r"(?:\d+:)?(\d+(?:\.\d+)*)(?:~(rc\d+))?", debian_version)
     return debian_version if not match else match[1] + (f"-{match[2]}" if match[2] else "")
+
+
+def order(version: str) -> tuple[int, int, int, int]:
+    """Sorts versions: ``7.4-rc1`` before ``7.4`` and ``7.4.0``, after ``7.3.9``."""
+    match = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?(?:[-~]rc(\d+))?", version)
+    if not match:
+        return (0, 0, 0, 0)
+    major, minor, point, candidate = match.groups()
+    return int(major), int(minor), int(point or 0), int(candidate) if candidate else 1000
 
 
 def record_file(record: dict[str, str], kind: str) -> tuple[str, str]:
@@ -199,14 +185,12 @@ def download(apt: PrivateApt, package: str, version: str, file: str, checksum: s
     """The file of a package, in the cache, checked against the checksum that the archive signs."""
     archive = paths.sub("downloads") / file
     if not verify(archive, checksum):
-        with tempfile.TemporaryDirectory(prefix=".apt-", dir=archive.parent) as folder:
-            apt.download(package, version, Path(folder))
-            fresh = Path(folder) / file
-            if not verify(fresh, checksum):
-                fix = "run it again; then check the mirror, or name a tarball in KNOWNZERO_…_SOURCE"
-                why = f"its sha256 is not {checksum}"
-                raise LabError(f"the download of {package} {version} is corrupt", why, fix)
-            fresh.replace(archive)
+        apt.download(package, archive.parent, version)
+        if not verify(archive, checksum):
+            fix = "run it again; then check the mirror, or name a tarball in KNOWNZERO_…_SOURCE"
+            raise LabError(
+                f"the download of {package} {version} is corrupt", f"its sha256 is not {checksum}", fix
+            )
     return archive
 
 
@@ -222,7 +206,7 @@ def _download(wanted: Base) -> Source:
             what = f"Debian {wanted.suite} no longer has {wanted.package} {wanted.series}.x"
             why = "it has: " + (", ".join(records) or "no package of that name")
             raise LabError(what, why, f"set {variable(wanted.name)} to a tarball of version {wanted.version}")
-        chosen = newest(same)
+        chosen = max(same, key=lambda one: order(upstream(one)))
         instead = f"{chosen} instead of {wanted.debian_version}"
         progress.note(
             f"Debian {wanted.suite} has {wanted.package} {instead}: using it (signed by the archive)"

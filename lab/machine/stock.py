@@ -35,24 +35,18 @@ def config() -> Path:
 
 
 def _kernel_files() -> tuple[Path, Path]:
-    found = [_known()] if _known() else debs.depends(KERNEL_PACKAGE)
+    name = f"{KERNEL_PACKAGE.removesuffix('-cloud-amd64')}-[0-9]*-cloud-amd64"
+    known = sorted(one.name for one in paths.sub("debs").glob(name))
+    found = known[-1:] or debs.depends(KERNEL_PACKAGE)
     package = next((name for name in found if name.startswith("linux-image-")), "")
     if not package:
         fix = "check the machine's release"
         raise LabError(f"{KERNEL_PACKAGE} depends on no kernel image", "its record names none", fix)
     folder = debs.unpacked(package)
-    lock.write_atomically(folder.parent / f"{KERNEL_PACKAGE}.name", package)
     images = sorted((folder / "boot").glob("vmlinuz-*"))
     if not images:
         raise LabError(f"{package} has no kernel image", f"unpacked in {folder}", "remove that folder")
     return images[0], folder
-
-
-def _known() -> str:
-    try:
-        return (paths.cache() / "debs" / f"{KERNEL_PACKAGE}.name").read_text(encoding="utf-8").strip()
-    except OSError:
-        return ""
 
 
 def depmod() -> str:
@@ -63,22 +57,24 @@ def depmod() -> str:
 
 def modules(root: Path) -> list[Path]:
     """The module files that MODULES need, dependencies first, uncompressed."""
-    if not (root / "modules.dep").is_file():
-        what = "cannot index the stock kernel's modules"
-        run.output([depmod(), "-b", str(root.parents[2]), root.name], what, "install kmod")
-    needs: dict[str, list[str]] = {}
-    for line in (root / "modules.dep").read_text(encoding="utf-8").splitlines():
-        file, _, rest = line.partition(":")
-        needs[file] = rest.split()
-    by_name = {re.sub(r"\.ko(\.\w+)?$", "", Path(file).name).replace("-", "_"): file for file in needs}
-    ordered: list[str] = []
-    for name in MODULES:
-        file = by_name.get(name, "")
-        if file:
-            for needed in [*reversed(needs[file]), file]:
-                if needed not in ordered:
-                    ordered.append(needed)
-    return [_plain(root / file) for file in ordered]
+    top, release, program = root.parents[2], root.name, Path(depmod())
+    if not (root / "modules.dep.bin").is_file():
+        run.output([program, "-b", top, release], "cannot index the stock kernel's modules", "install kmod")
+    # A module that this kernel has built in, or lacks, is left out.
+    argv: run.Argv = [
+        program.with_name("modprobe"),
+        "-C",
+        "/dev/null",
+        "-d",
+        top,
+        "-S",
+        release,
+        "-D",
+        "-a",
+        *MODULES,
+    ]
+    files = re.findall(r"^insmod (\S+)", run.ask(argv).stdout, re.MULTILINE)
+    return [_plain(Path(file)) for file in dict.fromkeys(files)]
 
 
 def _plain(module: Path) -> Path:

@@ -21,41 +21,51 @@ RUST = (1, 88)
 # Debian keeps one Rust for a release, and a newer one, for browsers, under other names.
 NEWER_RUST = {"cargo": "cargo-web", "rustfmt": "rustfmt-web", "rust-clippy": "rust-web-clippy"}
 
-# Tools by their user: (a check, the Debian package).
-TOOLS: dict[str, tuple[tuple[str, str], ...]] = {
-    "linux": (
-        ("cc", "gcc"), ("ld", "binutils"), ("make", "make"), ("flex", "flex"), ("bison", "bison"), ("bc", "bc"),
-        ("perl", "perl"), ("tar", "tar"), ("xz", "xz-utils"), ("lz4", "lz4"), ("git", "git"), ("dpkg-deb", "dpkg"),
-        ("<stdio.h>", "libc6-dev"), ("<gelf.h>", "libelf-dev"),
-    ),
-    "qemu": (
-        ("cc", "gcc"), ("ld", "binutils"), ("make", "make"), ("pkg-config", "pkg-config"), ("git", "git"), ("tar", "tar"),
-        ("xz", "xz-utils"), ("dpkg-deb", "dpkg"), ("<stdio.h>", "libc6-dev"), ("glib-2.0.pc", "libglib2.0-dev"), ("<libfdt.h>", "libfdt-dev"),
-    ),
-    "daemon": (("cargo>=" + ".".join(map(str, RUST)), "cargo"),),
-    "daemon's tests": (("cargo-fmt", "rustfmt"), ("cargo-clippy", "rust-clippy")),
-    # Building after each patch.
-    "steps": ((f"{CCACHE}/gcc", "ccache"),),
-    "package": (("dpkg-deb", "dpkg"), ("dpkg-shlibdeps", "dpkg-dev")),
-    "stock kernel": (("/sbin/depmod", "kmod"),),
+# The packages for each user of them.
+COMPILE = ("gcc", "binutils", "make", "git", "tar", "xz-utils", "dpkg", "libc6-dev")
+TOOLS: dict[str, tuple[str, ...]] = {
+    "linux": (*COMPILE, "flex", "bison", "bc", "perl", "lz4", "libelf-dev"),
+    "qemu": (*COMPILE, "pkg-config", "libglib2.0-dev", "libfdt-dev"),
+    "daemon": ("cargo",),
+    "daemon's tests": ("rustfmt", "rust-clippy"),
+    "steps": ("ccache",),  # building after each patch
+    "package": ("dpkg", "dpkg-dev"),
+    "stock kernel": ("kmod",),
     # A distribution to boot; the last two without root only.
-    "debian": (
-        ("perl", "perl"), ("tar", "tar"), ("/sbin/mke2fs", "e2fsprogs"),
-        *((("fakeroot", "fakeroot"), ("newuidmap", "uidmap")) if os.geteuid() else ()),
-    ),
+    "debian": ("perl", "tar", "e2fsprogs", *(("fakeroot", "uidmap") if os.geteuid() else ())),
     # Kernels of other architectures, and programs for them.
-    "arm64": (
-        ("aarch64-linux-gnu-gcc", "gcc-aarch64-linux-gnu"),
-        ("/usr/aarch64-linux-gnu/include/stdio.h", "libc6-dev-arm64-cross"),
-    ),
-    "i386": (
-        ("i686-linux-gnu-gcc", "gcc-i686-linux-gnu"),
-        ("/usr/i686-linux-gnu/include/stdio.h", "libc6-dev-i386-cross"),
-    ),
-    "riscv": (("riscv64-linux-gnu-gcc", "gcc-riscv64-linux-gnu"),),
-}  # fmt: skip
+    "arm": ("gcc-arm-linux-gnueabihf",),
+    "arm64": ("gcc-aarch64-linux-gnu", "libc6-dev-arm64-cross"),
+    "i386": ("gcc-i686-linux-gnu", "libc6-dev-i386-cross"),
+    "powerpc": ("gcc-powerpc64le-linux-gnu",),
+    "riscv": ("gcc-riscv64-linux-gnu",),
+    "s390": ("gcc-s390x-linux-gnu",),
+}
+# How ``has`` finds a package without a program of its name.
+CHECKS = {
+    "gcc": "cc",
+    "binutils": "ld",
+    "xz-utils": "xz",
+    "libc6-dev": "<stdio.h>",
+    "libelf-dev": "<gelf.h>",
+    "libglib2.0-dev": "glib-2.0.pc",
+    "libfdt-dev": "<libfdt.h>",
+    "cargo": "cargo>=" + ".".join(map(str, RUST)),
+    "rustfmt": "cargo-fmt",
+    "rust-clippy": "cargo-clippy",
+    "dpkg-dev": "dpkg-shlibdeps",
+    "e2fsprogs": "/sbin/mke2fs",
+    "uidmap": "newuidmap",
+    "libc6-dev-arm64-cross": "/usr/aarch64-linux-gnu/include/stdio.h",
+    "libc6-dev-i386-cross": "/usr/i686-linux-gnu/include/stdio.h",
+}
 DEMO = ("linux", "qemu")
 TESTS = (*DEMO, "daemon", "daemon's tests", "package", "stock kernel")
+
+
+def _check(package: str) -> str:
+    compiler = re.sub("^gcc-(.+)", r"\1-gcc", package)  # a cross compiler, unless the name stays
+    return CHECKS.get(package, compiler)
 
 
 def has(check: str) -> bool:
@@ -102,9 +112,12 @@ def candidates(packages: list[str]) -> dict[str, str]:
     """The versions that the machine's apt would install, of the packages that it knows."""
     try:
         done = subprocess.run(
-            ["apt-cache", "policy", *packages], capture_output=True, text=True, check=False,
+            ["apt-cache", "policy", *packages],
+            capture_output=True,
+            text=True,
+            check=False,
             env={**os.environ, "LC_ALL": "C"},
-        )  # fmt: skip
+        )
     except FileNotFoundError:
         return {}
     found = re.findall(r"^(\S+):\n(?: .*\n)*? +Candidate: (\S+)$", done.stdout, re.MULTILINE)
@@ -120,7 +133,7 @@ def _newest_rust(packages: list[str], offered: dict[str, str]) -> list[str]:
 
 def missing(*what: str, update: Callable[[], None] | None = None) -> list[str]:
     """Debian packages that the machine lacks for ``what``; ``update`` fetches apt's lists for a Rust."""
-    absent = [package for name in what for check, package in TOOLS[name] if not has(check)]
+    absent = [one for name in what for one in TOOLS[name] if not has(_check(one))]
     if not NEWER_RUST.keys().isdisjoint(absent):
         offered = candidates(list(NEWER_RUST.values()) + list(NEWER_RUST))
         if not offered and update:

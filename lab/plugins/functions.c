@@ -11,63 +11,52 @@
 #include <inttypes.h>
 #include <pthread.h>
 
+#include <glib.h>
+
 #include "plugin.h"
 
-#define BITS 18
-#define SLOTS (1u << BITS)	/* many more than the blocks that a kernel executes */
-
-static struct qemu_plugin_scoreboard *board;
-static uint64_t addresses[SLOTS];
+static GHashTable *counters;	/* qemu_plugin_u64 by address */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static FILE *out;
-static bool full;
 
-/* The slot of an address, or SLOTS if there is none left. */
-static unsigned int slot_of(uint64_t address)
+static qemu_plugin_u64 *counter_of(uint64_t address)
 {
-	unsigned int slot = (unsigned int)((address * 0x9e3779b97f4a7c15ull) >> (64 - BITS)), tries;
+	const gpointer key = (gpointer)(uintptr_t)address;
+	qemu_plugin_u64 *found;
 
-	for (tries = 0; tries < SLOTS; tries++, slot = (slot + 1) % SLOTS) {
-		if (!addresses[slot])
-			addresses[slot] = address;
-		if (addresses[slot] == address)
-			return slot;
+	pthread_mutex_lock(&lock);
+	found = g_hash_table_lookup(counters, key);
+	if (!found) {
+		found = g_new(qemu_plugin_u64, 1);
+		*found = qemu_plugin_scoreboard_u64(qemu_plugin_scoreboard_new(sizeof(uint64_t)));
+		g_hash_table_insert(counters, key, found);
 	}
-	full = true;
-	return SLOTS;
+	pthread_mutex_unlock(&lock);
+	return found;
 }
 
 static void translated(qemu_plugin_id_t id, struct qemu_plugin_tb *tb)
 {
-	qemu_plugin_u64 count = { board, 0 };
-	unsigned int slot;
+	const uint64_t address = qemu_plugin_tb_vaddr(tb);
 
 	(void)id;
-	if (!plugin_is_kernel(qemu_plugin_tb_vaddr(tb)))
-		return;
-	pthread_mutex_lock(&lock);
-	slot = slot_of(qemu_plugin_tb_vaddr(tb));
-	pthread_mutex_unlock(&lock);
-	count.offset = slot * sizeof(uint64_t);
-	if (slot < SLOTS)
-		qemu_plugin_register_vcpu_tb_exec_inline_per_vcpu(tb, QEMU_PLUGIN_INLINE_ADD_U64, count,
+	if (plugin_is_kernel(address))
+		qemu_plugin_register_vcpu_tb_exec_inline_per_vcpu(tb, QEMU_PLUGIN_INLINE_ADD_U64,
+								  *counter_of(address),
 								  qemu_plugin_tb_n_insns(tb));
 }
 
 static void finished(qemu_plugin_id_t id, void *unused)
 {
-	unsigned int slot;
+	gpointer address, counter;
+	GHashTableIter all;
 
 	(void)id;
 	(void)unused;
-	if (full)
-		fprintf(stderr, "functions: %u blocks were too few, some are not counted\n", SLOTS);
-	for (slot = 0; slot < SLOTS; slot++) {
-		const qemu_plugin_u64 count = { board, slot * sizeof(uint64_t) };
-
-		if (addresses[slot])
-			fprintf(out, "%" PRIx64 " %" PRIu64 "\n", addresses[slot], qemu_plugin_u64_sum(count));
-	}
+	g_hash_table_iter_init(&all, counters);
+	while (g_hash_table_iter_next(&all, &address, &counter))
+		fprintf(out, "%" PRIx64 " %" PRIu64 "\n", (uint64_t)(uintptr_t)address,
+			qemu_plugin_u64_sum(*(qemu_plugin_u64 *)counter));
 	fclose(out);
 }
 
@@ -80,8 +69,8 @@ QEMU_PLUGIN_EXPORT int qemu_plugin_install(qemu_plugin_id_t id, const qemu_info_
 	out = path ? fopen(path, "w") : NULL;
 	if (path && !out)
 		perror(path);
-	board = qemu_plugin_scoreboard_new(SLOTS * sizeof(uint64_t));
+	counters = g_hash_table_new(NULL, NULL);
 	qemu_plugin_register_vcpu_tb_trans_cb(id, translated);
 	qemu_plugin_register_atexit_cb(id, finished, NULL);
-	return out && board ? 0 : -1;
+	return out ? 0 : -1;
 }

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0
 """``kz series check``: patches apply exactly, pass checkpatch, keep the limits, survive saving."""
 
-import re
 from pathlib import Path
 
 from lab.build.images import jobs
@@ -14,9 +13,6 @@ from lab.series.checkpatch import Problem, checkpatch
 from lab.series.parts import Series
 from lab.series.repo import BASE, Repo, branch_of, commit_parts, small
 
-# Files without a place for a licence line, like their neighbours in the kernel.
-NO_SPDX = re.compile(r"^Documentation/ABI/|\.txt$|\.kunitconfig$|/\.gitignore$|\.json$|^MAINTAINERS$|\.tbl$")
-
 
 def check(name: str, each: bool = False, first: str = "") -> list[Problem]:
     """Run all checks of one project's parts; an empty list means that they pass.
@@ -28,14 +24,13 @@ def check(name: str, each: bool = False, first: str = "") -> list[Problem]:
         why, fix = f"{series.root}/parts has no patches", "kz series save"
         raise LabError(f"there is no {name} series", why, fix, 1)
     pristine = fetch.pristine(fetch.obtain(name))
-    found = listing(series)
     with progress.step(f"applying the {name} series"):
-        found += applies(series, pristine)
-    if any(p.check == "apply" for p in found):
+        found = applies(series, pristine)
+    if found:
         return found
     with progress.step(f"measuring and saving the {name} series"), small(series, pristine) as repo:
         commit_parts(repo, series)
-        found += limits(series, repo) + licences(repo, series)
+        found += limits(series, repo)
         found += [
             Problem("save", str(f.relative_to(series.root)), "saving the unchanged series changes this file")
             for f in tree.unsaved(repo, series)
@@ -44,21 +39,6 @@ def check(name: str, each: bool = False, first: str = "") -> list[Problem]:
         found += checkpatch(series, pristine, series.patches(), jobs())
     if each:
         found += [Problem("build", where, text) for where, text in steps.build_each(series, first)]
-    return found
-
-
-def listing(series: Series) -> list[Problem]:
-    """Every patch is listed, and numbered by its place."""
-    found = []
-    for part in series.parts:
-        listed = [path.name for path in part.patches()]
-        spare = sorted({path.name for path in part.root.glob("*.patch")} - set(listed))
-        found += [Problem("listing", f"{part.name}/{name}", "is not in series") for name in spare]
-        found += [
-            Problem("listing", f"{part.name}/{name}", f"its number is not {at:04d}")
-            for at, name in enumerate(listed, 1)
-            if not name.startswith(f"{at:04d}-")
-        ]
     return found
 
 
@@ -94,8 +74,8 @@ def measured(series: Series, repo: Repo) -> list[tuple[str, int, int]]:
     ]
     if most := rules.get("added"):
         for patch in series.patches():
-            stat = parts.numstat(patch.read_bytes())
-            plus = sum(lines[0] for name, lines in stat.items() if not parts.BESIDE.search(name))
+            lines = parts.numstat(patch).items()
+            plus = sum(added for name, added in lines if not parts.BESIDE.search(name))
             found.append((f"{patch.parent.name}/{patch.name} added lines", plus, most))
     for rule in rules.get("changed", []):
         counts = repo.git("diff", "--numstat", f"{BASE}..{branch_of(rule['upto'])}", "--", rule["file"])
@@ -105,17 +85,6 @@ def measured(series: Series, repo: Repo) -> list[tuple[str, int, int]]:
         size = sum(len(repo.ask("show", f"HEAD:{file}").stdout.splitlines()) for file in rule["files"])
         found.append((" + ".join(rule["files"]), size, rule["most"]))
     return found
-
-
-def licences(repo: Repo, series: Series) -> list[Problem]:
-    """New files have a licence line among their first three lines."""
-    fresh = repo.git("diff", "--name-only", "--diff-filter=A", f"{BASE}..HEAD").splitlines()
-    return [
-        Problem("licence", name, "has no SPDX-License-Identifier in its first three lines")
-        for name in fresh
-        if not NO_SPDX.search(name)
-        and "SPDX-License-Identifier:" not in "".join(repo.git("show", f"HEAD:{name}").splitlines()[:3])
-    ]
 
 
 def applies(series: Series, pristine: Path) -> list[Problem]:

@@ -2,8 +2,6 @@
 """``kz series export``: a part as mails for ``git send-email``. Nothing is sent."""
 
 import re
-import shutil
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,12 +11,9 @@ from lab.core.errors import LabError, UsageError
 from lab.machine import fetch
 from lab.post import letter
 from lab.series import parts
-from lab.series.apply import git_environment
 from lab.series.checkpatch import Problem, checkpatch
 from lab.series.repo import BASE, Repo, branch_of, commit_parts, small
 
-# The longest line of a mail (RFC 5322), without its end.
-LONGEST = 998
 RECIPIENTS = "recipients"
 
 
@@ -44,9 +39,14 @@ def sender() -> dict[str, str]:
 
 
 def export(
-    name: str, part_name: str, directory: Path, *, strict: bool = False, since: Path | None = None,
+    name: str,
+    part_name: str,
+    directory: Path,
+    *,
+    strict: bool = False,
+    since: Path | None = None,
     base_commit: str = "",
-) -> Exported:  # fmt: skip
+) -> Exported:
     """Write the mails of one part into a new directory, with the sender's identity and sign-off.
 
     ``strict``: fail without an identity, figures, or with a failed check; nothing is written then. ``since``: an earlier
@@ -82,25 +82,20 @@ def export(
         commit_parts(repo, series)
         first = branch_of(series.parts[-2].name) if len(series.parts) > 1 else BASE
         # The same commits, with the sender as author and signer.
-        commits = repo.git("rev-list", "--reverse", f"{first}..{branch_of(part.name)}").split()
-        repo.git("checkout", "-q", "-B", "export", first)
-        for commit in commits:
-            repo.git("cherry-pick", "-s", commit, env=who)
-            repo.git("commit", "-q", "--amend", "--no-edit", "--reset-author", env=who)
-        options = [
-            "--cover-letter", "--thread=shallow", "--numbered", "--no-renames", "--no-notes",
-            "--no-ext-diff", "--abbrev=12", f"--base={BASE}",
-        ]  # fmt: skip
+        repo.git("checkout", "-q", "-B", "export", branch_of(part.name))
+        repo.git(
+            "rebase", "-q", "--exec", "git commit -q --amend -s --no-edit --reset-author", first, env=who
+        )
+        options = ["--cover-letter", "--thread=shallow", "--numbered", "--no-renames", "--abbrev=12"]
+        options.append(f"--base={BASE}")
         if since:
             options.append(f"--range-diff={_earlier(repo, first, since, earlier)}")
         repo.git("format-patch", "-o", str(work), *options, f"{first}..export", env=who)
         mails = sorted(work.glob("*.patch"))
         for mail in mails:
             _finish(mail, words, source, base_commit)
-        problems += forms(mails)
         with progress.step(f"checkpatch on {len(mails)} mails"):
             problems += checkpatch(series, pristine, mails[1:], jobs(), signed=True)
-        problems += rehearsal(mails)
         people = recipients(mails, pristine)
         (work / RECIPIENTS).write_text("".join(f"{line}\n" for line in people), encoding="utf-8")
         if strict and problems:
@@ -130,42 +125,6 @@ def _finish(mail: Path, words: letter.Letter, source: fetch.Source, base_commit:
     text = text.replace("*** BLURB HERE ***", words.text)
     known = f"base-commit: {base_commit}" if base_commit else f"base-version: {source.name} {source.version}"
     mail.write_text(re.sub(r"^base-commit: [0-9a-f]{40}$", known, text, flags=re.MULTILINE), encoding="utf-8")
-
-
-def forms(mails: list[Path]) -> list[Problem]:
-    """Sender, sign-off and the length of lines."""
-    found = []
-    for mail in mails:
-        text = re.sub(rb"\n[ \t]+<", b" <", mail.read_bytes(), count=1)  # a long name is wrapped
-        address = re.search(rb"^From: .*?([^\s<]+@[^\s>]+)", text, re.MULTILINE)
-        if not address or address[1].endswith(b"@localhost"):
-            found.append(Problem("sender", mail.name, "it has no sender: set git's user.name and user.email"))
-        elif mail != mails[0] and b"Signed-off-by: " not in text.partition(b"\n---\n")[0]:
-            found.append(Problem("sign-off", mail.name, "it has no Signed-off-by"))
-        if (longest := max(map(len, text.split(b"\n")))) > LONGEST:
-            found.append(
-                Problem("length", mail.name, f"a line has {longest} characters; a mail carries {LONGEST}")
-            )
-    return found
-
-
-def rehearsal(mails: list[Path]) -> list[Problem]:
-    """``git send-email --dry-run``; a note where git cannot send mail."""
-    where = run.output(["git", "--exec-path"], "git has no --exec-path", "install git").strip()
-    if not shutil.which("git-send-email") and not (Path(where) / "git-send-email").is_file():
-        progress.note("git has no send-email (Debian: git-email): sending was not rehearsed")
-        return []
-    argv = [
-        "git", "send-email", "--dry-run", "--quiet", "--confirm=never", "--suppress-cc=all", "--no-thread", "--no-chain-reply-to",
-        "--from=rehearsal@localhost", "--to=rehearsal@localhost", "--smtp-server=/bin/false", "--8bit-encoding=UTF-8",
-        "--transfer-encoding=auto", *map(str, mails),
-    ]  # fmt: skip
-    with tempfile.TemporaryDirectory() as folder:
-        done = run.ask(argv, Path(folder), git_environment(Path(folder).parent))
-    if done.returncode == 0:
-        return []
-    said = (done.stderr or done.stdout).strip().splitlines()
-    return [Problem("send-email", mails[0].name, " / ".join(said[-3:]) or f"exit code {done.returncode}")]
 
 
 def recipients(mails: list[Path], pristine: Path) -> list[str]:

@@ -5,6 +5,7 @@ import re
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import jinja2
 
@@ -18,6 +19,7 @@ from lab.series.parts import Part
 
 WIDTH = 75
 INDENT = "  "
+WHOLE: Any = {"break_long_words": False, "break_on_hyphens": False}
 # Label, two sides, change: as wide as a line may be.
 COLUMNS = (26, 19, 19, 9)
 HEADS = ("base", "patched")
@@ -110,8 +112,8 @@ class Figures:
             counts = ", ".join(map(str, sorted({metric.ours.n for one, metric in have if one is result})))
             source = f"[{result.accelerator.upper()}, n = {counts}: {result.reproduce.removeprefix('./')}]"
             lines += textwrap.wrap(
-                source, WIDTH, initial_indent=INDENT, subsequent_indent=INDENT + " ", break_long_words=False, break_on_hyphens=False
-            )  # fmt: skip
+                source, WIDTH, **WHOLE, initial_indent=INDENT, subsequent_indent=INDENT + " "
+            )
         return "\n".join(lines)
 
     def provenance(self) -> str:
@@ -157,7 +159,7 @@ def base_paragraph(name: str, source: fetch.Source) -> str:
     text = f"The patches are for {'Linux' if name == 'linux' else 'QEMU'} {source.version}"
     if source.from_debian and source.version == wanted.version:
         text += f", as in Debian's {wanted.package} {wanted.debian_version}"
-    return textwrap.fill(f"{text}.", 72, break_long_words=False, break_on_hyphens=False)
+    return textwrap.fill(f"{text}.", 72, **WHOLE)
 
 
 def write(name: str, part: Part, source: fetch.Source) -> Letter:

@@ -2,17 +2,17 @@
 """``kz series check --each``: build after every patch, with the feature on and off."""
 
 import hashlib
+import itertools
 import json
 import os
 import re
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from lab.build import linux, qemu
 from lab.build.images import compiler
-from lab.core import lock, paths, progress, run
+from lab.core import lock, paths, progress
 from lab.core.errors import LabError, UsageError
 from lab.machine import fetch, tools
 from lab.series import apply, parts
@@ -21,8 +21,8 @@ from lab.series.parts import Series
 VARIANTS = ("knownzero", "off")
 # Not compiled into a kernel.
 BESIDE = re.compile(r"^(Documentation|tools|samples)/|^(MAINTAINERS|CREDITS)$")
-# The linker defines these, and only for a whole kernel.
-LINKED = re.compile(r"^__(start|stop|crc)_")
+# Too much for one file in it.
+LARGE = ("fs", "kernel")
 # Builds what passed before again.
 AGAIN = "KNOWNZERO_AGAIN"
 Found = tuple[str, str]
@@ -64,50 +64,12 @@ def targets(series: Series, arch: str = "x86") -> list[str]:
         and not BESIDE.match(name)
         and (not name.startswith("arch/") or name.startswith(f"arch/{arch}/"))
     ]
-    folders = Counter(source.parent for source in sources)
-    # All of kernel/ is too much for one file in it.
-    alone = {f for f in folders if folders[f] == 1 and any(f in other.parents for other in folders)}
-    found = set()
-    for source in sources:
-        if source.parent in alone:
-            found.add(str(source.with_suffix(".o")))
-        elif not any(folder in folders and folder not in alone for folder in source.parent.parents):
-            found.add(f"{source.parent}/")
-    return sorted(found)
-
-
-def _objects(obj: Path, target: str) -> list[Path]:
-    if target.endswith(".o"):
-        return [obj / target]
-    names = []
-    archives = [f"{target}{name}" for name in ("built-in.a", "lib.a") if (obj / target / name).is_file()]
-    for archive in archives or ([f"{target}built-in.a"] if any((obj / target).rglob("*.o")) else []):
-        names += run.output(["ar", "t", archive], f"cannot read {archive}", "build it again", cwd=obj).split()
-    modules = obj / target / "modules.order"
-    return [
-        obj / name
-        for name in names + (modules.read_text(encoding="utf-8").split() if modules.is_file() else [])
-    ]
-
-
-def missing_symbols(obj: Path, built: list[str], elsewhere: set[str]) -> dict[str, str]:
-    """Symbols that neither these objects nor the rest of the kernel define: symbol -> object."""
-    defined, needed = set(elsewhere), dict[str, str]()
-    for file in (file for target in built for file in _objects(obj, target)):
-        for line in run.output(["nm", str(file)], f"cannot read {file}", "build it again").splitlines():
-            kind, symbol = line.split()[-2:]
-            if kind == "U":
-                needed.setdefault(symbol, str(file.relative_to(obj)))
-            elif kind not in "wv":
-                defined.add(symbol)
-    return {s: where for s, where in needed.items() if s not in defined and not LINKED.match(s)}
-
-
-def symbols_of(image: Path) -> set[str]:
-    """The symbols of a kernel, from the System.map beside its image."""
-    return {
-        line.split()[-1] for line in (image.parent / "System.map").read_text(encoding="utf-8").splitlines()
-    }
+    return sorted(
+        {
+            f"{source.parent}/" if str(source.parent) not in LARGE else str(source.with_suffix(".o"))
+            for source in sources
+        }
+    )
 
 
 @dataclass(frozen=True)
@@ -117,42 +79,26 @@ class Build:
     name: str
     off: bool
     inputs: list[str]
-    run: Callable[[Path, Path], list[str]]
+    run: Callable[[Path, Path], None]
 
 
-def _qemu() -> list[Build]:
-    def make(tree: Path, log: Path) -> list[str]:
+def _qemu() -> Build:
+    def make(tree: Path, log: Path) -> None:
         qemu.make_qemu(tree, paths.sub("obj") / "each-qemu", log, ["qemu-system-x86_64"])
-        return []
 
-    return [Build("x86_64", False, [compiler(), qemu.QEMU_RECIPE], make)]
-
-
-def _linux(series: Series) -> list[Build]:
-    found = []
-    for arch in linux.ARCHES:
-        wanted = targets(series, "x86" if arch == "x86_64" else arch)
-        # The rest of the kernel is the base's: the code that the series adds is in the targets.
-        elsewhere = symbols_of(linux.build_linux("base", arch))
-        for variant in VARIANTS:
-            found.append(_kernel(arch, variant, wanted, elsewhere))
-    return found
+    return Build("x86_64", False, [compiler(), qemu.QEMU_RECIPE], make)
 
 
-def _kernel(arch: str, variant: str, wanted: list[str], elsewhere: set[str]) -> Build:
-    files = linux.fragments(variant, arch)
-    obj = paths.sub("obj") / f"each-{arch}-{variant}"
+def _kernel(series: Series, arch: str, variant: str) -> Build:
+    wanted = targets(series, "x86" if arch == "x86_64" else arch)
+    files, obj = linux.fragments(variant, arch), paths.sub("obj") / f"each-{arch}-{variant}"
 
-    def make(tree: Path, log: Path) -> list[str]:
+    def make(tree: Path, log: Path) -> None:
         # Before the patch that adds an option, setting it has no effect.
         linux.make_linux(tree, obj, files, arch, variant, log, wanted, step=True)
-        missing = missing_symbols(obj, wanted, elsewhere)
-        return [f"{where} needs {symbol}, which is not defined" for symbol, where in missing.items()]
 
-    texts = [file.read_text(encoding="utf-8") for file in files]
-    return Build(
-        f"{arch} {variant}", variant == "off", [compiler(), linux.LINUX_RECIPE, *wanted, *texts], make
-    )
+    inputs = [compiler(), linux.LINUX_RECIPE, *wanted, *(file.read_text(encoding="utf-8") for file in files)]
+    return Build(f"{arch} {variant}", variant == "off", inputs, make)
 
 
 def build_each(series: Series, first: str = "") -> Iterator[Found]:
@@ -172,16 +118,15 @@ def build_each(series: Series, first: str = "") -> Iterator[Found]:
     tree = paths.sub("work") / f"each-{source.key[:12]}"
     built = before = 0
     with lock.locked(f"each-{series.name}"):
-        builds = _qemu() if series.name == "qemu" else _linux(series)
+        kernels = itertools.product(linux.ARCHES, VARIANTS) if series.name == "linux" else ()
+        builds = [_kernel(series, *one) for one in kernels] or [_qemu()]
         for at, step in enumerate(todo[start:], start + 1):
             for one in builds if step.compiled else []:
                 if one.off and not step.symbols:
                     continue
                 key = json.dumps([source.key, step.digest, one.name, *one.inputs])
-                stamp = (
-                    paths.sub("passed")
-                    / f"each-{series.name}-{hashlib.sha256(key.encode()).hexdigest()[:24]}"
-                )
+                name = f"each-{series.name}-{hashlib.sha256(key.encode()).hexdigest()[:24]}"
+                stamp = paths.sub("passed") / name
                 if stamp.is_file() and not os.environ.get(AGAIN):
                     before += 1
                     continue
@@ -190,10 +135,8 @@ def build_each(series: Series, first: str = "") -> Iterator[Found]:
                 log = paths.log_file(f"each-{at}-{one.name}")
                 with progress.step(f"{at}/{len(todo)} {step.name[:50]} {one.name}", log):
                     try:
-                        wrong = one.run(tree, log)
+                        one.run(tree, log)
+                        lock.write_atomically(stamp, "")
                     except LabError as error:
-                        wrong = [error.why]
-                if not wrong:
-                    lock.write_atomically(stamp, "")
-                yield from ((step.name, f"{one.name}: {text}") for text in wrong)
+                        yield step.name, f"{one.name}: {error.why}"
     progress.note(f"{built} builds made, {before} passed before")

@@ -46,6 +46,7 @@ def compare(
 ) -> None:
     """Compare two runs metric by metric; refuses unlike ones."""
     from rich.console import Console
+    from rich.markdown import Markdown
 
     from lab.report import compare as comparing
 
@@ -55,7 +56,7 @@ def compare(
         return
     # Wide enough for whole names where no terminal limits it.
     console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
-    console.print(comparing.table(found, first, second))
+    console.print(Markdown(f"{first} and {second}\n\n{comparing.table(found)}"))
     for words, differs in (
         ("Unlike, and compared all the same", found.reasons),
         ("Not the same", found.versions),

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
-
 from lab.core.errors import UsageError
 from lab.core.units import human, percent
 from lab.report.results import Metric, Result, Sample, change_percent, load
@@ -134,25 +132,21 @@ def compare(first: Path, second: Path, *, force: bool = False) -> Comparison:
     )
 
 
-def table(found: Comparison, first: Path, second: Path) -> Table:
-    table = Table(
-        title=f"{first} and {second}",
-        caption="~ : the spreads overlap; p of a test of each row by itself, with the runs as independent samples: "
-        "boots differ more than the repetitions of one boot. ours/base: the change in each pair, and the "
-        "difference of both in percentage points",
-        caption_justify="left",
-    )
-    for column in ("metric", "side", "first", "second", "change", "chance"):
-        table.add_column(
-            column, overflow="fold", justify="right" if column in ("first", "second", "change") else "left"
-        )
+CAPTION = (
+    "~ : the spreads overlap; p of a test of each row by itself, with the runs as independent samples: boots differ more "
+    "than the repetitions of one boot. ours/base: the change in each pair, and the difference of both in percentage points"
+)
+
+
+def table(found: Comparison) -> str:
+    """The comparison in Markdown."""
     names = dict(zip(SIDE_NAMES, found.sides, strict=True))
+    lines = ["| metric | side | first | second | change | chance |", "|---|---|---:|---:|---:|---|"]
     for row in found.rows:
         change = percent(row.change_percent) if row.points is None else f"{row.points:+.1f} points"
         mark = " ~" if row.overlap and (row.change_percent or row.points) else ""
-        table.add_row(
-            row.name if row.side == SIDE_NAMES[0] else "", names.get(row.side, row.side),
-            human(row.first.median, row.unit), human(row.second.median, row.unit), change + mark,
-            row.significance.text() if row.significance else "",
-        )  # fmt: skip
-    return table
+        medians = (human(side.median, row.unit) for side in (row.first, row.second))
+        test = row.significance.text() if row.significance else ""
+        cells = (f"`{row.name}`", names.get(row.side, row.side), *medians, change + mark, test)
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join([*lines, "", CAPTION])

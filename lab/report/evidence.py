@@ -28,12 +28,14 @@ SNAPSHOT = f"echo {MARK}; cat /proc/vmstat; echo {END}"
 BEFORE, AFTER = "vmstat-before", "vmstat-after"
 _SNAPSHOTS = re.compile(rf"^{MARK}\n(.*?)^{END}$", re.MULTILINE | re.DOTALL)
 # Facts about the machine that may change a figure; missing files are skipped. Of the last two, some lines.
+THP = "/sys/kernel/mm/transparent_hugepage"
 FILES = (
-    "/proc/version", "/proc/cmdline", "/proc/loadavg", "/sys/kernel/mm/transparent_hugepage/enabled",
-    "/sys/kernel/mm/transparent_hugepage/defrag", "/sys/kernel/mm/ksm/run",
+    *("/proc/version", "/proc/cmdline", "/proc/loadavg", f"{THP}/enabled", f"{THP}/defrag"),
+    "/sys/kernel/mm/ksm/run",
     "/sys/devices/system/clocksource/clocksource0/current_clocksource",
-    "/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor", "/proc/meminfo", "/proc/cpuinfo",
-)  # fmt: skip
+    "/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor",
+    *("/proc/meminfo", "/proc/cpuinfo"),
+)
 LINES = re.compile(
     r"^(MemTotal|MemAvailable|SwapTotal|SwapFree|model name|microcode|cpu MHz|cache size)\s*:\s*(.*)$",
     re.MULTILINE,

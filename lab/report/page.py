@@ -185,9 +185,9 @@ def html(results: list[Result], folder: Path | None = None) -> str:
     def _breakable(name: str) -> Markup:
         return Markup(str(escape(name)).replace(".", ".<wbr>").replace("_", "_<wbr>"))
 
-    helpers = (_headlines, _charts, _posted_tables, _posted_rows, _interval, _test, _outliers, _tests, _facts,
-               _breakable, _together, verdict, human, percent, ran_on)  # fmt: skip
-    context = {helper.__name__.removeprefix("_"): helper for helper in helpers}
+    of_results = (_headlines, _charts, _posted_tables, _posted_rows, _tests, _facts, verdict, ran_on)
+    of_metrics = (_interval, _test, _outliers, _breakable, _together, human, percent)
+    context = {helper.__name__.removeprefix("_"): helper for helper in (*of_results, *of_metrics)}
     more = {"evidence": lambda result: _evidence(result, folder)}
     return environment().get_template("report.html.j2").render(context | more, results=results)
 
@@ -225,17 +225,21 @@ def markdown(results: list[Result], head: str = "# Knownzero: both sides\n\n", n
             f"| [{result.name}](#{result.name}) | {cells} | {result.when[:10]} | {verdict(result)} |\n"
         )
     for result in results:
-        heads = " | ".join(("figure", *result.sides, "change", "p", "target"))
         host = ", ".join(f"{key} {value}" for key, value in sorted(result.host.items()))
-        parts.append(
-            f"\n## {result.name}\n\nMachine: {host or 'unknown'}. Command, accelerator, commit and date are above.\n\n"
-            f"| {heads} |\n|---|---:|---:|---:|---|---|\n"
-        )
-        parts += [_row(metric) for metric in result.metrics]
+        parts += [
+            f"\n## {result.name}\n\nMachine: {host or 'unknown'}. Command, accelerator, commit and date are above.\n"
+        ]
+        parts += [f"\n{figures(result)}"]
         if notes:
             parts += [f"\n{text}\n" for text in (*_tests(result), *result.notes)]
             parts += ["\n", *(f"- {key}: {value}\n" for key, value in _facts(result))]
     return "".join(parts)
+
+
+def figures(result: Result) -> str:
+    """The table of a result in Markdown."""
+    heads = " | ".join(("figure", *result.sides, "change", "p", "target"))
+    return f"| {heads} |\n|---|---:|---:|---:|---|---|\n" + "".join(map(_row, result.metrics))
 
 
 def _row(metric: Metric) -> str:

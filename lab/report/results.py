@@ -80,10 +80,16 @@ class Metric:
 
     @classmethod
     def of(
-        cls, name: str, unit: str, base: Sequence[float], ours: Sequence[float], *, sentence: str = "",
+        cls,
+        name: str,
+        unit: str,
+        base: Sequence[float],
+        ours: Sequence[float],
+        *,
+        sentence: str = "",
         target: Target | Goal | None = None,
         floor: Sequence[float] = (),
-    ) -> Metric:  # fmt: skip
+    ) -> Metric:
         """Make a metric from both sides' values; equally many are pairs. ``target`` may judge the metric."""
         one, two = Sample.of(base), Sample.of(ours)
         change, interval = change_percent(one.median, two.median), change_interval(base, ours)

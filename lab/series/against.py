@@ -68,15 +68,6 @@ class Report:
         return {**asdict(self), "outcomes": [{**asdict(one), "state": one.state} for one in self.outcomes]}
 
 
-def order(version: str) -> tuple[int, int, int, int]:
-    """Sorts versions: ``7.4-rc1`` before ``7.4`` and ``7.4.0``, after ``7.3.9``."""
-    match = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?(?:[-~]rc(\d+))?", version)
-    if not match:
-        return (0, 0, 0, 0)
-    major, minor, point, candidate = match.groups()
-    return int(major), int(minor), int(point or 0), int(candidate) if candidate else 1000
-
-
 # Other sources.
 
 
@@ -125,8 +116,8 @@ def choose(name: str, wanted: str, available: list[Offer]) -> list[Offer]:
     """The offers for ``newest``, ``all`` (each series' newest and its newest candidate), ``7.3.y`` or a version."""
     if wanted == "all":
         newest: dict[tuple[int, int, bool], Offer] = {}
-        for one in sorted(available, key=lambda one: order(one.version)):
-            major, minor, _, candidate = order(one.version)
+        for one in sorted(available, key=lambda one: fetch.order(one.version)):
+            major, minor, _, candidate = fetch.order(one.version)
             newest[major, minor, candidate == 1000] = one
         return list(newest.values())
     if wanted == "newest":
@@ -134,13 +125,13 @@ def choose(name: str, wanted: str, available: list[Offer]) -> list[Offer]:
     elif match := re.fullmatch(r"(\d+\.\d+)\.y", wanted):
         fitting = [one for one in available if re.fullmatch(rf"{re.escape(match[1])}(?:\.\d+)?", one.version)]
     else:
-        fitting = [one for one in available if order(one.version) == order(wanted)]
+        fitting = [one for one in available if fetch.order(one.version) == fetch.order(wanted)]
     if not fitting:
-        recent = sorted({one.version for one in available}, key=order)[-8:]
+        recent = sorted({one.version for one in available}, key=fetch.order)[-8:]
         why = "it has " + (", ".join(reversed(recent)) or "none")
         fix = "name one of these, or a source tree or tarball of your own"
         raise UsageError(f"the machine's mirror has no {name} {wanted}", why, fix)
-    return [max(fitting, key=lambda one: order(one.version))]
+    return [max(fitting, key=lambda one: fetch.order(one.version))]
 
 
 def download(offer: Offer) -> Path:

@@ -3,65 +3,27 @@
 
 import contextlib
 import json
-import os
-import shutil
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from lab.core import lock, paths, progress, run
-from lab.core.errors import UsageError
 from lab.machine import fetch
-from lab.series.parts import Series, touched
+from lab.series.parts import Series
+from lab.series.repo import BASE, apply, mode_of, small
 
 STATE = ".knownzero-applied"
 Content = tuple[bytes, int]  # bytes and mode
-
-
-def git_environment(ceiling: Path) -> dict[str, str]:
-    """An environment in which git ignores the user's and the machine's configuration."""
-    keep = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
-    return {
-        **keep, "GIT_CONFIG_GLOBAL": "/dev/null", "GIT_CONFIG_NOSYSTEM": "1",
-        "GIT_CEILING_DIRECTORIES": str(ceiling), "LC_ALL": "C",
-    }  # fmt: skip
-
-
-def mode_of(path: Path) -> int:
-    """The mode git keeps: 755 for executables, 644 otherwise."""
-    return 0o755 if path.stat().st_mode & 0o100 else 0o644
-
-
-def apply_patch(patch: Path, folder: Path) -> str:
-    """Apply one patch with its full context; returns the reason when it fails."""
-    argv = ["git", "apply", "-p1", "--whitespace=nowarn", str(patch)]
-    done = run.ask(argv, folder, git_environment(folder.parent))
-    return "" if done.returncode == 0 else (done.stderr.strip() or f"git apply: exit code {done.returncode}")
 
 
 def result(
     series: Series, pristine: Path, patches: Sequence[Path] | None = None
 ) -> dict[str, Content | None]:
     """The content of each file that the patches (by default all) change; None: deleted."""
-    chosen = series.patches() if patches is None else list(patches)
-    names = {name for patch in chosen for name in touched(patch.read_bytes())}
-    with tempfile.TemporaryDirectory(prefix=".apply-", dir=paths.sub("work")) as folder:
-        scratch = Path(folder)
-        for name in names:
-            if (pristine / name).is_file():
-                (scratch / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy2(pristine / name, scratch / name)
-        for patch in chosen:
-            if reason := apply_patch(patch, scratch):
-                raise UsageError(
-                    f"{patch.parent.name}/{patch.name} does not apply to {series.name} {fetch.tree_version(series.name, pristine)}",
-                    reason,
-                    f"change it in the tree of `kz tree {series.name}`, then `kz series save {series.name}`; "
-                    f"`kz series rebase {series.name}` is for other versions",
-                )
+    with small(series, pristine) as repo:
+        apply(repo, series, series.patches() if patches is None else patches)
         made: dict[str, Content | None] = {}
-        for name in names:
-            path = scratch / name
+        for name in repo.git("diff", "--name-only", "--no-renames", f"{BASE}..HEAD").splitlines():
+            path = repo.path / name
             made[name] = (path.read_bytes(), mode_of(path)) if path.is_file() else None
         return made
 

@@ -6,12 +6,12 @@ import functools
 import hashlib
 import re
 import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lab.core import paths
+from lab.core import paths, run
 from lab.core.errors import LabError, UsageError
 from lab.machine import fetch
 
@@ -28,12 +28,11 @@ class Part:
 
     name: str
     title: str
-    on: tuple[str, ...]
     root: Path
+    on: tuple[str, ...] = ()
     configs: tuple[str, ...] = ()
     tests: tuple[str, ...] = ()
     limit: int = 0
-    solved: str = ""
 
     def patches(self, version: str = "") -> list[Path]:
         """The patches in the order in which they apply; LabError when the list names a missing file.
@@ -104,18 +103,11 @@ def _all(name: str) -> Series:
             on = tuple(fields.get("on", ()))
             if missing := [one for one in on if one not in {p.name for p in found}]:
                 raise ValueError(f"{part} stands on {missing[0]}, which does not come before it")
-            found.append(
-                Part(
-                    part,
-                    fields["title"],
-                    on,
-                    root / "parts" / part,
-                    tuple(fields.get("configs", ())),
-                    tuple(fields.get("tests", ())),
-                    fields.get("patches", 0),
-                    fields.get("solved", ""),
-                )
-            )
+            fields.pop("solved", None)  # for readers
+            given: dict[str, Any] = {
+                key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()
+            }
+            found.append(Part(part, limit=given.pop("patches", 0), root=root / "parts" / part, **given))
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise LabError(f"cannot read {file}", str(error), f"git checkout {file}") from None
     return Series(name, root, tuple(found), data)
@@ -128,7 +120,7 @@ def get(name: str, parts: Iterable[str] = ()) -> Series:
     """
     series = _all(name)
     if tuple(parts) == MEASURE:
-        only = Part(MEASURE[0], "Kernels to measure with", (), series.root / MEASURE[0])
+        only = Part(MEASURE[0], "Kernels to measure with", series.root / MEASURE[0])
         return Series(name, series.root, (only,), {}, whole=False)
     wanted = set(parts)
     if not wanted:
@@ -151,14 +143,6 @@ def split(text: str) -> tuple[str, ...]:
     return tuple(word.strip() for word in text.split(",") if word.strip())
 
 
-def sets(series: Series) -> list[tuple[str, ...]]:
-    """Every set of parts that is closed under what its parts stand on, the smallest first."""
-    found: list[tuple[str, ...]] = [()]
-    for part in series.parts:
-        found += [(*one, part.name) for one in found if set(part.on) <= set(one)]
-    return sorted((one for one in found if one), key=lambda one: (len(one), one))
-
-
 def diff_of(patch: bytes) -> bytes:
     """A patch without its message."""
     at = patch.find(b"\ndiff --git ")
@@ -171,19 +155,14 @@ def touched(patch: bytes) -> list[str]:
     return list(dict.fromkeys(name.decode() for pair in names for name in pair))
 
 
-def numstat(patch: bytes) -> dict[str, tuple[int, int]]:
-    """Lines added and removed by a patch, by file."""
-    found: dict[str, list[int]] = {}
-    name, body = "", False
-    for line in diff_of(patch).splitlines():
-        if match := re.match(rb"diff --git a/.+ b/(.+)$", line):
-            name, body = match[1].decode(), False
-            found[name] = [0, 0]
-        elif line.startswith(b"@@"):
-            body = True
-        elif body and line[:1] in (b"+", b"-"):
-            found[name][line[:1] == b"-"] += 1
-    return {name: (plus, minus) for name, (plus, minus) in found.items()}
+def numstat(patch: Path) -> dict[str, int]:
+    """Lines added by a patch, by file."""
+    text = run.output(
+        ["git", "apply", "--numstat", str(patch)],
+        f"{patch.name} is no patch",
+        "export it again with git format-patch",
+    )
+    return {name: int(plus) for plus, _, name in (line.split("\t") for line in text.splitlines())}
 
 
 def subject(patch: bytes) -> str:
@@ -191,8 +170,3 @@ def subject(patch: bytes) -> str:
     head = patch.split(b"\n\n", 1)[0].decode(errors="replace")
     match = re.search(r"^Subject: (?:\[[^]]*\] )?(.*(?:\n[ \t].*)*)", head, re.MULTILINE)
     return re.sub(r"\n[ \t]+", " ", match[1]) if match else ""
-
-
-def names(parts: Sequence[Part]) -> str:
-    """Parts as a list for messages."""
-    return ", ".join(part.name for part in parts)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0
 """A series as git commits: branch part/NAME marks the last commit of each part."""
 
+import os
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,7 +10,6 @@ from pathlib import Path
 
 from lab.core import paths, run
 from lab.core.errors import UsageError
-from lab.series.apply import git_environment, mode_of
 from lab.series.parts import Part, Series, subject, touched
 
 BASE = "base"
@@ -17,21 +17,38 @@ BRANCH = "knownzero"
 IDENTITY = ("knownzero", "knownzero@localhost")
 EPOCH = "1000000000 +0000"
 
-# Configuration of a user or of a repository that would change the saved patches.
+# Configuration of a user's tree that would change what git am and git commit do there.
 PINNED = (
-    "diff.algorithm=myers", "diff.context=3", "diff.interHunkContext=0", "diff.noprefix=false", "diff.mnemonicPrefix=false",
-    "diff.srcPrefix=a/", "diff.dstPrefix=b/", "diff.indentHeuristic=true", "diff.renames=false", "diff.statGraphWidth=20",
-    "diff.suppressBlankEmpty=false", "core.quotePath=true", "core.abbrev=40", "core.autocrlf=false", "core.fileMode=true",
-    "core.attributesFile=/dev/null", "core.hooksPath=/dev/null", "core.fsmonitor=false", "core.untrackedCache=false",
-    "format.signature=", "format.noprefix=false", "format.encodeEmailHeaders=true", "format.forceInBodyFrom=false", "format.from=false",
-    "format.useAutoBase=false", "format.subjectPrefix=PATCH", "format.suffix=.patch", "format.signOff=false", "format.notes=false",
-    "i18n.commitEncoding=utf-8", "i18n.logOutputEncoding=utf-8", "apply.whitespace=nowarn", "commit.gpgSign=false",
-    "am.threeWay=false", "am.keepcr=false", "rerere.enabled=false", "advice.mergeConflict=false", "gc.auto=0",
-)  # fmt: skip
-FORMAT = (
-    "-O/dev/null", "--zero-commit", "--no-signature", "--full-index", "-N", "--no-renames", "--stat=72", "--no-cover-letter",
-    "--no-attach", "--no-thread", "--no-ext-diff", "--no-textconv", "--no-base", "--no-notes",
-)  # fmt: skip
+    "core.attributesFile=/dev/null",
+    "core.autocrlf=false",
+    "core.hooksPath=/dev/null",
+    "apply.whitespace=nowarn",
+    "commit.gpgSign=false",
+    "am.threeWay=false",
+    "am.keepcr=false",
+    "rerere.enabled=false",
+    "advice.mergeConflict=false",
+    "gc.auto=0",
+)
+STAT = ("--stat=72", "--stat-graph-width=20")
+FORMAT = ("--zero-commit", "--no-signature", "--full-index", "-N", "--no-renames", *STAT)
+
+
+def git_environment(ceiling: Path) -> dict[str, str]:
+    """An environment in which git ignores the user's and the machine's configuration."""
+    keep = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
+    return {
+        **keep,
+        "GIT_CONFIG_GLOBAL": "/dev/null",
+        "GIT_CONFIG_NOSYSTEM": "1",
+        "GIT_CEILING_DIRECTORIES": str(ceiling),
+        "LC_ALL": "C",
+    }
+
+
+def mode_of(path: Path) -> int:
+    """The mode git keeps: 755 for executables, 644 otherwise."""
+    return 0o755 if path.stat().st_mode & 0o100 else 0o644
 
 
 class Repo:
@@ -78,26 +95,27 @@ def branch_of(part: str) -> str:
     return f"part/{part}"
 
 
-def commit_parts(repo: Repo, series: Series, *options: str) -> str:
-    """Apply the parts as commits on HEAD, each with its branch; returns the last commit.
+def apply(repo: Repo, series: Series, patches: Sequence[Path], *options: str) -> None:
+    """Commit patches on HEAD; UsageError for one that does not apply, and HEAD is the last commit before it."""
+    done = repo.am(patches, *options) if patches else None
+    if not done or done.returncode == 0:
+        return
+    stopped = subject(repo.ask("am", "--show-current-patch=raw").stdout.encode())
+    if "--3way" not in options:
+        repo.ask("am", "--abort")
+    reason = [line for line in (done.stderr or done.stdout).splitlines() if not line.startswith("hint:")]
+    raise UsageError(
+        f"{patches[0].parent.name}: {stopped} does not apply",
+        "\n".join(reason[-8:]),
+        f"change it in the tree of `kz tree {series.name}`, then `kz series save {series.name}`; "
+        f"`kz series rebase {series.name}` is for other versions",
+    )
 
-    A patch that does not apply is a UsageError, and HEAD is the last commit before it.
-    """
+
+def commit_parts(repo: Repo, series: Series, *options: str) -> str:
+    """Apply the parts as commits on HEAD, each with its branch; returns the last commit. See ``apply``."""
     for part in series.parts:
-        patches = part.patches()
-        done = repo.am(patches, *options) if patches else None
-        if done and done.returncode:
-            stopped = subject(repo.ask("am", "--show-current-patch=raw").stdout.encode())
-            repo.ask("am", "--abort") if "--3way" not in options else None
-            reason = [
-                line for line in (done.stderr or done.stdout).splitlines() if not line.startswith("hint:")
-            ]
-            raise UsageError(
-                f"{part.name}: {stopped} does not apply",
-                "\n".join(reason[-8:]),
-                f"change it in the tree of `kz tree {series.name}`, then `kz series save {series.name}`; "
-                f"`kz series rebase {series.name}` is for other versions",
-            )
+        apply(repo, series, part.patches(), *options)
         repo.git("branch", "-f", branch_of(part.name), "HEAD")
     return repo.find("HEAD")
 
@@ -125,10 +143,8 @@ def small(series: Series, pristine: Path, also: Sequence[Path] = ()) -> Iterator
 def commit_all(repo: Repo, message: str) -> None:
     """Commit all files and tag the commit as the base."""
     repo.git("add", "-A", "-f", ".")
-    repo.git(
-        "commit", "-q", "--allow-empty", "-m", message,
-        env={"GIT_AUTHOR_DATE": EPOCH, "GIT_COMMITTER_DATE": EPOCH},
-    )  # fmt: skip
+    dates = {"GIT_AUTHOR_DATE": EPOCH, "GIT_COMMITTER_DATE": EPOCH}
+    repo.git("commit", "-q", "--allow-empty", "-m", message, env=dates)
     repo.git("tag", "-f", BASE)
 
 
@@ -174,9 +190,13 @@ def ranges(repo: Repo, series: Series) -> list[tuple[Part, str, str]]:
 
 
 def formatted(repo: Repo, first: str, last: str) -> dict[str, bytes]:
-    """The commits of a range as mail patches, by file name."""
+    """The commits of a range as mail patches, by file name; the tree's own configuration does not count."""
+    ends = f"{repo.find(first)}..{repo.find(last)}"
+    objects = repo.git("rev-parse", "--path-format=absolute", "--git-path", "objects")
     with tempfile.TemporaryDirectory() as folder:
-        repo.git("format-patch", *FORMAT, "-o", folder, f"{first}..{last}")
-        return {
-            path.stem.rstrip("-") + ".patch": path.read_bytes() for path in sorted(Path(folder).iterdir())
-        }
+        plain = {"GIT_DIR": f"{folder}/git", "GIT_WORK_TREE": str(repo.path)}
+        plain["GIT_ALTERNATE_OBJECT_DIRECTORIES"] = objects
+        repo.git("init", "-q", env=plain)
+        repo.git("format-patch", *FORMAT, "-o", f"{folder}/mails", ends, env=plain)
+        mails = sorted(Path(folder).glob("mails/*"))
+        return {f"{mail.stem.rstrip('-')}.patch": mail.read_bytes() for mail in mails}

@@ -209,11 +209,16 @@ def line(night: Night, stage: Stage) -> dict[str, Any]:
         if step.why
     ]
     return {
-        "stage": stage.name, "title": stage.title, "state": stage.state, "seconds": round(stage.seconds, 1),
-        "tests": cases.count(found), "repeated": sum(bool(case.repeats) for case in found),
+        "stage": stage.name,
+        "title": stage.title,
+        "state": stage.state,
+        "seconds": round(stage.seconds, 1),
+        "tests": cases.count(found),
+        "repeated": sum(bool(case.repeats) for case in found),
         "started_again": sum(bool(case.started_again) for case in found),
-        "amounts": cases.amounts(found), "findings": findings,
-    }  # fmt: skip
+        "amounts": cases.amounts(found),
+        "findings": findings,
+    }
 
 
 def _row(report: dict[str, Any]) -> str:

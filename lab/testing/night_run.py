@@ -68,17 +68,22 @@ def _execute(night: Night, words: list[str], stage: Stage, log: Path, deadline: 
     """Run a step; its exit code. No process of it is left, however it ends."""
     words = [word.format(folder=night.folder) if "{folder}" in word else word for word in words]
     environment = {
-        **os.environ, **night.settings, "KNOWNZERO_NIGHTLY": "1", "PYTHONPATH": str(paths.REPO), "PYTHONUNBUFFERED": "1",
-        "KNOWNZERO_CASES": str(night.folder / f"{stage.name}.jsonl"), "KNOWNZERO_SHARD": night.shard if stage.marks else "",
-    }  # fmt: skip
+        **os.environ,
+        **night.settings,
+        "KNOWNZERO_NIGHTLY": "1",
+        "PYTHONPATH": str(paths.REPO),
+        "PYTHONUNBUFFERED": "1",
+        "KNOWNZERO_CASES": str(night.folder / f"{stage.name}.jsonl"),
+        "KNOWNZERO_SHARD": night.shard if stage.marks else "",
+    }
     before = _children()
     with log.open("ab") as out:
         out.write(f"$ ./kz {shlex.join(words)}\n".encode())
         out.flush()
+        argv, null = [sys.executable, "-m", "lab", *words], subprocess.DEVNULL
         process = subprocess.Popen(
-            [sys.executable, "-m", "lab", *words], cwd=paths.REPO, env=environment,
-            stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True,
-        )  # fmt: skip
+            argv, cwd=paths.REPO, env=environment, stdin=null, stdout=out, stderr=out, start_new_session=True
+        )
         try:
             return process.wait(None if deadline is None else max(deadline - time.monotonic(), 0.1))
         except BaseException:
@@ -88,7 +93,7 @@ def _execute(night: Night, words: list[str], stage: Stage, log: Path, deadline: 
             raise
         finally:
             run.end_group(process)
-            # What it has left behind is a child of this process (see ``main``), and so are the children of that.
+            # Its orphans, and later theirs, become children of this process (see ``main``).
             late = time.monotonic() + 10
             while time.monotonic() < late and (left := _children() - before):
                 for pid in left:

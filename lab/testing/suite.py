@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0
 """``kz test``: build everything that the tests need, and run pytest."""
 
-import contextlib
 import os
 import re
 import shlex
@@ -12,11 +11,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lab.boot.console import last_lines
-from lab.build import ahead
 from lab.build import linux as build
 from lab.build import programs as guest
-from lab.build.images import jobs
-from lab.build.qemu import build_qemu, find_qemu, make_qemu, qemu_object_dir, qemu_tree
+from lab.build.images import jobs, tree_of
+from lab.build.qemu import build_qemu, make_qemu, qemu_object_dir
 from lab.core import errors, lock, paths, progress, run
 from lab.core.errors import LabError
 from lab.machine import fetch, tools
@@ -34,8 +32,7 @@ LAST_WORDS = 40.0  # seconds, of which pytest's workers may take ten to end
 def prepare() -> None:
     """Build every kernel, QEMU and program the tests use; quick when the cache has them."""
     tools.need(*tools.TESTS)
-    with contextlib.nullcontext() if find_qemu() else ahead.of_kernels():
-        build_qemu("knownzero")
+    build_qemu("knownzero")
     build_qtests()
     for variant, arch in KERNELS:
         build.build_linux(variant, arch)
@@ -44,21 +41,14 @@ def prepare() -> None:
     guest.build_programs()
 
 
-def qtest_programs() -> list[str]:
-    """The qtests that concern the balloon and are in the patched source."""
-    source = fetch.obtain("qemu")
-    with qemu_tree("knownzero", source) as tree:
-        return [name for name in QTESTS if (tree / "tests" / "qtest" / f"{name}.c").is_file()]
-
-
 def build_qtests() -> Path:
     """Build QEMU's qtests where QEMU was built; returns that folder."""
     source = fetch.obtain("qemu")
     obj = qemu_object_dir("knownzero", source)
-    with lock.locked("build-qemu-knownzero"), qemu_tree("knownzero", source) as tree:
+    with lock.locked("build-qemu-knownzero"), tree_of("qemu", "knownzero", source) as tree:
         log = paths.log_file("qtests")
         with progress.step("building QEMU's qtests", log):
-            programs = [f"tests/qtest/{name}" for name in qtest_programs()]
+            programs = [f"tests/qtest/{name}" for name in QTESTS]
             make_qemu(tree, obj, log, ["qemu-system-x86_64", *programs])
     return obj
 
@@ -104,9 +94,8 @@ def exit_code(status: int) -> int:
     return {0: errors.OK, 1: errors.FAILED}.get(status, errors.MACHINE)
 
 
-PYTEST = [
-    sys.executable, "-m", "pytest", "-c", str(paths.REPO / "pyproject.toml"), "--rootdir", str(paths.REPO),
-]  # fmt: skip
+CONFIG = str(paths.REPO / "pyproject.toml")
+PYTEST = [sys.executable, "-m", "pytest", "-c", CONFIG, "--rootdir", str(paths.REPO)]
 
 
 def check_selection(select: str, marks: str, options: Sequence[str], settings: dict[str, str]) -> None:

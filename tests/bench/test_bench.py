@@ -128,7 +128,10 @@ def test_options_that_cannot_work_are_bad_usage(more: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("name", BENCHES)
 def test_a_bench_has_its_function(name: str) -> None:
-    module, function = BENCHES[name].place.split(":")
+    module, function = (
+        BENCHES[name].module or name.replace("-", "_"),
+        name if BENCHES[name].module else "measure",
+    )
     assert callable(getattr(importlib.import_module(f"lab.bench.{module}"), function))
 
 

@@ -14,6 +14,7 @@ import pytest
 from lab.bench import device, session
 from lab.bench.repeat import Values
 from lab.bench.runner import Pair
+from lab.boot import balloon
 from lab.build import daemon
 from lab.core.errors import TestFailure
 from lab.report.page import write_reports
@@ -126,9 +127,9 @@ def test_a_stall_is_compared_with_as_long_a_time_without_reports() -> None:
 def test_a_balloon_is_resized_on_either_side() -> None:
     both = pair()
     for side in both:
-        assert device.actual(side) == 0
+        assert balloon.held(side.guest) == 0
         assert device.resize(side, 256 * MIB)[0] == 256 * MIB
-        assert device.actual(side) == 256 * MIB
+        assert balloon.held(side.guest) == 256 * MIB
         assert device.resize(side, 0)[0] == 256 * MIB
     assert both.base.guest.current == 2048 * MIB
 

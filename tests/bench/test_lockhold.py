@@ -119,11 +119,11 @@ def found(large: int) -> Found:
 
 @pytest.mark.parametrize(("large", "met"), [(100, True), (400, True), (401, False)])
 def test_what_grows_faster_than_memory_misses_its_target(large: int, met: bool) -> None:
-    run = run_of("scale")
+    run = run_of("lockhold")
     lockhold.growth(run, found(large), (1, 4))
     metrics = by_name(run)
     assert set(metrics) == {
-        f"scale.lock_hold.{step}.4gb" for step in (*WITH_BASE, "program", "report", "flush", "prezero")
+        f"lockhold.growth.{step}.4gb" for step in (*WITH_BASE, "program", "report", "flush", "prezero")
     }
     for name, one in metrics.items():
         assert (one.target is None) == ("_base" in name)

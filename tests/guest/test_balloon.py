@@ -15,6 +15,7 @@ from lab.bench.session import LOOP, Side
 from lab.boot import balloon
 from lab.boot.guest import Guest, running
 from lab.boot.spec import BootSpec
+from tests import devices
 from tests.guest.guests import (
     CHECK,
     CHECKED,
@@ -82,7 +83,7 @@ def resize(guest: Guest, size: int, all_of_it: int = ALL) -> None:
     if guest.daemon:
         ask(guest, size, all_of_it)
         taken = all_of_it - size
-        guest.daemon.wait_for(f"{size >> 20} MB", lambda status: status["actual"] == taken, 120)
+        devices.wait_for(guest.daemon, f"{size >> 20} MB", lambda status: status["actual"] == taken, 120)
     else:
         balloon.resize(guest, size)
 
@@ -92,7 +93,8 @@ def stats(guest: Guest) -> dict[str, Any]:
     if guest.daemon:
         status = guest.daemon.status()
         return {"zero": status["proven_zero"], **{name: status[name] for name in ("discarded", "skipped")}}
-    return balloon.stats(guest)
+    found: dict[str, Any] = guest.qmp("query-balloon")["inflated"]
+    return {**found, "skipped": {one["reason"]: one["bytes"] for one in found["skipped"]}}
 
 
 def vmstat(side: Side, prefix: str = "pgzeroed_") -> dict[str, int]:

@@ -49,9 +49,18 @@ def test_error() -> None:
     assert found["pgzeroed_bad"] == 0
 
 
+TAINT_TEST = 1 << 18
+
+
 def test_a_lie_is_found() -> None:
-    """The oracle must be able to fail: here it has to."""
-    result = run(script(), devices=[], append="page_zeroed_reporter.mode=lie", allow_warnings=True)
+    """The oracle must be able to fail: here it has to. The mode taints the kernel, since it leaks memory (K8)."""
+    result = run(
+        script() + "; echo tainted $(cat /proc/sys/kernel/tainted)",
+        devices=[],
+        append="page_zeroed_reporter.mode=lie",
+        allow_warnings=True,
+    )
+    assert int(text(result).partition("tainted ")[2].split()[0]) & TAINT_TEST
     assert any("page_zeroed: BUG" in line for line in result.violations), text(result)[-2000:]
     assert counters(result)["pgzeroed_bad"] > 0
     # --verify in the guest: what was found to be a lie was zeroed before the program got it.

@@ -7,10 +7,12 @@ import pytest
 
 from lab.bench import session
 from lab.core.errors import LabError
+from tests.devices import wait_for
 from tests.guest.guests import (
     BOTH_DEVICES,
     DELAY,
     DIRTY,
+    KERNEL,
     REPORT,
     counters,
     expect_at_least,
@@ -78,14 +80,14 @@ def test_the_daemon_on_stock_qemu() -> None:
         device = device_of(guest)
         until(guest, "up")
         device.ask(command="target", bytes=64 * MIB)
-        device.wait_for("inflate", lambda status: status["actual"] == 64 * MIB, 60)
+        wait_for(device, "inflate", lambda status: status["actual"] == 64 * MIB, 60)
         guest.qmp("system_reset")
         until(guest, "up")
-        device.wait_for("inflate after the reset", lambda status: status["actual"] == 64 * MIB, 60)
+        wait_for(device, "inflate after the reset", lambda status: status["actual"] == 64 * MIB, 60)
         with pytest.raises(LabError, match="non-migratable device"):
             guest.qmp("migrate", uri="file:/dev/null")
         device.ask(command="target", bytes=0)
-        device.wait_for("deflate", lambda status: status["actual"] == 0, 60)
+        wait_for(device, "deflate", lambda status: status["actual"] == 0, 60)
         guest.send("")
         until(guest, "filled")
         filled, resident = memory(guest), session.resident(guest.pid)
@@ -99,10 +101,10 @@ def test_the_daemon_on_stock_qemu() -> None:
         guest.send("")
         until(guest, "full")
         device.ask(command="target", bytes=512 * MIB)
-        device.wait_for("inflate", lambda status: status["actual"] == 512 * MIB, 60)
+        wait_for(device, "inflate", lambda status: status["actual"] == 512 * MIB, 60)
         assert 0 < device.ask(command="stats")["stats"]["free_memory"] < 500 * MIB
         device.ask(command="target", bytes=0)
-        device.wait_for("deflate", lambda status: status["actual"] == 0, 60)
+        wait_for(device, "deflate", lambda status: status["actual"] == 0, 60)
         guest.send("")
         until(guest, "deflated")
         guest.send("")
@@ -112,6 +114,20 @@ def test_the_daemon_on_stock_qemu() -> None:
         for job, pages in ((reported, 256 << 8), (deflated, 256 << 8)):
             expect_at_least(job["vmstat"]["pgzeroed_skip"], 0.97 * pages)
         assert counters(result)["pgzeroed_bad"] == 0
+
+
+def test_the_daemon_on_stock_qemu_keeps_the_poison_of_free_pages() -> None:
+    """The guest checks the poison of each page that it allocates. A discarded page would be zeros."""
+    script = f"{LATE}; {DIRTY}; {REPORT}; {JOB}; pause done; grep pgzeroed_ /proc/vmstat"
+    with guest_with(script, qemu="stock", kernel=str(KERNEL), append="page_poison=1") as guest:
+        until(guest, "done")
+        status = device_of(guest).status()
+        assert (status["discarded"], status["proven_zero"]) == (0, 0)
+        assert status["skipped"]["poison"] == status["reported"] > 400 * MIB
+        guest.send("")
+        result = guest.wait()
+    fine(result)
+    assert counters(result)["pgzeroed_skip"] == 0
 
 
 def test_stock_qemu_goes_on_without_its_daemon() -> None:

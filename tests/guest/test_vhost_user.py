@@ -22,7 +22,8 @@ from lab.boot.spec import BootSpec
 from lab.build import daemon
 from lab.core.errors import LabError
 from lab.core.run import output as run_output
-from tests import hugepages
+from tests import devices, hugepages
+from tests.devices import wait_for
 from tests.guest.guests import (
     CHECK,
     CHECKED,
@@ -165,14 +166,14 @@ def test_inflate_and_deflate() -> None:
         until(guest, "filled")
         filled = memory(guest)
         device.ask(command="target", bytes=512 * MIB)
-        device.wait_for("inflate", lambda status: status["actual"] == 512 * MIB, 60)
+        wait_for(device, "inflate", lambda status: status["actual"] == 512 * MIB, 60)
         expect_at_most(memory(guest), filled - 400 * MIB)
         told = device.ask(command="stats")["stats"]
         assert 0 < told["free_memory"] < 500 * MIB
         guest.send("")
         until(guest, "inflated")
         device.ask(command="target", bytes=0)
-        status = device.wait_for("deflate", lambda status: status["actual"] == 0, 60)
+        status = wait_for(device, "deflate", lambda status: status["actual"] == 0, 60)
         assert status["inflated"] == 512 * MIB
         assert status["malformed"] == 0
         guest.send("")
@@ -218,16 +219,16 @@ def test_a_kernel_that_does_not_know_the_bit(arch: str, kernel: str) -> None:
     with guest_with(script, arch=arch, kernel=kernel, size="512M") as guest:
         until(guest, "filled")
         device = device_of(guest)
-        device.wait_for("reports", lambda status: status["discarded"] > 150 * MIB, 60)
+        wait_for(device, "reports", lambda status: status["discarded"] > 150 * MIB, 60)
         status = device.status()
         assert status["proven_zero"] == 0
         assert "device-init-reported" not in status["features"]
         assert any("zeroes reported memory again" in problem for problem in status["problems"])
         # It can be inflated like any other.
         device.ask(command="target", bytes=64 * MIB)
-        device.wait_for("inflate", lambda status: status["actual"] == 64 * MIB, 60)
+        wait_for(device, "inflate", lambda status: status["actual"] == 64 * MIB, 60)
         device.ask(command="target", bytes=0)
-        status = device.wait_for("deflate", lambda status: status["actual"] == 0, 60)
+        status = wait_for(device, "deflate", lambda status: status["actual"] == 0, 60)
         assert status["inflated"] >= 64 * MIB
         assert status["proven_zero"] == status["malformed"] == 0
         guest.send("")
@@ -326,14 +327,14 @@ def test_a_guest_that_is_reset() -> None:
         device = device_of(guest)
         until(guest, "up")
         device.ask(command="target", bytes=128 * MIB)
-        device.wait_for("inflate", lambda status: status["actual"] == 128 * MIB, 60)
+        wait_for(device, "inflate", lambda status: status["actual"] == 128 * MIB, 60)
         first = device.status()["inflated"]
         guest.qmp("system_reset")
         until(guest, "up")
-        status = device.wait_for("inflate again", lambda status: status["actual"] == 128 * MIB, 60)
+        status = wait_for(device, "inflate again", lambda status: status["actual"] == 128 * MIB, 60)
         assert status["inflated"] >= first + 128 * MIB
         device.ask(command="target", bytes=0)
-        device.wait_for("deflate", lambda status: status["actual"] == 0, 60)
+        wait_for(device, "deflate", lambda status: status["actual"] == 0, 60)
         assert counters(reported_and_used_again(device, guest))["pgzeroed_bad"] == 0
 
 
@@ -376,7 +377,7 @@ def test_a_daemon_that_is_killed_and_comes_back(vouched: bool) -> None:
         guest.send("")
         until(guest, "reported")
         assert "a new backend is connected" in log.read_text()
-        status = device.wait_for("reports", lambda status: status["proven_zero"] > 300 * MIB)
+        status = wait_for(device, "reports", lambda status: status["proven_zero"] > 300 * MIB)
         assert status["refused"] == 0
         unproven = status["reported"] - status["proven_zero"]
         if vouched:
@@ -421,11 +422,11 @@ def test_a_daemon_that_is_killed_while_the_balloon_is_full() -> None:
         device = device_of(guest)
         until(guest, "ready")
         device.ask(command="target", bytes=256 * MIB)
-        device.wait_for("inflate", lambda status: status["actual"] == 256 * MIB, 60)
+        wait_for(device, "inflate", lambda status: status["actual"] == 256 * MIB, 60)
         device.kill()
         device.restart()
         # The new one knows what the driver has; without a target of its own it gives it back.
-        device.wait_for("deflate", lambda status: status["working"] and status["actual"] == 0, 60)
+        wait_for(device, "deflate", lambda status: status["working"] and status["actual"] == 0, 60)
         guest.send("")
         until(guest, "inflated")
         guest.send("")
@@ -442,11 +443,11 @@ def test_what_an_operator_has_set_survives_the_daemon(tmp_path: Path) -> None:
         until(guest, "ready")
         device.ask(command="discard", enabled=False)
         device.ask(command="target", bytes=64 * MIB)
-        device.wait_for("inflate", lambda status: status["actual"] == 64 * MIB, 60)
+        wait_for(device, "inflate", lambda status: status["actual"] == 64 * MIB, 60)
         device.kill()
         device.restart()
         running = {"queue": "reporting", "state": "running"}
-        status = device.wait_for("connect", lambda status: running in status["queues"], 60)
+        status = wait_for(device, "connect", lambda status: running in status["queues"], 60)
         assert (status["target"], status["actual"]) == (64 * MIB, 64 * MIB)
         guest.send("")
         until(guest, "reported")
@@ -482,14 +483,14 @@ def test_how_fast_the_guest_writes_is_measured() -> None:
         guest.qmp("calc-dirty-rate", **{"calc-time": 5, "mode": "dirty-bitmap"})
         device.kill()
         device.restart()
-        device.wait_for("a front end", lambda status: status["working"] is True)
+        wait_for(device, "a front end", lambda status: status["working"] is True)
         measured()
         assert log.read_text().count("the backend is disconnected") == 1
         reported_and_used_again(device, guest)
 
 
 def test_memory_that_is_not_shared_is_refused() -> None:
-    with daemon.running() as device, pytest.raises(LabError) as refused:
+    with devices.running() as device, pytest.raises(LabError) as refused:
         extra = [
             "-chardev",
             f"socket,id=c,path={device.socket}",
@@ -585,7 +586,7 @@ def test_memory_of_huge_pages(huge_pages: None) -> None:
         until(guest, "again")
         filled = memory(guest)
         device.ask(command="target", bytes=256 * MIB)
-        status = device.wait_for("inflate", lambda status: status["actual"] == 256 * MIB, 60)
+        status = wait_for(device, "inflate", lambda status: status["actual"] == 256 * MIB, 60)
         back = filled - memory(guest)
         assert back % HUGE == 0
         # More if compaction has moved pages of the balloon meanwhile.
@@ -594,7 +595,7 @@ def test_memory_of_huge_pages(huge_pages: None) -> None:
         guest.send("")
         until(guest, "inflated")
         device.ask(command="target", bytes=0)
-        device.wait_for("deflate", lambda status: status["actual"] == 0, 60)
+        wait_for(device, "deflate", lambda status: status["actual"] == 0, 60)
         guest.send("")
         until(guest, "deflated")
         guest.send("")
@@ -629,14 +630,14 @@ def test_user_mode_linux_inflates_and_deflates() -> None:
         until(guest, "filled")
         filled = memory(guest)
         device.ask(command="target", bytes=384 * MIB)
-        status = device.wait_for("inflate", lambda status: status["actual"] == 384 * MIB, 60)
+        status = wait_for(device, "inflate", lambda status: status["actual"] == 384 * MIB, 60)
         assert "device-init-on-inflate" in status["features"]
         assert status["proven_zero"] == status["inflated"] >= 384 * MIB
         expect_at_most(memory(guest), filled - 200 * MIB)
         guest.send("")
         until(guest, "inflated")
         device.ask(command="target", bytes=0)
-        device.wait_for("deflate", lambda status: status["actual"] == 0, 60)
+        wait_for(device, "deflate", lambda status: status["actual"] == 0, 60)
         guest.send("")
         until(guest, "deflated")
         guest.send("")

@@ -289,6 +289,16 @@ def test_d2_rings_in_holes_have_a_bound(device: Device) -> None:
         assert vm.blocks() <= before + 17 * MIB
 
 
+def test_d2_refused_addresses_touch_no_holes(vm: FrontEnd) -> None:
+    """A ring of which only one address is invalid is not used at the others."""
+    before = holes(vm)
+    for at in range(USER + PLAY, USER + RAM - 2 * MIB, PAGE):
+        assert not vm.accepted("SET_VRING_ADDR", words(DEFLATE, 0) + longs(at, at + 1, at, 0))
+        vm.kick(DEFLATE)
+    assert vm.blocks() <= before + 64 * PAGE
+    assert "stopped" in [queue["state"] for queue in vm.device.status()["queues"]]
+
+
 def test_d2_in_a_cgroup_of_64_mib(device: Device) -> None:
     """The daemon is not charged for the guest's memory: 512 MiB of lists in holes."""
     size = 512 * MIB

@@ -17,8 +17,9 @@ from lab.machine import fetch
 from lab.series import parts
 from lab.testing.suite import PART_KERNELS
 from tests.kernel import kunit
+from tests.sets import sets
 
-EVERY = [(variant, one) for one in parts.sets(parts.get("linux")) for variant in ("off", "debug")]
+EVERY = [(variant, one) for one in sets(parts.get("linux")) for variant in ("off", "debug")]
 NIGHT = [one for one in EVERY if one not in PART_KERNELS]
 
 
@@ -44,7 +45,7 @@ def test_plain_git_am(name: str, tmp_path: Path) -> None:
     for arguments in (["init", "-q", "-b", "base"], ["add", "-f", "."], ["commit", "-qm", "base"]):
         assert git(tmp_path, *arguments).returncode == 0
     wrong = {}
-    for chosen in parts.sets(series):  # small sets first: each is another one with a part on top
+    for chosen in sets(series):  # small sets first: each is another one with a part on top
         set_name, below = "+".join(chosen), "+".join(chosen[:-1]) or "base"
         if git(tmp_path, "checkout", "-q", "-f", "-B", set_name, below).returncode:
             continue

@@ -49,7 +49,7 @@ class Mirror:
             {"version": self.version, "filename": f"pool/p_{self.version}.tar.xz", "sha256": self.claimed}
         ]
 
-    def download(self, package: str, version: str, folder: Path) -> list[Path]:
+    def download(self, package: str, folder: Path, version: str = "") -> list[Path]:
         self.downloads += 1
         path = folder / f"p_{version}.tar.xz"
         path.write_bytes(self.data)
@@ -98,7 +98,7 @@ def test_a_file_that_rotted_in_the_cache_is_fetched_again(
     mirror = serve(monkeypatch, Mirror(GOOD))
     archive = fetch.obtain("linux").archive
     archive.write_bytes(GOOD[:-9])
-    assert fetch.sha256(fetch.obtain("linux").archive) == hashlib.sha256(GOOD).hexdigest()
+    assert fetch.obtain("linux").archive.read_bytes() == GOOD
     assert mirror.downloads == 2
 
 
@@ -208,7 +208,7 @@ def test_a_changed_folder_is_another_source(
 def test_versions() -> None:
     assert fetch.upstream("1:10.0.13+ds-0+deb13u1") == "10.0.13"
     assert fetch.upstream("7.3.4-1~bpo13+1") == "7.3.4"
-    assert fetch.newest(["7.3.4-1", "7.3.10-1", "7.3.9-1"]) == "7.3.10-1"
+    assert fetch.order("7.3.9") < fetch.order("7.3.10")
 
 
 def test_the_tarball_of_a_source_package() -> None:

@@ -19,9 +19,9 @@ from typing import Any
 import pytest
 
 from lab.boot import top
-from lab.build import daemon
 from lab.core import errors
 from lab.core.paths import REPO
+from tests import devices
 
 STATUS: dict[str, Any] = {
     "ok": True, "working": True, "problems": [], "features": ["stats", "free-page-reporting"],
@@ -105,7 +105,7 @@ def test_json_of_a_daemon_is_what_it_said(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.slow
 def test_a_real_daemon() -> None:
-    with daemon.running() as device:
+    with devices.running() as device:
         done = kz("--once", "--socket", str(device.control))
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("No: no front end is connected")

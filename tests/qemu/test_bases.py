@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from tests.sets import sets
+
 from collections.abc import Iterator
 
 import pytest
@@ -25,7 +27,7 @@ def other(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("other")
-@pytest.mark.parametrize("chosen", parts.sets(parts.get("qemu")), ids="+".join)
+@pytest.mark.parametrize("chosen", sets(parts.get("qemu")), ids="+".join)
 def test_parts_apply(chosen: tuple[str, ...]) -> None:
     pristine = fetch.pristine(fetch.obtain("qemu"))
     made = apply.result(parts.get("qemu", chosen), pristine)

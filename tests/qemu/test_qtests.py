@@ -19,10 +19,6 @@ pytestmark = pytest.mark.slow
 NAMES = testing.QTESTS
 
 
-def test_the_series_brings_its_qtests() -> None:
-    assert testing.qtest_programs() == list(NAMES)
-
-
 # As many as those of the qtests ask for that need some.
 HUGE_PAGES = 64
 WANT_OF_HUGE_PAGES = f"needs {HUGE_PAGES} free huge pages"

@@ -6,17 +6,19 @@ from __future__ import annotations
 import json
 import os
 import re
+import resource
 import shutil
 import socket
 import subprocess
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from lab.build import daemon
-from tests.hostile.peer import Device
+from tests.hostile.peer import Device, eventually
 
 pytestmark = pytest.mark.slow
 NOBODY = 65534
@@ -52,9 +54,12 @@ OPTIONS: dict[str, tuple[list[str], int, str]] = {
     "--print-qemu-args": (["--print-qemu-args"], 2, "--socket-path <PATH>"),
     "no folder": (["--socket-path", "{d}/no/a"], 1, "{d}/no/a: there is no folder {d}/no; make it"),
     "no socket": (["--socket-path", "{d}/file"], 1, "{d}/file: a file that is no socket is there; remove it"),
+    "a file as folder": (["--socket-path", "{d}/file/a"], 1, "cannot listen on {d}/file/a: Not a directory"),
     "a folder": (["--socket-path", "{d}"], 1, "cannot listen on {d}: a file that is no socket is there"),
     "too long": (["--socket-path", "{d}/" + "x" * 108], 1, "a socket's at most 107"),
     "taken": (["--socket-path", "{d}/taken"], 1, "{d}/taken: another process listens there; end it"),
+    "control is too long": (["--socket-path", "{d}/a", "--control", "{d}/" + "x" * 108], 1, "a socket's at most 107"),
+    "no folder for control": (["--socket-path", "{d}/a", "--control", "{d}/no/a"], 1, "{d}/no/a: there is no folder {d}/no"),
     "control is taken": (["--socket-path", "{d}/a", "--control", "{d}/taken"], 1, "cannot listen on {d}/taken"),
     "metrics are taken": (["--socket-path", "{d}/a", "--metrics-socket", "{d}/file"], 1, "cannot listen on {d}/file"),
     "no folder for the state": (["--socket-path", "{d}/a", "--state", "{d}/no/s"], 1, "state file {d}/no/s"),
@@ -80,6 +85,11 @@ FOREIGN: dict[str, tuple[list[str], int, str]] = {
         "this user may not write to {d}; choose another path",
     ),
     "a socket of others": (["--socket-path", "{d}/taken"], 1, "{d}/taken: it is a socket of user 0; choose"),
+    "metrics in a folder of others": (
+        ["--socket-path", "/tmp/kz-bad-input", "--metrics-socket", "{d}/a"],
+        1,
+        "cannot listen on {d}/a: this user may not write to {d}; choose another path",
+    ),
     "the state of others": (["--socket-path", "/tmp/kz-bad-input", "--state", "{d}/file"], 1, "{d}/file"),
 }
 
@@ -130,6 +140,79 @@ def test_options(folder: Path, name: str) -> None:
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to be another user")
 def test_what_belongs_to_others(folder: Path, name: str) -> None:
     refused(folder, FOREIGN[name], user=NOBODY)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to be another user")
+def test_without_threads(folder: Path) -> None:
+    """The limit of processes is reached: the socket is removed."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:
+        Path(name).chmod(0o777)
+        done = subprocess.run(
+            [folder / "program", "--socket-path", f"{name}/a"],
+            capture_output=True,
+            text=True,
+            timeout=20,
+            check=False,
+            user=NOBODY,
+            group=NOBODY,
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NPROC, (0, 0)),
+        )
+        assert done.returncode == 1
+        assert OWN.search(done.stderr) and "allow this user two more threads" in done.stderr, done.stderr
+        assert not (Path(name) / "a").exists()
+
+
+def test_the_longest_path(folder: Path) -> None:
+    """107 bytes are a socket, and 108 are an error that counts them."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:
+        path = Path(name) / ("x" * (107 - len(name) - 1))
+        refused(folder, (["--socket-path", f"{path}x"], 1, f"{path}x: the path has 108 bytes, a socket's"))
+        with subprocess.Popen([folder / "program", "--socket-path", path], stderr=subprocess.DEVNULL) as one:
+            try:
+                assert eventually(path.exists)
+            finally:
+                one.terminate()
+        assert one.returncode == 0
+        assert not path.exists()
+
+
+def test_the_only_front_end_breaks_the_protocol() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        fd = theirs.fileno()
+        ours.sendall(b"\xff" * 12)
+        done = subprocess.run(
+            [daemon.build(), f"--fd={fd}"],
+            capture_output=True,
+            text=True,
+            timeout=20,
+            check=False,
+            pass_fds=[fd],
+        )
+    assert done.returncode == 1
+    assert OWN.search(done.stderr) and "does not keep to the protocol" in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize("answer", [b"HTTP/1.0 400 Bad Request\r\n", b"{}\n", b"", b'{"ok":true}\n'])
+def test_a_control_socket_of_another_program(tmp_path: Path, answer: bytes) -> None:
+    path = tmp_path / "control"
+
+    def serve(listener: socket.socket) -> None:
+        connection, _ = listener.accept()
+        with connection:
+            connection.recv(4096)
+            connection.sendall(answer)
+
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        server = threading.Thread(target=serve, args=[listener])
+        server.start()
+        argv = [str(daemon.build()), "target", "--control", str(path)]
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=20, check=False)
+        server.join()
+    assert (done.returncode, done.stdout) == (1, "")
+    assert OWN.search(done.stderr) and "is --control the socket of" in done.stderr, done.stderr
 
 
 def test_every_option_has_a_case() -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from lab.build import daemon
 from lab.core import paths
+from tests import devices
 
 pytestmark = pytest.mark.slow
 
@@ -25,6 +26,16 @@ def test_no_warnings() -> None:
     log = paths.log_file("clippy")
     arguments = ["clippy", "--locked", "--workspace", "--all-targets", "--", "-D", "warnings"]
     daemon.cargo(arguments, log, "clippy finds fault with the Rust sources", 800)
+
+
+def test_its_size() -> None:
+    """Lines that a reader has to know, without tests."""
+    files = [
+        path
+        for path in daemon.WORKSPACE.rglob("*.rs")
+        if not {"tests", "target"} & set(path.parts[len(daemon.WORKSPACE.parts) :])
+    ]
+    assert sum(len(path.read_text().splitlines()) for path in files) <= 6500
 
 
 def test_its_own_tests() -> None:
@@ -81,7 +92,7 @@ def test_licences_and_duplicates() -> None:
 
 
 def test_the_daemon_is_built_and_runs() -> None:
-    with daemon.running(["--target", "1M"]) as device:
+    with devices.running(["--target", "1M"]) as device:
         status = device.status()
         assert status["ok"] is True
         assert status["problems"] == ["no front end is connected"]

@@ -198,14 +198,11 @@ pub struct Where {
 
 /// A number of bytes: digits, and K, M, G or T for powers of 1024.
 pub fn parse_size(text: &str) -> Result<u64, String> {
-    let (digits, shift) = match text.as_bytes().last() {
-        Some(b'K' | b'k') => (text.get(..text.len().saturating_sub(1)), 10),
-        Some(b'M' | b'm') => (text.get(..text.len().saturating_sub(1)), 20),
-        Some(b'G' | b'g') => (text.get(..text.len().saturating_sub(1)), 30),
-        Some(b'T' | b't') => (text.get(..text.len().saturating_sub(1)), 40),
-        _ => (Some(text), 0),
-    };
-    let digits = digits.unwrap_or_default();
+    let units = [('k', 10), ('m', 20), ('g', 30), ('t', 40)];
+    let unit = units
+        .iter()
+        .find_map(|(unit, shift)| Some((text.strip_suffix([*unit, unit.to_ascii_uppercase()])?, *shift)));
+    let (digits, shift) = unit.unwrap_or((text, 0));
     if digits.is_empty() || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
         return Err("a size is a number of bytes, or one with K, M, G or T behind it".to_owned());
     }
@@ -257,44 +254,4 @@ pub fn capabilities() -> String {
 /// The definition of the command line, for manual pages.
 pub fn definition() -> clap::Command {
     Cli::command()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_definition_is_consistent() {
-        definition().debug_assert();
-    }
-
-    #[test]
-    fn sizes() {
-        assert_eq!(parse_size("0"), Ok(0));
-        assert_eq!(parse_size("4096"), Ok(4096));
-        assert_eq!(parse_size("3k"), Ok(3072));
-        assert_eq!(parse_size("2G"), Ok(2 << 30));
-        assert_eq!(parse_size("1T"), Ok(1 << 40));
-        for wrong in
-            ["", "K", "-1", "+1", "1.5G", "1GB", "0x10", " 1", "18446744073709551616", "99999999999T", "1é"]
-        {
-            assert!(parse_size(wrong).is_err(), "{wrong}");
-        }
-    }
-
-    #[test]
-    fn switches_take_features_away() {
-        let features = |arguments: &[&str]| {
-            Cli::try_parse_from([&["x", "--socket-path", "s"], arguments].concat())
-                .unwrap()
-                .daemon
-                .options()
-                .features
-        };
-        assert!(features(&[]).contains(Features::DEVICE_INIT_REPORTED));
-        assert!(!features(&[]).contains(Features::DEVICE_INIT_ON_INFLATE));
-        assert!(features(&["--device-init-on-inflate", "on"]).contains(Features::DEVICE_INIT_ON_INFLATE));
-        assert!(!features(&["--free-page-reporting", "off"]).contains(Features::DEVICE_INIT_REPORTED));
-        assert!(!features(&[]).contains(Features::FREE_PAGE_HINT));
-    }
 }

@@ -18,7 +18,7 @@ use balloon_protocol::{Claim, Features, PAGE_SIZE, QueueKind, QueueMap, Reason, 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::device::Device;
+use crate::device::{Device, FEATURES};
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "command", rename_all = "lowercase", deny_unknown_fields)]
@@ -34,32 +34,14 @@ pub enum Request {
     },
 }
 
-const NAMES: [(Features, &str); 7] = [
-    (Features::MUST_TELL_HOST, "must-tell-host"),
-    (Features::STATS_VQ, "stats"),
-    (Features::DEFLATE_ON_OOM, "deflate-on-oom"),
-    (Features::PAGE_POISON, "page-poison"),
-    (Features::REPORTING, "free-page-reporting"),
-    (Features::DEVICE_INIT_REPORTED, "device-init-reported"),
-    (Features::DEVICE_INIT_ON_INFLATE, "device-init-on-inflate"),
-];
-
 /// How a device is. Sizes are in bytes.
 pub fn status(device: &Device, sandbox: &str) -> Value {
     let (working, problems) = problems(device);
     let features: Vec<&str> =
-        NAMES.iter().filter(|(bit, _)| device.features.contains(*bit)).map(|(_, name)| *name).collect();
+        FEATURES.iter().filter(|(bit, _)| device.features.contains(*bit)).map(|(_, name)| *name).collect();
     let queues: Vec<Value> = (0..QueueMap::MAX)
         .filter_map(|index| Some((device.queues.kind(index)?, device.ring(index)?)))
-        .map(|(kind, ring)| {
-            let state = match (ring.is_broken(), ring.is_started(), ring.is_enabled()) {
-                (true, _, _) => "broken",
-                (_, false, _) => "stopped",
-                (_, _, false) => "disabled",
-                _ => "running",
-            };
-            json!({ "queue": kind.label(), "state": state })
-        })
+        .map(|(kind, ring)| json!({ "queue": kind.label(), "state": ring.state() }))
         .collect();
     let region = |region: &Region| {
         json!({

@@ -58,21 +58,26 @@ pub struct Options {
     pub lie: Option<Lie>,
 }
 
+/// Everything that can be offered, and its name in `status`.
+///
+/// Free page hinting is not: a hint holds only until the driver takes the page back, which it does without
+/// asking when memory is short, so it is good for leaving pages out of a migration (where a later write makes
+/// them dirty again) and never for discarding. This device takes no part in migration, so it has no use for
+/// hints.
+pub const FEATURES: [(Features, &str); 7] = [
+    (Features::MUST_TELL_HOST, "must-tell-host"),
+    (Features::STATS_VQ, "stats"),
+    (Features::DEFLATE_ON_OOM, "deflate-on-oom"),
+    (Features::PAGE_POISON, "page-poison"),
+    (Features::REPORTING, "free-page-reporting"),
+    (Features::DEVICE_INIT_REPORTED, "device-init-reported"),
+    (Features::DEVICE_INIT_ON_INFLATE, "device-init-on-inflate"),
+];
+
 impl Options {
-    /// Everything that can be offered.
-    ///
-    /// Free page hinting is not: a hint holds only until the driver takes the page back, which it does
-    /// without asking when memory is short, so it is good for leaving pages out of a migration (where a
-    /// later write makes them dirty again) and never for discarding. This device takes no part in
-    /// migration, so it has no use for hints.
+    /// All bits of [`FEATURES`].
     pub fn all_features() -> Features {
-        Features::MUST_TELL_HOST
-            | Features::STATS_VQ
-            | Features::DEFLATE_ON_OOM
-            | Features::PAGE_POISON
-            | Features::REPORTING
-            | Features::DEVICE_INIT_REPORTED
-            | Features::DEVICE_INIT_ON_INFLATE
+        FEATURES.iter().fold(Features::default(), |all, (bit, _)| all | *bit)
     }
 }
 
@@ -308,19 +313,18 @@ impl Device {
         }
     }
 
-    /// Ask the driver for new statistics. Returns whether it can be asked: it answers one question at a
-    /// time.
-    pub fn ask_for_statistics(&mut self) -> bool {
+    /// Ask the driver for new statistics, if it can be asked: it answers one question at a time.
+    pub fn ask_for_statistics(&mut self) {
         self.asked = Some(Instant::now());
-        let Some(index) = self.queues.index(QueueKind::Stats) else { return false };
-        let Some(ring) = self.rings.get_mut(index).filter(|ring| ring.is_running()) else { return false };
-        let Some(head) = self.held_stats.take() else { return false };
-        if let Err(error) = ring.push(self.memory.map(), head, 0) {
-            malformed!(self, %error, ring = index, "cannot ask for statistics");
-            return false;
+        let Some(index) = self.queues.index(QueueKind::Stats) else { return };
+        let Some(ring) = self.rings.get_mut(index).filter(|ring| ring.is_running()) else { return };
+        let Some(head) = self.held_stats.take() else { return };
+        match ring.push(self.memory.map(), head, 0) {
+            Ok(()) => ring.call(),
+            Err(error) => {
+                malformed!(self, %error, ring = index, "cannot ask for statistics");
+            }
         }
-        ring.call();
-        true
     }
 
     /// When to ask for statistics next.
@@ -440,6 +444,21 @@ impl Device {
         }
     }
 
+    /// What the device may read in a chain, `limit` bytes of it at most; `None` if that is not in memory.
+    fn read(&mut self, chain: &Chain, limit: usize) -> Option<Vec<u8>> {
+        let mut bytes = Vec::new();
+        for (address, length) in &chain.readable {
+            let room = limit.saturating_sub(bytes.len());
+            let mut part = vec![0; usize::try_from(*length).unwrap_or(usize::MAX).min(room)];
+            if let Err(error) = self.memory.read(*address, &mut part) {
+                malformed!(self, %error, address, "a list of page frames or statistics outside of memory");
+                return None;
+            }
+            bytes.extend(part);
+        }
+        Some(bytes)
+    }
+
     /// The page frames in a chain: of the whole chain, or `None` if it is not a list of page frames.
     fn list(&mut self, chain: &Chain) -> Option<Vec<u32>> {
         let length = usize::try_from(total(&chain.readable)).unwrap_or(usize::MAX);
@@ -447,18 +466,7 @@ impl Device {
             malformed!(self, length, "a list of page frames that is too long or malformed");
             return None;
         }
-        let mut bytes = vec![0; length];
-        let mut rest = bytes.as_mut_slice();
-        for (address, length) in &chain.readable {
-            let length = usize::try_from(*length).unwrap_or(0).min(rest.len());
-            let (part, later) = rest.split_at_mut(length);
-            if let Err(error) = self.memory.read(*address, part) {
-                malformed!(self, %error, address, "a list of page frames outside of memory");
-                return None;
-            }
-            rest = later;
-        }
-        match parse_pfns(&bytes) {
+        match parse_pfns(&self.read(chain, length)?) {
             Ok(pfns) => Some(pfns.collect()),
             Err(error) => {
                 malformed!(self, %error, "cannot read a list of page frames");
@@ -615,16 +623,7 @@ impl Device {
     }
 
     fn take_statistics(&mut self, chain: &Chain) -> Progress {
-        let mut bytes = Vec::with_capacity(MAX_STATS_BYTES);
-        for (address, length) in &chain.readable {
-            let room = MAX_STATS_BYTES.saturating_sub(bytes.len());
-            let mut part = vec![0; usize::try_from(*length).unwrap_or(usize::MAX).min(room)];
-            if let Err(error) = self.memory.read(*address, &mut part) {
-                malformed!(self, %error, address, "statistics outside of memory");
-                return Progress::Used(0);
-            }
-            bytes.extend(part);
-        }
+        let Some(bytes) = self.read(chain, MAX_STATS_BYTES) else { return Progress::Used(0) };
         let statistics = Statistics::parse(&bytes);
         self.metrics.statistics(&statistics);
         self.statistics = Some((statistics, Instant::now()));

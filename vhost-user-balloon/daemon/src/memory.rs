@@ -9,6 +9,7 @@ use crate::signals;
 use balloon_discard::{FileId, Outcome, Region, RegionError};
 use balloon_protocol::{Claim, Range, Reason};
 use thiserror::Error;
+use vhost::vhost_user::message::VhostUserMemoryRegion as Description;
 use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap, GuestRegionMmap, MmapRegion};
 
 pub const MAX_REGIONS: usize = 256;
@@ -30,14 +31,6 @@ pub enum MemoryError {
     TooMany { count: usize },
     #[error("there is no region of {length:#x} bytes at {guest:#x}")]
     Missing { guest: u64, length: u64 },
-}
-
-#[derive(Debug, Clone, Copy)]
-pub struct Description {
-    pub guest: u64,
-    pub length: u64,
-    pub user: u64,
-    pub offset: u64,
 }
 
 struct Slot {
@@ -84,20 +77,15 @@ impl Memory {
 
     /// Take other memory. On an error there is none: what there was is no longer the guest's, so nothing of
     /// it may be discarded or claimed to be zero.
-    pub fn replace(&mut self, regions: impl Iterator<Item = (Description, File)>) -> Result<(), MemoryError> {
-        let result = self.try_replace(regions);
-        if result.is_err() {
-            self.clear();
-        }
-        result
-    }
-
-    fn try_replace(&mut self, regions: impl Iterator<Item = (Description, File)>) -> Result<(), MemoryError> {
+    pub fn replace(
+        &mut self,
+        mut regions: impl Iterator<Item = (Description, File)>,
+    ) -> Result<(), MemoryError> {
         let mut slots = Vec::new();
-        for (description, file) in regions {
-            self.insert(&mut slots, description, file)?;
-        }
-        self.adopt(slots)
+        regions
+            .try_for_each(|(description, file)| self.insert(&mut slots, description, file))
+            .and_then(|()| self.adopt(slots))
+            .inspect_err(|_| self.clear())
     }
 
     /// Take one more region. On an error the memory stays as it was, or is lost if it cannot be mapped.
@@ -114,10 +102,10 @@ impl Memory {
     }
 
     pub fn remove(&mut self, description: Description) -> Result<(), MemoryError> {
-        let missing = MemoryError::Missing { guest: description.guest, length: description.length };
-        let range = Range::new(description.guest, description.length);
+        let (guest, length) = (description.guest_phys_addr, description.memory_size);
+        let range = Range::new(guest, length);
         let found = self.slots.iter().position(|slot| Some(slot.region.guest()) == range);
-        let Some(index) = found else { return Err(missing) };
+        let index = found.ok_or(MemoryError::Missing { guest, length })?;
         let mut slots = std::mem::take(&mut self.slots);
         slots.remove(index);
         self.adopt(slots)
@@ -130,21 +118,21 @@ impl Memory {
     }
 
     fn insert(&self, slots: &mut Vec<Slot>, given: Description, file: File) -> Result<(), MemoryError> {
-        let guest = given.guest;
+        let (guest, length, offset) = (given.guest_phys_addr, given.memory_size, given.mmap_offset);
         let overlap = MemoryError::Overlap { guest };
         let map = |source: io::Error| MemoryError::Map { guest, source };
         if slots.len() >= MAX_REGIONS {
             return Err(MemoryError::TooMany { count: slots.len().saturating_add(1) });
         }
-        let mut region = Region::new(file, given.offset, guest, given.length)?;
+        let mut region = Region::new(file, offset, guest, length)?;
         let host_page = region.host_page();
         region.coarsen(self.unit);
-        let Some(user) = Range::new(given.user, given.length) else { return Err(overlap) };
+        let Some(user) = Range::new(given.user_addr, length) else { return Err(overlap) };
         if slots.iter().any(|s| s.region.guest().overlaps(region.guest()) || s.user.overlaps(user)) {
             return Err(overlap);
         }
-        let length = usize::try_from(given.length).map_err(|e| map(io::Error::other(e)))?;
-        let backing = FileOffset::from_arc(region.file().clone(), given.offset);
+        let length = usize::try_from(length).map_err(|e| map(io::Error::other(e)))?;
+        let backing = FileOffset::from_arc(region.file().clone(), offset);
         let mapped = MmapRegion::from_file(backing, length).map_err(|error| map(io::Error::other(error)))?;
         let start = mapped.as_ptr();
         // SAFETY: the mapping was made above and has this length; the advice changes nothing but dumps.
@@ -280,9 +268,9 @@ impl Memory {
             region.in_file().end() > size
         };
         if self.regions().any(cut) {
-            "guest memory is lost: its file was truncated by the front end"
+            "cannot touch guest memory: its file was truncated by the front end; restart the VMM"
         } else {
-            "the host has no page for guest memory: its pool of huge pages or its filesystem is full"
+            "cannot touch guest memory: its pool of huge pages or its filesystem is full; enlarge that, and restart the VMM"
         }
     }
 

@@ -68,6 +68,17 @@ pub struct Metrics {
 impl Default for Metrics {
     fn default() -> Self {
         let mut registry = Registry::with_prefix("vhost_user_balloon");
+        let (malformed, refused) = (Counter::default(), Counter::default());
+        registry.register("malformed", "Malformed buffers and rings", malformed.clone());
+        registry.register("refused", "Requests of the front end that were refused", refused.clone());
+        let seconds = Histogram::new((0..10).map(|n| 4e-6 * 4_f64.powi(n)));
+        registry.register_with_unit("discard", "Time of one discard", Unit::Seconds, seconds.clone());
+        let (target, actual) = (Gauge::default(), Gauge::default());
+        registry.register_with_unit("target", "Target size of the balloon", Unit::Bytes, target.clone());
+        let help = "Size of the balloon, from the driver";
+        registry.register_with_unit("actual", help, Unit::Bytes, actual.clone());
+        let guest = Family::<Label, Gauge>::default();
+        registry.register("guest", "Statistics of the driver (bytes or events)", guest.clone());
         let mut by = |key, values: &[&'static str], name: &str, help: &str| {
             let made = ByLabel { key, values: values.to_vec(), family: Family::default() };
             match name {
@@ -80,43 +91,20 @@ impl Default for Metrics {
         let taken = [QueueKind::Inflate, QueueKind::Reporting].map(QueueKind::label);
         let (queues, backings) = (QueueKind::ALL.map(QueueKind::label), Backing::ALL.map(Backing::label));
         let reasons = Reason::ALL.map(Reason::label);
-        let received = by("queue", &taken, "received", "Memory the driver has handed over, by queue");
-        let discarded = by("queue", &taken, "discarded", "Memory given back to the host, by queue");
-        let help = "Memory returned to the driver as zero, by backing";
-        let proven = by("backing", &backings, "proven_zero", help);
-        let skipped = by("reason", &reasons, "skipped", "Memory handed over and not given back, by reason");
-        let help = "Memory given back but not claimed to read as zero, by reason";
-        let unproven = by("reason", &reasons, "unproven", help);
-        let requests = by("queue", &queues, "requests", "Buffers of the driver that were used, by queue");
-        let (malformed, refused) = (Counter::default(), Counter::default());
-        registry.register("malformed", "Malformed buffers and rings", malformed.clone());
-        registry.register("refused", "Requests of the front end that were refused", refused.clone());
-        let seconds = Histogram::new((0..10).map(|n| 4e-6 * 4_f64.powi(n)));
-        registry.register_with_unit("discard", "Time of one discard", Unit::Seconds, seconds.clone());
-        let (target, actual) = (Gauge::default(), Gauge::default());
-        registry.register_with_unit("target", "Target size of the balloon", Unit::Bytes, target.clone());
-        registry.register_with_unit(
-            "actual",
-            "Size of the balloon, from the driver",
-            Unit::Bytes,
-            actual.clone(),
-        );
-        let guest = Family::<Label, Gauge>::default();
-        registry.register("guest", "Statistics of the driver (bytes or events)", guest.clone());
         Self {
-            registry,
-            received,
-            discarded,
-            proven,
-            skipped,
-            unproven,
-            requests,
+            received: by("queue", &taken, "received", "Memory the driver has handed over, by queue"),
+            discarded: by("queue", &taken, "discarded", "Memory given back to the host, by queue"),
+            proven: by("backing", &backings, "proven_zero", "Memory returned as zero, by backing"),
+            skipped: by("reason", &reasons, "skipped", "Memory handed over and not given back, by reason"),
+            unproven: by("reason", &reasons, "unproven", "Memory given back, not claimed zero, by reason"),
+            requests: by("queue", &queues, "requests", "Buffers of the driver that were used, by queue"),
             malformed,
             refused,
             seconds,
             target,
             actual,
             guest,
+            registry,
         }
     }
 }

@@ -6,13 +6,11 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use balloon_protocol::Range;
 use rustix::io::Errno;
+use virtio_queue::desc::split::Descriptor;
 use virtio_queue::{Queue, QueueOwnedT, QueueT};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
-/// More descriptors than a chain has any reason to have; the time one chain can take is bounded by it.
-const MAX_DESCRIPTORS: u16 = 1024;
-
-/// The largest ring that a front end may ask for.
+/// The largest ring that a front end may ask for. It bounds the time that one chain can take.
 pub const MAX_QUEUE_SIZE: u16 = 1024;
 
 /// What a driver has put into a ring.
@@ -26,10 +24,6 @@ pub struct Chain {
     /// It has no end, too many parts, or parts in the wrong order.
     pub malformed: bool,
 }
-
-const NEXT: u16 = 1;
-const WRITE: u16 = 2;
-const INDIRECT: u16 = 4;
 
 /// What came of looking at a ring's kick.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -99,6 +93,7 @@ impl Ring {
         }
     }
 
+    /// Until [`Ring::take_up`] nothing is read or written there.
     pub fn set_addresses(
         &mut self,
         descriptors: u64,
@@ -106,6 +101,7 @@ impl Ring {
         used: u64,
     ) -> Result<(), virtio_queue::Error> {
         self.addressed = false;
+        self.queue.set_ready(false);
         self.queue.try_set_desc_table_address(GuestAddress(descriptors))?;
         self.queue.try_set_avail_ring_address(GuestAddress(available))?;
         self.queue.try_set_used_ring_address(GuestAddress(used))?;
@@ -138,10 +134,6 @@ impl Ring {
         self.pending |= enabled;
     }
 
-    pub fn is_enabled(&self) -> bool {
-        self.enabled
-    }
-
     /// Whether it has been started, is enabled and makes sense.
     pub fn is_running(&self) -> bool {
         self.queue.ready() && self.enabled && !self.broken
@@ -153,6 +145,16 @@ impl Ring {
 
     pub fn is_broken(&self) -> bool {
         self.broken
+    }
+
+    /// For people.
+    pub fn state(&self) -> &'static str {
+        match (self.broken, self.is_started(), self.enabled) {
+            (true, _, _) => "broken",
+            (_, false, _) => "stopped",
+            (_, _, false) => "disabled",
+            _ => "running",
+        }
     }
 
     /// Look at the index of the available ring. Where it is, if it is another one than before: then
@@ -238,27 +240,23 @@ impl Ring {
         let Some(head) = head else { return Ok(None) };
         let mut chain = Chain { head, ..Chain::default() };
         let mut next = head;
-        for _ in 0..self.queue.size().min(MAX_DESCRIPTORS) {
+        for _ in 0..self.queue.size() {
             // Only the table itself is read: indirect ones were not offered, and could be in holes of memory.
             let entry = (next < self.queue.size())
                 .then(|| self.queue.desc_table().checked_add(u64::from(next) * 16))
                 .flatten()
-                .and_then(|at| memory.read_obj::<[u8; 16]>(GuestAddress(at)).ok());
+                .and_then(|at| memory.read_obj::<Descriptor>(GuestAddress(at)).ok());
             let Some(entry) = entry else { break };
-            let word = u128::from_le_bytes(entry);
-            #[allow(clippy::cast_possible_truncation)]
-            let (address, length) = (word as u64, (word >> 64) as u32);
-            #[allow(clippy::cast_possible_truncation)]
-            let (flags, following) = ((word >> 96) as u16, (word >> 112) as u16);
-            if flags & INDIRECT != 0 || (flags & WRITE == 0 && !chain.writable.is_empty()) {
+            let writable = entry.is_write_only();
+            if entry.refers_to_indirect_table() || (!writable && !chain.writable.is_empty()) {
                 break;
             }
-            let parts = if flags & WRITE == 0 { &mut chain.readable } else { &mut chain.writable };
-            parts.push((address, length));
-            if flags & NEXT == 0 {
+            let parts = if writable { &mut chain.writable } else { &mut chain.readable };
+            parts.push((entry.addr().0, entry.len()));
+            if !entry.has_next() {
                 return Ok(Some(chain));
             }
-            next = following;
+            next = entry.next();
         }
         chain.malformed = true;
         Ok(Some(chain))

@@ -2,11 +2,11 @@
 //! What the process gives up before it looks at anything a guest or a front end sends.
 
 use std::collections::BTreeMap;
-use std::fs::File;
+use std::path::Path;
 
 use landlock::{
-    ABI, Access, AccessFs, AccessNet, CompatLevel, Compatible, PathBeneath, Ruleset, RulesetAttr,
-    RulesetCreatedAttr, RulesetStatus, Scope,
+    ABI, Access, AccessFs, AccessNet, CompatLevel, Compatible, Ruleset, RulesetAttr, RulesetCreatedAttr,
+    RulesetStatus, Scope, path_beneath_rules,
 };
 use libc::{c_int, c_long};
 use seccompiler::{
@@ -18,9 +18,9 @@ use crate::cli::Seccomp;
 
 #[derive(Debug, Error)]
 pub enum SandboxError {
-    #[error("landlock: {0} (--landlock off goes on without it)")]
+    #[error("cannot confine the process by landlock: {0}; --landlock off goes on without it")]
     Landlock(#[from] landlock::RulesetError),
-    #[error("seccomp: {0} (--seccomp off goes on without it)")]
+    #[error("cannot confine the process by seccomp: {0}; --seccomp off goes on without it")]
     Seccomp(String),
 }
 
@@ -32,18 +32,16 @@ fn remember() {
 
 /// Give up all files, network and signals to others, as far as this kernel can. `removable`: folders from
 /// which sockets are removed at the end.
-pub fn landlock(removable: &[&File]) -> Result<&'static str, SandboxError> {
+pub fn landlock<'a>(removable: impl Iterator<Item = &'a Path>) -> Result<&'static str, SandboxError> {
     remember();
     let newest = ABI::V6;
-    let mut rules = Ruleset::default()
+    let rules = Ruleset::default()
         .set_compatibility(CompatLevel::BestEffort)
         .handle_access(AccessFs::from_all(newest))?
         .handle_access(AccessNet::from_all(newest))?
         .scope(Scope::from_all(newest))?
-        .create()?;
-    for folder in removable {
-        rules = rules.add_rule(PathBeneath::new(folder, AccessFs::RemoveFile))?;
-    }
+        .create()?
+        .add_rules(path_beneath_rules(removable, AccessFs::RemoveFile))?;
     Ok(match rules.restrict_self()?.ruleset {
         RulesetStatus::FullyEnforced => "landlock",
         RulesetStatus::PartiallyEnforced => "landlock (in part: older kernel)",
@@ -69,45 +67,45 @@ pub fn seccomp(action: Seccomp) -> Result<&'static str, SandboxError> {
     Ok(name)
 }
 
-fn is(argument: u8, value: u64) -> Result<SeccompCondition, seccompiler::BackendError> {
-    SeccompCondition::new(argument, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, value)
-}
-
-fn constant(value: c_int) -> u64 {
-    u64::from(value.cast_unsigned())
-}
-
 fn rules() -> Result<BTreeMap<i64, Vec<SeccompRule>>, seccompiler::BackendError> {
     let mut rules: BTreeMap<i64, Vec<SeccompRule>> =
         ALWAYS.iter().chain(OLD).map(|call| (*call, Vec::new())).collect();
-    // Holes, and nothing else: neither writing zeros nor collapsing nor growing a file.
-    let hole = constant(libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE);
-    rules.insert(libc::SYS_fallocate, vec![SeccompRule::new(vec![is(1, hole)?])?]);
-    // Memory that can be executed is never mapped.
-    let data = |read: c_int| SeccompRule::new(vec![is(2, constant(read))?]);
-    let mut protections = Vec::new();
-    for protection in [libc::PROT_NONE, libc::PROT_READ, libc::PROT_READ | libc::PROT_WRITE] {
-        protections.push(data(protection)?);
+    for (call, argument, values) in LIMITED {
+        let one = |value: &c_int| {
+            let value = u64::from(value.cast_unsigned());
+            let equal = SeccompCondition::new(*argument, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, value)?;
+            SeccompRule::new(vec![equal])
+        };
+        rules.insert(*call, values.iter().map(one).collect::<Result<_, _>>()?);
     }
-    rules.insert(libc::SYS_mmap, protections.clone());
-    rules.insert(libc::SYS_mprotect, protections);
-    let commands = [
-        libc::F_GETFL,
-        libc::F_SETFL,
-        libc::F_GETFD,
-        libc::F_SETFD,
-        libc::F_DUPFD_CLOEXEC,
-        libc::F_GET_SEALS,
-    ];
-    let mut fcntl = Vec::new();
-    for command in commands {
-        fcntl.push(SeccompRule::new(vec![is(1, constant(command))?])?);
-    }
-    rules.insert(libc::SYS_fcntl, fcntl);
-    // How the standard library makes a socket not wait.
-    rules.insert(libc::SYS_ioctl, vec![SeccompRule::new(vec![is(1, libc::FIONBIO)?])?]);
     Ok(rules)
 }
+
+/// Calls of which one argument has one of these values.
+const LIMITED: &[(c_long, u8, &[c_int])] = &[
+    // Holes, and nothing else: neither writing zeros nor collapsing nor growing a file.
+    (libc::SYS_fallocate, 1, &[libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE]),
+    // Memory that can be executed is never mapped.
+    (libc::SYS_mmap, 2, DATA),
+    (libc::SYS_mprotect, 2, DATA),
+    (
+        libc::SYS_fcntl,
+        1,
+        &[
+            libc::F_GETFL,
+            libc::F_SETFL,
+            libc::F_GETFD,
+            libc::F_SETFD,
+            libc::F_DUPFD_CLOEXEC,
+            libc::F_GET_SEALS,
+        ],
+    ),
+    // How the standard library makes a socket not wait.
+    (libc::SYS_ioctl, 1, &[FIONBIO]),
+];
+const DATA: &[c_int] = &[libc::PROT_NONE, libc::PROT_READ, libc::PROT_READ | libc::PROT_WRITE];
+#[allow(clippy::cast_possible_truncation)]
+const FIONBIO: c_int = libc::FIONBIO as c_int;
 
 macro_rules! calls {
     ($($call:ident)*) => { &[$(libc::$call),*] };

@@ -37,9 +37,11 @@ pub enum ServerError {
     Ring(#[from] virtio_queue::Error),
     #[error("cannot use descriptor {fd}: {why}; pass a unix socket, as a service manager does")]
     Descriptor { fd: i32, why: io::Error },
-    #[error("cannot wait for events: {0}")]
+    #[error("cannot wait for events: {0}; start the device again")]
     Poll(#[from] Errno),
-    #[error("the front end does not keep to the protocol: {0}")]
+    #[error(
+        "cannot serve the front end, which does not keep to the protocol: {0}; update or restart the VMM"
+    )]
     Protocol(#[from] ProtocolError),
     #[error("{0}")]
     MemoryLost(&'static str),
@@ -130,7 +132,8 @@ impl Server {
         loop {
             let pause = !backlog && !busy.contains(&true) && !signals::is_memory_lost();
             let ready = self.wait(listener.as_ref(), front_end.as_ref(), pause)?;
-            let due = ready.front_end || front_end.as_ref().is_some_and(|served| served.deadline().is_some());
+            let due = ready.contains(&Event::FrontEnd)
+                || front_end.as_ref().is_some_and(|served| served.deadline().is_some());
             let lost = signals::memory_was_lost();
             if let Some(served) = front_end.as_mut().filter(|_| due || lost) {
                 let ended = match served.serve(&mut self.device) {
@@ -150,15 +153,15 @@ impl Server {
                 }
             }
             // One that has hung up is served to its end before the next one.
-            if ready.newcomer
-                && !(ready.hangup && front_end.is_some())
+            if ready.contains(&Event::Newcomer)
+                && !(ready.contains(&Event::Hangup) && front_end.is_some())
                 && let Some(listener) = &listener
             {
                 self.accept(listener, &mut front_end);
             }
             for (index, more) in busy.iter_mut().enumerate() {
                 *more |= self.device.ring_mut(index).is_some_and(Ring::take_pending);
-                if ready.kicks.contains(&index) {
+                if ready.contains(&Event::Kick(index)) {
                     *more |= self.device.kicked(index);
                 } else if *more {
                     *more = self.device.run_ring(index);
@@ -172,16 +175,15 @@ impl Server {
                 self.device.ask_for_statistics();
             }
             if let Some(mut service) = self.control.take() {
-                let served = service.serve(&ready.control, |client| self.converse(client));
+                let served =
+                    service.serve(|n| ready.contains(&Event::Control(n)), |client| self.converse(client));
                 self.control = Some(service);
                 self.rest_unless(served);
             }
             if let Some(mut service) = self.metrics.take() {
-                let served = service.serve(&ready.metrics, |client| {
-                    if client.has_http_request() {
-                        client.answer_http(&self.device.metrics.text());
-                    }
-                });
+                let text = || self.device.metrics.text();
+                let served =
+                    service.serve(|n| ready.contains(&Event::Metrics(n)), |client| client.answer_http(text));
                 self.metrics = Some(service);
                 self.rest_unless(served);
             }
@@ -213,7 +215,7 @@ impl Server {
         listener: Option<&UnixListener>,
         front_end: Option<&FrontEnd>,
         pause: bool,
-    ) -> Result<Ready, ServerError> {
+    ) -> Result<Vec<Event>, ServerError> {
         let now = Instant::now();
         self.rests_until = self.rests_until.filter(|until| *until > now);
         // Without a descriptor for a connection a listener would be ready all the time.
@@ -245,25 +247,17 @@ impl Server {
             self.interrupts = !interrupted;
             signals::interrupt_calls(self.interrupts);
         }
-        let mut ready = Ready::default();
         if interrupted {
             // Nothing is known of what came.
-            return Ok(ready);
+            return Ok(Vec::new());
         }
         polled?;
+        let mut ready = Vec::new();
         for (event, came) in events.into_iter().zip(polls.iter().map(PollFd::revents)) {
-            match event {
-                _ if came.is_empty() => {}
-                Event::Newcomer => ready.newcomer = true,
-                Event::FrontEnd => {
-                    ready.front_end = true;
-                    ready.hangup = came.intersects(PollFlags::HUP | PollFlags::RDHUP);
-                }
-                Event::Kick(index) => ready.kicks.push(index),
-                Event::Control(client) => ready.control.push(client),
-                Event::Metrics(client) => ready.metrics.push(client),
-                Event::Channel => {}
+            if event == Event::FrontEnd && came.intersects(PollFlags::HUP | PollFlags::RDHUP) {
+                ready.push(Event::Hangup);
             }
+            ready.extend((!came.is_empty()).then_some(event));
         }
         Ok(ready)
     }
@@ -347,9 +341,12 @@ impl Server {
 }
 
 /// What poll(2) waits for. A local client has its number, its listener has none.
+#[derive(Clone, Copy, PartialEq, Eq)]
 enum Event {
     Newcomer,
     FrontEnd,
+    /// Comes with the last of the front end's messages, or later.
+    Hangup,
     Kick(usize),
     Control(Option<usize>),
     Metrics(Option<usize>),
@@ -357,13 +354,3 @@ enum Event {
 }
 
 type Local = fn(Option<usize>) -> Event;
-
-#[derive(Default)]
-struct Ready {
-    newcomer: bool,
-    front_end: bool,
-    hangup: bool,
-    kicks: Vec<usize>,
-    control: Vec<Option<usize>>,
-    metrics: Vec<Option<usize>>,
-}

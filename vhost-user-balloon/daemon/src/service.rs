@@ -77,18 +77,18 @@ impl Client {
         Some(line)
     }
 
-    /// Whether a request of HTTP has come in to its end.
-    pub fn has_http_request(&self) -> bool {
-        self.input.windows(4).any(|w| w == b"\r\n\r\n") || self.input.windows(2).any(|w| w == b"\n\n")
-    }
-
     pub fn answer(&mut self, line: &str) {
         self.output.extend_from_slice(line.as_bytes());
         self.output.push(b'\n');
     }
 
-    /// Owe it an answer of HTTP, and nothing else.
-    pub fn answer_http(&mut self, body: &str) {
+    /// Once a request of HTTP has come in to its end, owe it this answer, and nothing else.
+    pub fn answer_http(&mut self, body: impl FnOnce() -> String) {
+        let ends = |end: &[u8]| self.input.windows(end.len()).any(|bytes| bytes == end);
+        if !ends(b"\r\n\r\n") && !ends(b"\n\n") {
+            return;
+        }
+        let body = body();
         self.input.clear();
         let head = format!(
             "HTTP/1.0 200 OK\r\nContent-Type: application/openmetrics-text; version=1.0.0; charset=utf-8\r\n\
@@ -134,18 +134,21 @@ impl Service {
         self.clients.iter().enumerate().map(|(n, client)| (Some(n), client.poll())).chain(listener)
     }
 
-    /// Serve all clients, those in `ready` also with what they sent. `false`: as for [`Self::accept`].
-    pub fn serve(&mut self, ready: &[Option<usize>], mut answer: impl FnMut(&mut Client)) -> bool {
+    /// Serve all clients, those that are ready also with what they sent. `false`: as for [`Self::accept`].
+    pub fn serve(
+        &mut self,
+        ready: impl Fn(Option<usize>) -> bool,
+        mut answer: impl FnMut(&mut Client),
+    ) -> bool {
         let mut number = 0_usize..;
         self.clients.retain_mut(|client| {
-            let reads = ready.contains(&number.next());
-            if reads && !client.read() {
+            if ready(number.next()) && !client.read() {
                 return false;
             }
             answer(client);
             client.write()
         });
-        !ready.contains(&None) || self.accept()
+        !ready(None) || self.accept()
     }
 
     /// Let one more in. `false`: there is no descriptor for it, and it keeps waiting.
@@ -155,10 +158,8 @@ impl Service {
             Err(error) => return is_for_the_peer(&error),
         };
         if self.clients.len() >= MAX_CLIENTS {
-            let idle = self.clients.iter().enumerate().min_by_key(|(_, client)| client.touched);
-            if let Some((index, _)) = idle {
-                self.clients.swap_remove(index);
-            }
+            self.clients.sort_by_key(|client| client.touched);
+            self.clients.remove(0);
         }
         self.clients.extend(Client::new(socket));
         true
@@ -173,13 +174,17 @@ pub fn is_for_the_peer(error: &io::Error) -> bool {
     )
 }
 
+/// The folder that a path is in.
+pub fn folder_of(path: &Path) -> &Path {
+    path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or_else(|| Path::new("."))
+}
+
 /// Listen on a unix socket that only this user can connect to; an error is the reason, and what helps.
 ///
 /// A socket without a listener is replaced; anything else at the path is an error.
 pub fn listen(path: &Path) -> Result<UnixListener, String> {
     let explained = |error: io::Error| {
-        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
-        let folder = folder.unwrap_or_else(|| Path::new(".")).display();
+        let folder = folder_of(path).display();
         match error.kind() {
             io::ErrorKind::NotFound => format!("there is no folder {folder}; make it: mkdir -p {folder}"),
             io::ErrorKind::PermissionDenied => {

@@ -1,15 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The program: its options, sandbox and exit status.
 
-use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::Path;
 use std::process::ExitCode;
 
 use crate::cli::{Cli, Command, Daemon, LogFormat, Switch, capabilities};
 use crate::server::{Server, ServerError, Source};
+use crate::service::folder_of;
 use crate::state::{StateError, StateFile};
 use crate::{notify, run, sandbox, signals, subcommand, threads};
 use clap::Parser;
@@ -23,10 +22,8 @@ enum MainError {
     Sandbox(#[from] sandbox::SandboxError),
     #[error(transparent)]
     State(#[from] StateError),
-    #[error("signals and threads: {0}")]
+    #[error("cannot wait for signals: {0}; allow this user two more threads (ulimit -u)")]
     Signals(io::Error),
-    #[error("cannot open the folder of {path}: {source}")]
-    Folder { path: String, source: io::Error },
 }
 
 #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
@@ -129,13 +126,8 @@ fn serve(daemon: &Daemon) -> Result<(), MainError> {
     let landlock = match daemon.landlock {
         Switch::Off => "no landlock (switched off)",
         Switch::On => {
-            let mut folders = Vec::new();
             let sockets = [&daemon.socket_path, &daemon.control, &daemon.metrics_socket];
-            for path in sockets.into_iter().flatten() {
-                folders.push(folder(path)?);
-            }
-            let folders: Vec<&File> = folders.iter().collect();
-            sandbox::landlock(&folders)?
+            sandbox::landlock(sockets.into_iter().flatten().map(|path| folder_of(path)))?
         }
     };
     ending.end_when_told().map_err(MainError::Signals)?;
@@ -149,11 +141,6 @@ fn serve(daemon: &Daemon) -> Result<(), MainError> {
         tracing::warn!(%error, "the service manager does not know that it is ready");
     }
     Ok(server.run(source)?)
-}
-
-fn folder(path: &Path) -> Result<File, MainError> {
-    let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or_else(|| Path::new("."));
-    File::open(folder).map_err(|source| MainError::Folder { path: path.display().to_string(), source })
 }
 
 fn inherited(fd: RawFd) -> Result<Source, ServerError> {

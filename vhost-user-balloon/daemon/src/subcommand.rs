@@ -64,7 +64,7 @@ impl Connection {
         number("target").zip(number("actual")).ok_or_else(|| ClientError::Answer(value.to_string()))
     }
 
-    /// Wait until the balloon has its size, or has stopped changing for a while.
+    /// Wait until the balloon has its size, or the time is over.
     fn follow(&mut self, target: u64, limit: Duration) -> Result<u64, ClientError> {
         let began = Instant::now();
         loop {

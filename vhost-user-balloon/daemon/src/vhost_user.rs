@@ -12,7 +12,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
-use balloon_protocol::{Config, ConfigError, QueueMap};
+use balloon_protocol::{ConfigError, QueueMap};
 use rustix::event::PollFlags;
 use rustix::fs::{AtFlags, FileType, OFlags, StatxFlags};
 use rustix::io::Errno;
@@ -20,11 +20,15 @@ use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendFlags, SocketType,
 };
 use thiserror::Error;
-use vhost::vhost_user::message::{FrontendReq, VhostUserProtocolFeatures as Protocol};
+use vhost::vhost_user::message::{
+    FrontendReq, VhostUserConfig, VhostUserMemoryRegion, VhostUserProtocolFeatures as Protocol, VhostUserU64,
+    VhostUserVringAddr, VhostUserVringState,
+};
+use vm_memory::ByteValued;
 
 use crate::device::Device;
 use crate::limited;
-use crate::memory::{Description, MAX_REGIONS, MemoryError};
+use crate::memory::{MAX_REGIONS, MemoryError};
 use crate::threads::close_elsewhere;
 
 /// How long one message, or the reply to it, may take.
@@ -74,6 +78,9 @@ pub enum ProtocolError {
 /// Why a request is refused. Its effect is that of a request that was not made.
 #[derive(Debug, Error)]
 enum Refusal {
+    /// The connection ends as well.
+    #[error(transparent)]
+    Protocol(#[from] ProtocolError),
     #[error(transparent)]
     Memory(#[from] MemoryError),
     #[error(transparent)]
@@ -182,99 +189,72 @@ impl Message {
         ProtocolError::Size { request: self.request, size: self.body.len() }
     }
 
-    /// The words of 64 bits after `skip` bytes: `N` of them, and nothing behind.
-    fn words<const N: usize>(&self, skip: usize) -> Result<[u64; N], ProtocolError> {
-        let mut words = [0; N];
-        let body = self.body.get(skip..).filter(|body| body.len() == N.saturating_mul(8));
-        let chunks = body.ok_or_else(|| self.wrong_size())?.chunks_exact(8);
-        for (word, bytes) in words.iter_mut().zip(chunks) {
-            *word = bytes.try_into().map(u64::from_ne_bytes).unwrap_or_default();
-        }
-        Ok(words)
+    /// The body, which is a `T` and nothing else.
+    fn body<T: ByteValued + Default>(&self) -> Result<T, ProtocolError> {
+        parse(&self.body).ok_or_else(|| self.wrong_size())
     }
 
-    /// The first two words of 32 bits.
-    fn pair(&self) -> Result<[u32; 2], ProtocolError> {
-        let word = |at: usize| {
-            let bytes = self.body.get(at..at.saturating_add(4))?;
-            bytes.try_into().map(u32::from_ne_bytes).ok()
-        };
-        word(0).zip(word(4)).map(|(one, two)| [one, two]).ok_or_else(|| self.wrong_size())
+    /// The number in the body.
+    fn number(&self) -> Result<u64, ProtocolError> {
+        self.body::<VhostUserU64>().map(|body| body.value)
     }
 
-    /// The number of a ring and a value for it.
-    fn ring(&self) -> Result<[u32; 2], ProtocolError> {
-        self.words::<1>(0).and_then(|_| self.pair())
+    /// A range of the configuration space, and what is behind it.
+    fn config(&self) -> Result<(VhostUserConfig, &[u8]), ProtocolError> {
+        let parts = self.body.split_at_checked(size_of::<VhostUserConfig>());
+        parts.and_then(|(range, rest)| Some((parse(range)?, rest))).ok_or_else(|| self.wrong_size())
+    }
+
+    /// Descriptions of regions, behind their number.
+    fn regions(&self) -> Result<Vec<VhostUserMemoryRegion>, ProtocolError> {
+        let regions = self.body.get(8..).map(|body| body.chunks(size_of::<VhostUserMemoryRegion>()));
+        regions.and_then(|regions| regions.map(parse).collect()).ok_or_else(|| self.wrong_size())
+    }
+
+    /// The only region.
+    fn region(&self) -> Result<VhostUserMemoryRegion, ProtocolError> {
+        let [region] = self.regions()?.try_into().map_err(|_| self.wrong_size())?;
+        Ok(region)
     }
 
     /// The number of a ring, and an event, a pipe or a socket, if there is one; it never blocks from now on.
-    fn event(&mut self) -> Result<Result<(u32, Option<File>), Refusal>, ProtocolError> {
-        let [word] = self.words(0)?;
+    fn event(&mut self) -> Result<(u32, Option<File>), Refusal> {
+        let word = self.number()?;
         let ring = u32::try_from(word & 0xff).unwrap_or(0);
         if word & NO_DESCRIPTOR != 0 {
-            return Ok(Ok((ring, None)));
+            return Ok((ring, None));
         }
-        let event = self.one().and_then(|descriptor| {
-            // User-Mode Linux makes its pipes with socketpair(2).
-            let kinds = [Kind::Event, Kind::Pipe, Kind::UnixSocket];
-            let event = descriptor.take("an event, a pipe or a unix socket", &kinds)?;
-            // Its own end of a connection to us would keep that connection open for ever.
-            let socket = UnixStream::from(event);
-            if socket.peer_addr().is_ok_and(|peer| !peer.is_unnamed()) {
-                return Err(Refusal::Kind { found: "a connection", wanted: "a pair of sockets" });
-            }
-            let event = OwnedFd::from(socket);
-            let flags = rustix::fs::fcntl_getfl(&event)?;
-            rustix::fs::fcntl_setfl(&event, flags | OFlags::NONBLOCK)?;
-            Ok((ring, Some(File::from(event))))
-        });
-        Ok(event)
+        // User-Mode Linux makes its pipes with socketpair(2).
+        let kinds = [Kind::Event, Kind::Pipe, Kind::UnixSocket];
+        let event = self.one()?.take("an event, a pipe or a unix socket", &kinds)?;
+        // Its own end of a connection to us would keep that connection open for ever.
+        let socket = UnixStream::from(event);
+        if socket.peer_addr().is_ok_and(|peer| !peer.is_unnamed()) {
+            return Err(Refusal::Kind { found: "a connection", wanted: "a pair of sockets" });
+        }
+        let event = OwnedFd::from(socket);
+        let flags = rustix::fs::fcntl_getfl(&event)?;
+        rustix::fs::fcntl_setfl(&event, flags | OFlags::NONBLOCK)?;
+        Ok((ring, Some(File::from(event))))
     }
 
     fn one(&mut self) -> Result<Descriptor, Refusal> {
-        match (self.descriptors.pop(), self.descriptors.len()) {
-            (Some(descriptor), 0) => Ok(descriptor),
-            (found, left) => {
-                Err(Refusal::Count { count: left.saturating_add(usize::from(found.is_some())), wanted: 1 })
-            }
-        }
-    }
-
-    /// Descriptions of regions after `skip` bytes.
-    fn regions(&self, skip: usize) -> Result<Vec<Description>, ProtocolError> {
-        let body = self.body.get(skip..).ok_or_else(|| self.wrong_size())?;
-        let word = |bytes: &[u8]| bytes.try_into().map(u64::from_ne_bytes).unwrap_or_default();
-        let region = |bytes: &[u8]| {
-            let mut words = bytes.chunks_exact(8).map(word);
-            let mut next = || words.next().unwrap_or_default();
-            Description { guest: next(), length: next(), user: next(), offset: next() }
-        };
-        if body.len().is_multiple_of(32) {
-            Ok(body.chunks_exact(32).map(region).collect())
-        } else {
-            Err(self.wrong_size())
-        }
+        let count = self.descriptors.len();
+        self.descriptors.pop().filter(|_| count == 1).ok_or(Refusal::Count { count, wanted: 1 })
     }
 }
 
-/// What a request that was understood leads to.
-enum Done {
-    /// Nothing, or 0 if the front end wants to know.
-    Yes,
-    /// Nothing, or 1 if the front end wants to know.
-    No(Refusal),
-    /// This answer.
-    Reply(Vec<u8>),
+/// What `bytes` hold, if that is all of a `T`.
+fn parse<T: ByteValued + Default>(bytes: &[u8]) -> Option<T> {
+    let mut value = T::default();
+    (bytes.len() == size_of::<T>()).then(|| {
+        value.as_mut_slice().copy_from_slice(bytes);
+        value
+    })
 }
 
-impl From<Result<(), Refusal>> for Done {
-    fn from(result: Result<(), Refusal>) -> Self {
-        result.map_or_else(Self::No, |()| Self::Yes)
-    }
-}
-
-fn long(value: u64) -> Done {
-    Done::Reply(value.to_ne_bytes().to_vec())
+fn long(value: u64) -> Vec<u8> {
+    value.to_ne_bytes().to_vec()
 }
 
 fn message(request: u32, flags: u32, body: &[u8]) -> Vec<u8> {
@@ -349,8 +329,9 @@ impl FrontEnd {
 
     /// How long the message is of which the beginning has come.
     fn wanted(&self) -> Result<usize, ProtocolError> {
-        let Some(header) = self.input.first_chunk::<HEADER>() else { return Ok(HEADER) };
-        let (request, flags, size) = parse_header(header);
+        let header = self.input.get(..HEADER).and_then(parse::<[u32; 3]>);
+        let Some([request, flags, size]) = header else { return Ok(HEADER) };
+        let size = index(size);
         if flags & 3 != VERSION || flags & REPLY != 0 {
             return Err(ProtocolError::Flags { request, flags });
         }
@@ -364,13 +345,11 @@ impl FrontEnd {
         loop {
             let missing = self.wanted()?.saturating_sub(self.input.len());
             if missing == 0 {
-                let input = std::mem::take(&mut self.input);
-                let Some((header, body)) = input.split_first_chunk::<HEADER>() else {
-                    return Ok(Received::Part);
-                };
-                let (request, flags, _) = parse_header(header);
+                let mut header = std::mem::take(&mut self.input);
+                let body = header.split_off(HEADER);
+                let [request, flags, _] = parse(&header).unwrap_or_default();
                 let descriptors = std::mem::take(&mut self.descriptors);
-                return Ok(Received::Whole(Message { request, flags, body: body.to_vec(), descriptors }));
+                return Ok(Received::Whole(Message { request, flags, body, descriptors }));
             }
             // Never beyond the end of the message: descriptors belong to the one that they came with.
             let mut bytes = [0; MAX_BODY];
@@ -406,16 +385,17 @@ impl FrontEnd {
     fn answer(&mut self, device: &mut Device, mut asked: Message) -> Result<(), ProtocolError> {
         let unsupported = ProtocolError::Unsupported { request: asked.request };
         let request = FrontendReq::try_from(asked.request).map_err(|_| unsupported)?;
-        let done = self.handle(device, request, &mut asked)?;
-        if let Done::No(refusal) = &done {
-            device.metrics.refused.inc();
-            limited!(device.limiter, %refusal, "refused {request:?}");
-        }
+        let done = self.handle(device, request, &mut asked);
+        let acknowledged = self.acknowledges && asked.flags & NEED_REPLY != 0;
         let reply = match done {
-            Done::Reply(body) => Some(body),
-            _ if !self.acknowledges || asked.flags & NEED_REPLY == 0 => None,
-            Done::Yes => Some(0_u64.to_ne_bytes().to_vec()),
-            Done::No(_) => Some(1_u64.to_ne_bytes().to_vec()),
+            Ok(Some(reply)) => Some(reply),
+            Ok(None) => acknowledged.then(|| long(0)),
+            Err(Refusal::Protocol(error)) => return Err(error),
+            Err(refusal) => {
+                device.metrics.refused.inc();
+                limited!(device.limiter, %refusal, "refused {request:?}");
+                acknowledged.then(|| long(1))
+            }
         };
         if let Some(body) = reply {
             self.output = message(asked.request, VERSION | REPLY, &body);
@@ -423,168 +403,137 @@ impl FrontEnd {
         Ok(())
     }
 
+    /// Do what is asked; returns the reply of a request that has one.
     fn handle(
         &mut self,
         device: &mut Device,
         request: FrontendReq,
         asked: &mut Message,
-    ) -> Result<Done, ProtocolError> {
+    ) -> Result<Option<Vec<u8>>, Refusal> {
         let offered = device.options.features.bits() | VERSION_1 | PROTOCOL_FEATURES;
-        let one = |asked: &Message| asked.words::<1>(0).map(|[word]| word);
-        Ok(match request {
-            FrontendReq::SET_OWNER => Done::Yes,
-            FrontendReq::RESET_OWNER | FrontendReq::RESET_DEVICE => {
-                device.reset();
-                Done::Yes
-            }
-            FrontendReq::GET_FEATURES => long(offered),
-            FrontendReq::SET_FEATURES => match one(asked)? {
-                features if features & !offered != 0 => Done::No(Refusal::Features(features & !offered)),
-                features => {
-                    device.accept(features);
-                    Done::Yes
-                }
+        match request {
+            FrontendReq::SET_OWNER => {}
+            FrontendReq::RESET_OWNER | FrontendReq::RESET_DEVICE => device.reset(),
+            FrontendReq::GET_FEATURES => return Ok(Some(long(offered))),
+            FrontendReq::SET_FEATURES => match asked.number()? {
+                features if features & !offered != 0 => return Err(Refusal::Features(features & !offered)),
+                features => device.accept(features),
             },
-            FrontendReq::GET_PROTOCOL_FEATURES => long(PROTOCOL.bits()),
+            FrontendReq::GET_PROTOCOL_FEATURES => return Ok(Some(long(PROTOCOL.bits()))),
             FrontendReq::SET_PROTOCOL_FEATURES => {
-                self.acknowledges = one(asked)? & Protocol::REPLY_ACK.bits() != 0;
-                Done::Yes
+                self.acknowledges = asked.number()? & Protocol::REPLY_ACK.bits() != 0;
             }
-            FrontendReq::GET_QUEUE_NUM => long(u64::try_from(QueueMap::MAX).unwrap_or(0)),
-            FrontendReq::GET_MAX_MEM_SLOTS => long(u64::try_from(MAX_REGIONS).unwrap_or(0)),
+            FrontendReq::GET_QUEUE_NUM => {
+                return Ok(Some(long(u64::try_from(QueueMap::MAX).unwrap_or(0))));
+            }
+            FrontendReq::GET_MAX_MEM_SLOTS => {
+                return Ok(Some(long(u64::try_from(MAX_REGIONS).unwrap_or(0))));
+            }
             FrontendReq::SET_MEM_TABLE => {
-                let regions = asked.regions(8)?;
+                let regions = asked.regions()?;
                 let files = files(&mut asked.descriptors, regions.len());
-                device
-                    .change_memory(|memory| match files {
-                        Ok(files) => Ok(memory.replace(regions.into_iter().zip(files))?),
-                        Err(refusal) => {
-                            memory.clear();
-                            Err(refusal)
-                        }
-                    })
-                    .into()
+                device.change_memory(|memory| match files {
+                    Ok(files) => Ok(memory.replace(regions.into_iter().zip(files))?),
+                    Err(refusal) => {
+                        memory.clear();
+                        Err(refusal)
+                    }
+                })?;
             }
-            FrontendReq::ADD_MEM_REG | FrontendReq::REM_MEM_REG => {
-                let regions = asked.regions(8)?;
-                let [region] = regions.as_slice() else { return Err(asked.wrong_size()) };
-                if request == FrontendReq::REM_MEM_REG {
-                    return Ok(device.change_memory(|memory| Ok(memory.remove(*region)?)).into());
+            FrontendReq::ADD_MEM_REG => {
+                let region = asked.region()?;
+                for file in files(&mut asked.descriptors, 1)? {
+                    device.change_memory(|memory| memory.add(region, file))?;
                 }
-                files(&mut asked.descriptors, 1)
-                    .and_then(|files| {
-                        let add = |file| device.change_memory(|memory| memory.add(*region, file));
-                        files.into_iter().try_for_each(add).map_err(Refusal::from)
-                    })
-                    .into()
+            }
+            FrontendReq::REM_MEM_REG => {
+                let region = asked.region()?;
+                device.change_memory(|memory| memory.remove(region))?;
             }
             FrontendReq::GET_CONFIG => {
-                let [offset, size] = asked.pair()?;
-                let header = asked.body.get(..HEADER).ok_or_else(|| asked.wrong_size())?;
-                let size = usize::try_from(size).unwrap_or(usize::MAX);
-                if size.checked_add(HEADER).is_none_or(|whole| whole > MAX_BODY) {
-                    return Err(asked.wrong_size());
+                let (range, _) = asked.config()?;
+                let size = index(range.size);
+                if size > MAX_BODY - size_of::<VhostUserConfig>() {
+                    return Err(asked.wrong_size().into());
                 }
-                let read = device.config.read(offset, size);
-                Done::Reply(header.iter().copied().chain(read).collect())
+                let read = device.config.read(range.offset, size);
+                return Ok(Some(range.as_slice().iter().copied().chain(read).collect()));
             }
             FrontendReq::SET_CONFIG => {
-                let [offset, size] = asked.pair()?;
-                let bytes = asked.body.get(HEADER..).unwrap_or_default();
-                if bytes.len() != usize::try_from(size).unwrap_or(usize::MAX) || bytes.len() > Config::SIZE {
-                    let length = bytes.len();
-                    return Ok(Done::No(ConfigError { offset, length }.into()));
+                let (range, bytes) = asked.config()?;
+                let (offset, length) = (range.offset, bytes.len());
+                if length != index(range.size) {
+                    return Err(ConfigError { offset, length }.into());
                 }
-                let done = device.config.write(offset, bytes);
+                device.config.write(offset, bytes)?;
                 device.update_sizes();
-                done.map_err(Refusal::from).into()
             }
-            FrontendReq::SET_BACKEND_REQ_FD => {
-                asked.one().and_then(Channel::new).map(|channel| device.set_channel(channel)).into()
-            }
+            FrontendReq::SET_BACKEND_REQ_FD => device.set_channel(Channel::new(asked.one()?)?),
             FrontendReq::GET_VRING_BASE => {
-                let [ring, _] = asked.ring()?;
-                device.ring_stopped(number(ring));
+                let ring = asked.body::<VhostUserVringState>()?.index;
+                device.ring_stopped(index(ring));
                 // Without an answer the front end would wait for ever.
-                let stopped = device.ring_mut(number(ring)).ok_or(ProtocolError::NoAnswer(ring))?;
+                let stopped = device.ring_mut(index(ring)).ok_or(ProtocolError::NoAnswer(ring))?;
                 stopped.stop();
-                let next = u32::from(stopped.next_available());
-                Done::Reply([ring, next].into_iter().flat_map(u32::to_ne_bytes).collect())
+                let state = VhostUserVringState::new(ring, stopped.next_available().into());
+                return Ok(Some(state.as_slice().to_vec()));
             }
-            FrontendReq::SET_VRING_NUM
-            | FrontendReq::SET_VRING_BASE
-            | FrontendReq::SET_VRING_ENABLE
-            | FrontendReq::SET_VRING_ADDR
-            | FrontendReq::SET_VRING_KICK
-            | FrontendReq::SET_VRING_CALL
-            | FrontendReq::SET_VRING_ERR => ring_request(device, request, asked)?.into(),
-            _ => return Err(ProtocolError::Unsupported { request: asked.request }),
-        })
+            FrontendReq::SET_VRING_NUM | FrontendReq::SET_VRING_BASE | FrontendReq::SET_VRING_ENABLE => {
+                let state: VhostUserVringState = asked.body()?;
+                set_state(device, request, state.index, state.num)?;
+            }
+            FrontendReq::SET_VRING_ADDR => set_addresses(device, asked.body()?)?,
+            FrontendReq::SET_VRING_KICK | FrontendReq::SET_VRING_CALL | FrontendReq::SET_VRING_ERR => {
+                let (ring, event) = asked.event()?;
+                set_event(device, request, ring, event)?;
+            }
+            _ => return Err(ProtocolError::Unsupported { request: asked.request }.into()),
+        }
+        Ok(None)
     }
 }
 
-fn ring_request(
-    device: &mut Device,
-    request: FrontendReq,
-    asked: &mut Message,
-) -> Result<Result<(), Refusal>, ProtocolError> {
-    if matches!(
-        request,
-        FrontendReq::SET_VRING_KICK | FrontendReq::SET_VRING_CALL | FrontendReq::SET_VRING_ERR
-    ) {
-        return Ok(asked.event()?.and_then(|(ring, event)| set_event(device, request, ring, event)));
+fn set_state(device: &mut Device, request: FrontendReq, ring: u32, value: u32) -> Result<(), Refusal> {
+    let found = device.ring_mut(index(ring)).ok_or(Refusal::NoRing(ring))?;
+    match (request, value) {
+        (FrontendReq::SET_VRING_NUM, size) if found.set_size(size) => {}
+        (FrontendReq::SET_VRING_NUM, size) => return Err(Refusal::RingSize { ring, size }),
+        (FrontendReq::SET_VRING_BASE, base) => {
+            let base = u16::try_from(base).map_err(|_| Refusal::Index { ring, index: base })?;
+            found.set_base(base);
+        }
+        (_, 1) => found.set_enabled(true),
+        (_, 0) => {
+            found.set_enabled(false);
+            // For some front ends this is the only request for a ring that stops.
+            device.ring_stopped(index(ring));
+        }
+        (_, value) => return Err(Refusal::Enable { ring, value }),
     }
-    let [index, value] = if request == FrontendReq::SET_VRING_ADDR { asked.pair()? } else { asked.ring()? };
-    let places = if request == FrontendReq::SET_VRING_ADDR { Some(asked.words::<4>(8)?) } else { None };
-    let Some((ring, memory)) = device.ring_and_memory(number(index)) else {
-        return Ok(Err(Refusal::NoRing(index)));
-    };
-    let done = match (request, places) {
-        (FrontendReq::SET_VRING_NUM, _) => {
-            if ring.set_size(value) {
-                Ok(())
-            } else {
-                Err(Refusal::RingSize { ring: index, size: value })
-            }
-        }
-        (FrontendReq::SET_VRING_BASE, _) => {
-            let base = u16::try_from(value).map_err(|_| Refusal::Index { ring: index, index: value });
-            base.map(|base| ring.set_base(base))
-        }
-        (FrontendReq::SET_VRING_ENABLE, _) if value <= 1 => {
-            ring.set_enabled(value == 1);
-            Ok(())
-        }
-        (_, Some([descriptors, used, available, _log])) => {
-            let at =
-                |address| memory.guest_address(address).ok_or(Refusal::RingAddress { ring: index, address });
-            let invalid = |error| Refusal::Ring { ring: index, error };
-            match (at(descriptors), at(available), at(used)) {
-                (Ok(descriptors), Ok(available), Ok(used)) => {
-                    let set = ring.set_addresses(descriptors, available, used);
-                    if set.is_ok() && !memory.may_touch(ring.areas()) {
-                        ring.fail();
-                        return Ok(Err(Refusal::Untouched(index)));
-                    }
-                    set.and_then(|()| ring.take_up(memory.map())).map_err(invalid)
-                }
-                (Err(refusal), _, _) | (_, Err(refusal), _) | (_, _, Err(refusal)) => Err(refusal),
-            }
-        }
-        _ => Err(Refusal::Enable { ring: index, value }),
-    };
-    if request == FrontendReq::SET_VRING_ENABLE && value == 0 {
-        // For some front ends this is the only request for a ring that stops.
-        device.ring_stopped(number(index));
+    device.check_ring(index(ring));
+    Ok(())
+}
+
+fn set_addresses(device: &mut Device, places: VhostUserVringAddr) -> Result<(), Refusal> {
+    let ring = places.index;
+    let (found, memory) = device.ring_and_memory(index(ring)).ok_or(Refusal::NoRing(ring))?;
+    let at = |address| memory.guest_address(address).ok_or(Refusal::RingAddress { ring, address });
+    let (descriptors, available, used) = (at(places.descriptor)?, at(places.available)?, at(places.used)?);
+    let invalid = |error| Refusal::Ring { ring, error };
+    found.set_addresses(descriptors, available, used).map_err(invalid)?;
+    if !memory.may_touch(found.areas()) {
+        found.fail();
+        return Err(Refusal::Untouched(ring));
     }
-    device.check_ring(number(index));
-    Ok(done)
+    found.take_up(memory.map()).map_err(invalid)?;
+    device.check_ring(index(ring));
+    Ok(())
 }
 
 fn set_event(
     device: &mut Device,
     request: FrontendReq,
-    index: u32,
+    number: u32,
     event: Option<File>,
 ) -> Result<(), Refusal> {
     // Without the protocol's extensions a ring is enabled by being started.
@@ -592,7 +541,7 @@ fn set_event(
     if request == FrontendReq::SET_VRING_KICK {
         device.ring_starts();
     }
-    let ring = device.ring_mut(number(index)).ok_or(Refusal::NoRing(index))?;
+    let ring = device.ring_mut(index(number)).ok_or(Refusal::NoRing(number))?;
     match request {
         FrontendReq::SET_VRING_CALL => ring.set_call(event),
         FrontendReq::SET_VRING_ERR => ring.set_error(event),
@@ -601,7 +550,7 @@ fn set_event(
             if enables {
                 ring.set_enabled(true);
             }
-            device.check_ring(number(index));
+            device.check_ring(index(number));
         }
     }
     Ok(())
@@ -616,15 +565,9 @@ fn files(descriptors: &mut Vec<Descriptor>, wanted: usize) -> Result<Vec<File>, 
     descriptors.drain(..).map(file).collect()
 }
 
-fn number(index: u32) -> usize {
-    usize::try_from(index).unwrap_or(usize::MAX)
-}
-
-fn parse_header(header: &[u8; HEADER]) -> (u32, u32, usize) {
-    let mut words =
-        header.chunks_exact(4).map(|word| word.try_into().map(u32::from_ne_bytes).unwrap_or_default());
-    let mut next = || words.next().unwrap_or_default();
-    (next(), next(), number(next()))
+/// A number of the protocol as an index or a length.
+fn index(number: u32) -> usize {
+    usize::try_from(number).unwrap_or(usize::MAX)
 }
 
 enum Received {

@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The manual pages in the repository are those of the command line. `WRITE_MAN=1` writes them.
+//! The command line, and its manual pages in the repository. `WRITE_MAN=1` writes them.
 
 #![allow(missing_docs, clippy::unwrap_used, clippy::indexing_slicing)]
 
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use balloon_protocol::Features;
+use clap::Parser;
 use clap_mangen::Man;
+use vhost_user_balloon::cli::{Cli, definition, parse_size};
 
 fn page(command: &clap::Command, name: &str) -> (String, Vec<u8>) {
     let mut text = b".\\\" SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause\n".to_vec();
@@ -18,7 +21,7 @@ fn page(command: &clap::Command, name: &str) -> (String, Vec<u8>) {
 #[test]
 fn the_pages_are_up_to_date() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging/man");
-    let mut command = vhost_user_balloon::cli::definition();
+    let mut command = definition();
     command.build();
     let name = command.get_name().to_owned();
     let subcommands = command.get_subcommands().filter(|sub| sub.get_name() != "help");
@@ -38,4 +41,39 @@ fn the_pages_are_up_to_date() {
         assert!(there[name] == *text, "{name} is old: WRITE_MAN=1 cargo test --test man");
     }
     assert!(made.len() >= 7);
+}
+
+#[test]
+fn the_definition_is_consistent() {
+    definition().debug_assert();
+}
+
+#[test]
+fn sizes() {
+    assert_eq!(parse_size("0"), Ok(0));
+    assert_eq!(parse_size("4096"), Ok(4096));
+    assert_eq!(parse_size("3k"), Ok(3072));
+    assert_eq!(parse_size("2G"), Ok(2 << 30));
+    assert_eq!(parse_size("1T"), Ok(1 << 40));
+    for wrong in
+        ["", "K", "-1", "+1", "1.5G", "1GB", "0x10", " 1", "18446744073709551616", "99999999999T", "1é"]
+    {
+        assert!(parse_size(wrong).is_err(), "{wrong}");
+    }
+}
+
+#[test]
+fn switches_take_features_away() {
+    let features = |arguments: &[&str]| {
+        Cli::try_parse_from([&["x", "--socket-path", "s"], arguments].concat())
+            .unwrap()
+            .daemon
+            .options()
+            .features
+    };
+    assert!(features(&[]).contains(Features::DEVICE_INIT_REPORTED));
+    assert!(!features(&[]).contains(Features::DEVICE_INIT_ON_INFLATE));
+    assert!(features(&["--device-init-on-inflate", "on"]).contains(Features::DEVICE_INIT_ON_INFLATE));
+    assert!(!features(&["--free-page-reporting", "off"]).contains(Features::DEVICE_INIT_REPORTED));
+    assert!(!features(&[]).contains(Features::FREE_PAGE_HINT));
 }

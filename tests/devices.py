@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: GPL-2.0
+"""Daemons of tests: one without a front end, and what a test waits for."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from lab.build import daemon
+from lab.core.errors import TestFailure
+
+
+@contextlib.contextmanager
+def running(arguments: list[str] | None = None, profile: str = "dev") -> Iterator[daemon.Daemon]:
+    """A daemon without a front end; ended with the block."""
+    device = daemon.Daemon(daemon.build(profile), arguments or [])
+    try:
+        yield device
+    finally:
+        device.close()
+
+
+def wait_for(
+    device: daemon.Daemon, what: str, holds: Callable[[dict[str, Any]], bool], seconds: float = 20.0
+) -> dict[str, Any]:
+    """Wait until ``holds(status)``; raises TestFailure when it does not within the time."""
+    deadline = time.monotonic() + seconds
+    while not holds(status := device.status()):
+        if time.monotonic() > deadline:
+            why = json.dumps(status, indent=1)
+            raise TestFailure(f"the device does not get there: {what}", why, f"read its log: {device.log}")
+        time.sleep(0.05)
+    return status

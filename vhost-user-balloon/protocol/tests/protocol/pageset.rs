@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+use balloon_protocol::{PageSet, Run};
+use proptest::prelude::*;
+use std::collections::BTreeSet;
+
+#[test]
+fn the_very_last_page() {
+    let mut set = PageSet::new();
+    set.insert(Run { first: u32::MAX, pages: 9 });
+    assert_eq!(set.next_run(0), Some(Run { first: u32::MAX, pages: 1 }));
+    set.remove(Run { first: u32::MAX - 100, pages: 101 });
+    assert_eq!(set, PageSet::new(), "an empty chunk is freed");
+}
+
+proptest! {
+    #[test]
+    fn like_a_set(steps in proptest::collection::vec((any::<bool>(), 0_u32..9000, 1_u32..5000), 0..20), at in 0_u32..9000, length in 1_u32..200) {
+        let mut set = PageSet::new();
+        let mut model = BTreeSet::new();
+        for (insert, first, pages) in steps {
+            let run = Run { first, pages };
+            if insert {
+                set.insert(run);
+                model.extend(first..first + pages);
+            } else {
+                set.remove(run);
+                model.retain(|page| !run.contains(*page));
+            }
+        }
+        let wanted = (at..at + length).all(|page| model.contains(&page));
+        prop_assert_eq!(set.contains(Run { first: at, pages: length }), wanted);
+        let mut found = Vec::new();
+        let mut next = 0;
+        while let Some(run) = set.next_run(next) {
+            found.extend(run.first..run.first + run.pages);
+            next = run.first + run.pages;
+        }
+        prop_assert_eq!(found, model.into_iter().collect::<Vec<_>>());
+    }
+}
