@@ -24,7 +24,7 @@ NEWER_RUST = {"cargo": "cargo-web", "rustfmt": "rustfmt-web", "rust-clippy": "ru
 
 # What the lab's QEMU, which is the packaged one, has for operators.
 FEATURES = tomllib.loads((Path(__file__).parents[2] / "packaging/qemu/features.toml").read_text())["feature"]
-NEEDS = {package: check for feature in FEATURES for check, package in feature["needs"].items()}
+NEEDS: dict[str, str] = {package: check for feature in FEATURES for check, package in feature["needs"].items()}
 # The packages for each user of them.
 COMPILE = ("gcc", "binutils", "make", "git", "tar", "xz-utils", "dpkg", "libc6-dev")
 TOOLS: dict[str, tuple[str, ...]] = {
@@ -46,7 +46,7 @@ TOOLS: dict[str, tuple[str, ...]] = {
     "s390": ("gcc-s390x-linux-gnu",),
 }
 # How ``has`` finds a package without a program of its name.
-CHECKS = NEEDS | {
+CHECKS: dict[str, str] = NEEDS | {
     "gcc": "cc",
     "binutils": "ld",
     "xz-utils": "xz",

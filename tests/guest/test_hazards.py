@@ -119,7 +119,10 @@ def test_pages_gone_bad_and_back(way: str) -> None:
 
 
 def test_large_folios_are_interleaved_wherever_they_are_touched() -> None:
-    """The allocator now gets the very address of the fault; the policy must not care."""
+    """The place of the fault in the folio, and a split of the mapping, must not change the policy's nodes.
+
+    Of the base, the folios on both sides of the split are on one node.
+    """
     result = run(
         f"echo never > {THP}/enabled; echo always > {THP}/hugepages-64kB/enabled; interleave --size 64",
         append="numa=fake=2",
