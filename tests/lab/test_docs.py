@@ -284,7 +284,9 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 def test_the_documents_are_short() -> None:
-    pages = (REPO / "docs").rglob("*.md")
+    """Without the tables of figures in docs/results, which the lab writes."""
+    docs = REPO / "docs"
+    pages = [page for page in docs.rglob("*.md") if (docs / "results") not in page.parents]
     assert sum(len(page.read_text(encoding="utf-8").split()) for page in pages) <= 17_000
 
 
