@@ -43,7 +43,7 @@ struct job {
 	bool verify;
 };
 
-/* What the measured child does. It ends the process. */
+/* The job of the measured child. It ends the process. */
 static void child_job(const struct job *job)
 {
 	int flags = MAP_PRIVATE | MAP_ANONYMOUS;

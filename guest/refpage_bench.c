@@ -123,7 +123,7 @@ static void read_in_threads(struct job *job)
 		pthread_join(threads[i], NULL);
 }
 
-/* What the measured child does. It ends the process. */
+/* The job of the measured child. It ends the process. */
 static void child_job(struct job *job)
 {
 	unsigned long loop;

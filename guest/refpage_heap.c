@@ -34,7 +34,7 @@ enum init { INIT_NONE, INIT_MEMSET, INIT_REFPAGE, INIT_AUTO };
 static const char *const init_names[] = { "none", "memset", "refpage", "auto", NULL };
 
 /*
- * The allocator. What it needs of the kernel is made once, at the first use.
+ * The allocator. heap_start() makes its file once, at the first use.
  */
 static struct {
 	enum init init;

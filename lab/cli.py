@@ -79,7 +79,7 @@ def main() -> int:
         sys.stderr.close()
         return errors.MACHINE
     except OSError as error:
-        return _report(errors.from_oserror(error, "the machine got in the way"))
+        return _report(errors.from_oserror(error, "a file cannot be read or written"))
 
 
 def _check_name(command: Any, words: list[str]) -> None:

@@ -34,56 +34,50 @@ REPORTED = "sleep 5"
 
 @dataclass(frozen=True)
 class HotPath:
-    """A path that guest/hotpath.c knows as ``name``; its metric is hotpath.``metric``.instructions.
+    """A path that guest/hotpath.c knows as ``name``; its metric is hotpath.``metric``.instructions (or ``name``).
 
     A breakdown repeats ``loop`` of guest/hotpath.c, with ``operations`` of them in each repetition, and names
     functions that differ by at least ``worth`` instructions for each operation. ``bound``: the limit holds for it.
     """
 
     name: str
-    metric: str
     words: str
     loop: str
     operations: int = 1
     reps: int = REPS
     worth: float = 0.5
     bound: bool = True
+    metric: str = ""
     length: str = "short"  # of its chart
 
 
 # Emulated, a huge page or a process takes as long as hundreds of the others: fewer repetitions.
 PATHS = (
-    HotPath("fault", "fault", "anonymous 4 KiB page fault; with its share of the unmapping", "fault", 32),
-    HotPath(
-        "alloc_free",
-        "alloc_free",
-        "order-0 page through the per-CPU list; allocated and freed",
-        "pipe_deep",
-        13,
-    ),
+    HotPath("fault", "anonymous 4 KiB page fault; with its share of the unmapping", "fault", 32),
+    HotPath("alloc_free", "order-0 page through the per-CPU list; allocated and freed", "pipe_deep", 13),
     HotPath(
         "buddy",
-        "buddy_alloc_free",
         "order-0 page through the buddy lists; allocated and freed, when the per-CPU list overflows",
-        "buddy",
-        221,
-        FEW,
+        *("buddy", 221, FEW),
+        metric="buddy_alloc_free",
         bound=False,
     ),
-    HotPath(
-        "thp_fault", "thp_fault", "2 MiB page fault; with its unmapping", "thp_fault", 1, FEW, length="long"
-    ),
+    HotPath("thp_fault", "2 MiB page fault; with its unmapping", "thp_fault", 1, FEW, length="long"),
 )
 MORE = (
-    HotPath("order3", "alloc_free_order3", "order-3 page (32 KiB); allocated and freed", "list3"),
-    HotPath("order9", "alloc_free_order9", "order-9 page (2 MiB); allocated, freed", "list9", length="long"),
-    HotPath("fork", "fork_exit", "fork and exit; with the wait", "fork", 1, FEW, 200.0, length="long"),
-    HotPath("exec", "fork_exec", "fork, exec and exit", "exec", 1, FEW, 200.0, length="long"),
+    HotPath("order3", "order-3 page (32 KiB); allocated and freed", "list3", metric="alloc_free_order3"),
+    HotPath(
+        "order9", "order-9 page (2 MiB); allocated, freed", "list9", metric="alloc_free_order9", length="long"
+    ),
+    HotPath("fork", "fork and exit; with the wait", "fork", 1, FEW, 200.0, metric="fork_exit", length="long"),
+    HotPath("exec", "fork, exec and exit", "exec", 1, FEW, 200.0, metric="fork_exec", length="long"),
 )
 # Each repetition uses memory that was not used since it was reported.
 NEW = (
-    HotPath("new_fault", "new_fault", "4 KiB page fault in unused memory", "new_fault", 32),
-    HotPath("new_thp", "new_thp_fault", "2 MiB fault in unused memory", "new_thp", 1, FEW, length="long"),
+    HotPath("new_fault", "4 KiB page fault in unused memory", "new_fault", 32),
+    HotPath(
+        "new_thp", "2 MiB fault in unused memory", "new_thp", 1, FEW, metric="new_thp_fault", length="long"
+    ),
 )
 PAGES = {"new_fault": 32, "new_thp": 512}  # of a repetition
 
@@ -216,8 +210,8 @@ def breakdown(run: Run, images: Built, path: HotPath, prefix: str = IDLE) -> Non
     for name in sorted(differs, key=lambda name: -abs(differs[name])):
         if abs(differs[name]) >= path.worth:
             values = [base.get(name, 0.0)], [ours.get(name, 0.0)]
-            words = f"Functions of {path.metric} that differ, {STATES[prefix]}: {name}; whatever calls it meanwhile."
-            run.add(f"hotpath.{prefix}{path.metric}.in.{name}", "instructions", values, words)
+            words = f"Functions of {path.metric or path.name} that differ, {STATES[prefix]}: {name}; all its callers together."
+            run.add(f"hotpath.{prefix}{path.metric or path.name}.in.{name}", "instructions", values, words)
 
 
 Count = Callable[[BenchOptions, "str | Path", Path, Sequence[HotPath]], Counts]
@@ -252,7 +246,7 @@ def compare(
     """Add one comparison; without an active source it has a limit, and a breakdown beyond the limit."""
     at_most = goals.more_at_most(LIMIT, f"at most {LIMIT} % more than base")
     for path in paths:
-        name = f"hotpath.{prefix}{path.metric}.instructions"
+        name = f"hotpath.{prefix}{path.metric or path.name}.instructions"
         limit = [row[path.name] for row in floor if path in NEW]
         goal = goals.near_floor(limit, at_most if path.bound and prefix != ACTIVE else None)
         values = [row[path.name] for row in base], [row[path.name] for row in ours]

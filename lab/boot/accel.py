@@ -56,12 +56,13 @@ def kvm_works(qemu: Path, kernel: Path) -> tuple[bool, str]:
     with lock.locked("kvm-probe"):
         if not answer.is_file():
             with progress.step("trying KVM"):
-                lock.write_atomically(answer, _probe(qemu, kernel)[1])
+                lock.write_atomically(answer, _probe(qemu, kernel))
         why = answer.read_text(encoding="utf-8")
     return not why, why
 
 
-def _probe(qemu: Path, kernel: Path) -> tuple[bool, str]:
+def _probe(qemu: Path, kernel: Path) -> str:
+    """The reason why a kernel does not run under KVM; empty if it does."""
     with tempfile.TemporaryDirectory(prefix=".kvm-", dir=paths.sub("work")) as folder:
         initrd = Path(folder) / "initrd"
         initramfs.write(initrd, ["sh", "-c", f"echo {MARK.decode()} >/dev/console"], "none", [], [])
@@ -71,11 +72,9 @@ def _probe(qemu: Path, kernel: Path) -> tuple[bool, str]:
             done = subprocess.run(
                 words, stdin=subprocess.DEVNULL, capture_output=True, timeout=PROBE_SECONDS, check=False
             )
+            said, why = done.stdout, "/dev/kvm opens, but the kernel ended before user space"
+            why = [why, *done.stderr.decode(errors="replace").strip().splitlines()][-1]
         except subprocess.TimeoutExpired as late:
-            if MARK in (late.stdout or b""):
-                return True, ""
-            return False, f"/dev/kvm opens, but a kernel does not reach user space within {PROBE_SECONDS} s"
-        if MARK in done.stdout:
-            return True, ""
-        reason = done.stderr.decode(errors="replace").strip().splitlines()
-        return False, reason[-1] if reason else "/dev/kvm opens, but the kernel ended before user space"
+            said = late.stdout or b""
+            why = f"/dev/kvm opens, but a kernel does not reach user space within {PROBE_SECONDS} s"
+        return "" if MARK in said else why

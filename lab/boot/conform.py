@@ -53,22 +53,15 @@ def bundle(target: Path, kernel: str) -> None:
 
 
 def _words(command: Sequence[str], values: dict[str, str], arch: str) -> list[str]:
-    found: list[str] = []
-    for word in command:
-        if word == "{append}" and arch == "um":
-            found += values[word].split()
-            continue
-        for place, value in values.items():
-            word = word.replace(place, value)
-        found.append(word)
-    return found
-
-
-def _complete(command: Sequence[str]) -> None:
     if missing := [place for place in PLACES[:3] if not any(place in word for word in command)]:
         why = f"{', '.join(missing)} missing: the VMM would boot something else"
         fix = "see the example in `kz conform --help`"
         raise UsageError(f"Bad command: {' '.join(command)}", why, fix)
+    found: list[str] = []
+    for word in command:
+        replaced = re.sub(r"\{\w+\}", lambda place: values.get(place[0], place[0]), word)
+        found += replaced.split() if word == "{append}" and arch == "um" else [replaced]
+    return found
 
 
 def _resident(process: int, session: bool) -> int:
@@ -94,14 +87,15 @@ def check(
     command: Sequence[str], *, kernel: str, arch: str, memory: str, timeout: float, pid: int | None
 ) -> list[str]:
     """Boot the probe; the lines of its tables. TestFailure when the guest does not get to its end."""
-    _complete(command)
+    if pid is not None and not Path(f"/proc/{pid}/statm").is_file():
+        raise UsageError(f"Bad --pid: {pid}", "no process has this number", "name the process of the VMM")
     folder = paths.run_folder("conform")
     image, initrd = files(kernel, arch, folder)
     values = dict(zip(PLACES, (str(image), str(initrd), APPEND[arch], memory), strict=True))
     words = _words(command, values, arch)
     log = folder / "console.log"
     lines: list[str] = []
-    dirty, hosts, ended = 0, 0, False
+    dirty, reported, ended = 0, False, False
     try:
         process = subprocess.Popen(
             words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
@@ -125,11 +119,10 @@ def check(
                 elif match := re.fullmatch(r"conform: reported (\d+)", line):
                     time.sleep(0.2)
                     now = _resident(pid or process.pid, pid is None)
-                    if not hosts:
-                        lines.append(host_row(dirty, now, int(match[1])))
-                    hosts += 1
+                    lines += [] if reported else [host_row(dirty, now, int(match[1]))]
+                    reported = True
                 elif line.startswith("conform: device"):
-                    hosts = 0
+                    reported = False
                     lines.append(f"**{line.removeprefix('conform: device ')}**")
                 ended = ended or line.startswith("conform: end")
     finally:

@@ -223,18 +223,9 @@ class Guest:
         return self.console.read_text(errors="replace")
 
     def ending(self) -> Ending:
-        return Ending(
-            self.spec,
-            self.accel,
-            self._console_text(),
-            self.console,
-            self.folder / "vmm.log",
-            self._taint,
-            self._exit,
-            self._ready.is_set(),
-            self._late,
-            self.process.returncode,
-        )
+        how = self._taint, self._exit, self._ready.is_set(), self._late, self.process.returncode
+        text, log = self._console_text(), self.folder / "vmm.log"
+        return Ending(self.spec, self.accel, text, self.console, log, *how)
 
     def comes_up(self) -> bool:
         """Wait for user space, except with -S; False when an emulated guest met a known hang or race."""
@@ -293,16 +284,9 @@ class Guest:
         ending = self.ending()
         if self._exit is None:
             raise ending.failure()
-        result = BootResult(
-            self._out.decode(errors="replace"),
-            self._err.decode(errors="replace"),
-            self._exit,
-            self.console,
-            self.accel,
-            self._ended - self._began,
-            ending.faults(),
-            bytes(self._out),
-        )
+        out, err = (one.decode(errors="replace") for one in (self._out, self._err))
+        took, faults = self._ended - self._began, ending.faults()
+        result = BootResult(out, err, self._exit, self.console, self.accel, took, faults, bytes(self._out))
         if fault := ending.fault():
             raise fault
         return result

@@ -70,7 +70,7 @@ def view(now: Look, before: Look | None) -> str:
     for name in COUNTED:
         rate = f"{human(speed[name], 'bytes')}/s" if speed else "-"
         lines.append(f"{name.replace('_', ' '):18}{human(status[name], 'bytes'):>14}{rate:>16}")
-    for kind, title in (("skipped", "not given back"), ("unproven", "not said zero")):
+    for kind, title in (("skipped", "not given back"), ("unproven", "not proven zero")):
         for reason, amount in status[kind].items():
             if amount:
                 lines.append(f"{title:18}{human(amount, 'bytes'):>14}  {reason}")

@@ -27,7 +27,7 @@ def linux(
     chosen: Annotated[str, Parts] = "",
     as_json: Json = False,
 ) -> None:
-    """Build a kernel (nothing is done when the cache has it)."""
+    """Build a kernel, unless the cache has it."""
     from lab.build.linux import build_linux
     from lab.series import parts
 
@@ -40,7 +40,7 @@ def qemu(
     base: Annotated[str, Option(help="Another source of qemu/base.toml: 10.2.")] = "",
     as_json: Json = False,
 ) -> None:
-    """Build qemu-system-x86_64 (nothing is done when the cache has it)."""
+    """Build qemu-system-x86_64, unless the cache has it."""
     from lab.build.qemu import build_qemu
     from lab.machine import fetch
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0
 """Debian packages of the kernel, QEMU and the daemon."""
 
+import os
 import shlex
 import tomllib
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 from lab.build import daemon, deb
 from lab.build import linux as build
 from lab.build.images import metadata
-from lab.build.qemu import build_qemu
+from lab.build.qemu import FIRMWARE, build_qemu
 from lab.core import lock, paths, progress, run
 from lab.core.errors import LabError, UsageError
 from lab.machine import fetch, stock, tools
@@ -69,30 +70,29 @@ def package_daemon(folder: Path, profile: str = "release") -> Path:
 
 
 def package_qemu(folder: Path) -> Path:
-    """The patched QEMU in a folder of its own, beside the distribution's."""
+    """The patched QEMU in a folder of its own, beside the distribution's; firmware is the distribution's."""
     binary = build_qemu("knownzero")
     root = binary.parents[1]
+    firmware = [root.parent / place for place in FIRMWARE.values()]
     items = [
         deb.Item(file, f"{ROOM}/{file.relative_to(root)}", 0o755 if file == binary else 0o644, file == binary)
         for file in sorted(root.rglob("*"))
-        if file.is_file()
+        if file.is_file() and not any(place in file.parents for place in firmware)
     ]
     items += _licences("qemu-knownzero", [fetch.pristine(fetch.obtain("qemu")) / "COPYING"])
+    room = {f"{ROOM}/{place.removeprefix('usr/')}": place for place in FIRMWARE.values()}
+    links = {link: os.path.relpath(place, Path(link).parent) for link, place in room.items()}
     return deb.write(
         deb.Deb(
-            name="qemu-knownzero",
-            version=fetch.obtain("qemu").version + revision(),
-            description="QEMU whose balloon tells guests which memory the host has zeroed",
-            about="An x86_64 system emulator with the Knownzero series, and nothing else configured that "
-            "a server's guest does not need. It is called qemu-system-x86_64-knownzero, and lives beside "
-            "the distribution's.",
-            items=items,
-            depends=deb.shared_libraries([binary]),
-            recommends=("seabios", "ipxe-qemu"),
-            links={f"usr/bin/{binary.name}-knownzero": f"../../{ROOM}/bin/{binary.name}"},
+            "qemu-knownzero", fetch.obtain("qemu").version + revision(),
+            "QEMU whose balloon tells guests which memory the host has zeroed",
+            "An x86_64 system emulator with the Knownzero series, for libvirt: qemu-system-x86_64-knownzero. It lives "
+            "beside the distribution's, and has what guests of servers use.",
+            items, depends=(*deb.shared_libraries([binary]), *FIRMWARE), recommends=("ovmf", "qemu-utils"),
+            links={f"usr/bin/{binary.name}-knownzero": f"../../{ROOM}/bin/{binary.name}", **links},
         ),
         folder,
-    )
+    )  # fmt: skip
 
 
 def package_kernel(folder: Path, config: str) -> Path:

@@ -10,19 +10,23 @@ from lab.build.images import Recipe, clean_environment, compiler, digest, jobs
 from lab.core import lock, run
 from lab.core.errors import UsageError
 from lab.core.run import Argv
-from lab.machine import debs, fetch
+from lab.machine import debs, fetch, tools
 from lab.series import parts
 
 PROGRAM = Path("usr/bin/qemu-system-x86_64")
 QEMU_VARIANTS = ("base", "knownzero")
-QEMU_RECIPE = "1"  # change it when the way QEMU is built changes
+QEMU_RECIPE = "2"  # change it when the way QEMU is built changes
+# Firmware that Debian's source leaves out: packages, and their folders.
+FIRMWARE = {"seabios": "usr/share/seabios", "ipxe-qemu": "usr/lib/ipxe/qemu"}
 # Debian's source has no blobs; debug information takes a fifth of the time to compile.
 WITHOUT = ("werror", "download", "docs", "debug-info", "install-blobs")
 WITH = ("tcg", "kvm", "plugins", "fdt=system", "trace-backends=log", "vhost-user")
+WITH += tuple(name for feature in tools.FEATURES for name in feature["enable"])
 QEMU_OPTIONS = (
     "--target-list=x86_64-softmmu",
     "--without-default-features",
     "--prefix=/usr",
+    "--firmwarepath=" + ":".join(["/usr/share/qemu", *(f"/{place}" for place in FIRMWARE.values())]),
     *(f"--enable-{name}" for name in WITH),
     *(f"--disable-{name}" for name in WITHOUT),
 )
@@ -89,10 +93,6 @@ def make_option_roms(tree: Path, folder: Path, log: Path) -> None:
     run.logged(argv, log, "QEMU's option ROMs do not build", "read the log", env=clean_environment())
 
 
-# Firmware that Debian's source leaves out (it ships it as a package of its own).
-FIRMWARE = ("bios-256k.bin", "bios.bin", "bios-microvm.bin")
-
-
 def _publish(obj: Path, work: Path) -> dict[str, object]:
     data = work / "usr" / "share" / "qemu"
     for folder in ((work / PROGRAM).parent, data):
@@ -100,8 +100,7 @@ def _publish(obj: Path, work: Path) -> dict[str, object]:
     shutil.copy2(obj / PROGRAM.name, work / PROGRAM)
     for rom in sorted((obj / "optionrom").glob("*.bin")):
         shutil.copy2(rom, data / rom.name)
-    seabios = debs.unpacked("seabios") / "usr" / "share" / "seabios"
-    for name in FIRMWARE:
-        if not (data / name).exists():
-            shutil.copy2(seabios / name, data / name)
+    shutil.copytree(obj / "qemu-bundle" / "usr" / "share" / "qemu" / "keymaps", data / "keymaps")
+    for package, place in FIRMWARE.items():
+        shutil.copytree(debs.unpacked(package) / place, work / place)
     return {"compiler": compiler()}

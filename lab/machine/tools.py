@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import subprocess
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,11 +22,14 @@ RUST = (1, 88)
 # Debian keeps one Rust for a release, and a newer one, for browsers, under other names.
 NEWER_RUST = {"cargo": "cargo-web", "rustfmt": "rustfmt-web", "rust-clippy": "rust-web-clippy"}
 
+# What the lab's QEMU, which is the packaged one, has for operators.
+FEATURES = tomllib.loads((Path(__file__).parents[2] / "packaging/qemu/features.toml").read_text())["feature"]
+NEEDS: dict[str, str] = {package: check for feature in FEATURES for check, package in feature["needs"].items()}
 # The packages for each user of them.
 COMPILE = ("gcc", "binutils", "make", "git", "tar", "xz-utils", "dpkg", "libc6-dev")
 TOOLS: dict[str, tuple[str, ...]] = {
     "linux": (*COMPILE, "flex", "bison", "bc", "perl", "lz4", "libelf-dev"),
-    "qemu": (*COMPILE, "pkg-config", "libglib2.0-dev", "libfdt-dev"),
+    "qemu": (*COMPILE, "pkg-config", "libglib2.0-dev", "libfdt-dev", *NEEDS),
     "daemon": ("cargo",),
     "daemon's tests": ("rustfmt", "rust-clippy"),
     "steps": ("ccache",),  # building after each patch
@@ -42,7 +46,7 @@ TOOLS: dict[str, tuple[str, ...]] = {
     "s390": ("gcc-s390x-linux-gnu",),
 }
 # How ``has`` finds a package without a program of its name.
-CHECKS = {
+CHECKS: dict[str, str] = NEEDS | {
     "gcc": "cc",
     "binutils": "ld",
     "xz-utils": "xz",

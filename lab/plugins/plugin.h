@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 */
-/* What the lab's TCG plugins share. */
+/* Shared parts of the lab's TCG plugins. */
 #include <fcntl.h>
 #include <stdio.h>
 #include <string.h>

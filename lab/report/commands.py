@@ -11,13 +11,15 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
+from lab.core.options import Json
+
 app = typer.Typer()
 
 
 @app.command("report")
 def report(
-    runs: Annotated[list[Path], Argument(help="folders under out/, or their result.json")],
-    output: Annotated[Path | None, Option("--output", help="where to (default: the run's own)")] = None,
+    runs: Annotated[list[Path], Argument(help="Folders under out/, or their result.json.")],
+    output: Annotated[Path | None, Option("--output", help="Where to (default: the run's own).")] = None,
 ) -> None:
     """Write report.html and report.md for one run, or one page for several."""
     from lab.core import paths
@@ -39,10 +41,10 @@ def report(
 
 @app.command("compare")
 def compare(
-    first: Annotated[Path, Argument(help="a run's folder, or its result.json")],
-    second: Annotated[Path, Argument(help="the run to compare it with")],
-    force: Annotated[bool, Option("--force", help="compare unlike runs")] = False,
-    as_json: Annotated[bool, Option("--json", help="print JSON")] = False,
+    first: Annotated[Path, Argument(help="A run's folder, or its result.json.")],
+    second: Annotated[Path, Argument(help="The run to compare it with.")],
+    force: Annotated[bool, Option("--force", help="Compare unlike runs.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Compare two runs metric by metric; refuses unlike ones."""
     from rich.console import Console

@@ -55,7 +55,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Report:
-    """What becomes of a series on one source."""
+    """The outcomes of a series on one source."""
 
     name: str
     base: str

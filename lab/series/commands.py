@@ -43,7 +43,7 @@ def series_save(
     path: Annotated[Path | None, Option(help="The git tree (default: the one of kz tree).")] = None,
     as_json: Json = False,
 ) -> None:
-    """Write a tree's commits back into parts/NAME; a tree as it was made changes nothing."""
+    """Write a tree's commits back into parts/NAME; an unchanged tree changes nothing."""
     from lab.series import parts, tree
 
     changed = tree.save(parts.get(name), (path or tree.default_path(name)).absolute())

@@ -139,7 +139,7 @@ def create(name: str, target: Path, source: fetch.Source) -> Repo:
 def _update(repo: Repo, series: Series, force: bool) -> None:
     head, applied, key = repo.find("HEAD"), repo.find(APPLIED), series.key()
     if applied and repo.ask("config", "--get", KEY).stdout.strip() == key and not force:
-        return  # The series is the one applied: whatever the user does in the tree stays.
+        return  # The series is the one applied: the user's work in the tree stays.
     if not force:
         if dirty := repo.git("status", "--porcelain", "--untracked-files=no"):
             why = "\n".join(dirty.splitlines()[:8])

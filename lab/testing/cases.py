@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import zlib
@@ -36,10 +37,8 @@ def read(file: Path) -> list[Case]:
     """The cases of a file; a line that an interruption cut off is left out."""
     found = []
     for line in file.read_text(encoding="utf-8").splitlines() if file.is_file() else []:
-        try:
+        with contextlib.suppress(ValueError):
             found.append(Case(**json.loads(line)))
-        except ValueError:
-            continue
     return found
 
 

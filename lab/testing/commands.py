@@ -48,7 +48,7 @@ def test(
     shard: Annotated[str, Option(metavar="K/N", help="Only the K-th of N parts of a night.")] = "",
     report: Annotated[bool, Option("--report", help="Only print the last night's report.")] = False,
 ) -> None:
-    """Run every test but those that take long; builds what they need first. Skipped tests are listed with reasons.
+    """Build what the tests need, and run all except the nightly ones. Skipped tests are listed with reasons.
 
     A night has all tests, with half an hour for each leak hunt, every bench, and both series built after
     each patch. A stopped night goes on. --budget takes the stages with the fewest checked skips first.

@@ -82,7 +82,9 @@ def test_each_path_beyond_the_limit_is_broken_down(prefix: str, asked: list[tupl
 def test_an_active_source_has_no_limit(asked: list[tuple[str, str]]) -> None:
     paths = [*hotpath.NEW, *ALL]
     made = compared(paths, 2000, hotpath.ACTIVE).metrics
-    assert [metric.name for metric in made] == [f"hotpath.active.{p.metric}.instructions" for p in paths]
+    assert [metric.name for metric in made] == [
+        f"hotpath.active.{p.metric or p.name}.instructions" for p in paths
+    ]
     assert asked == [] and not any(metric.target for metric in made)
 
 

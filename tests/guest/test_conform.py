@@ -204,6 +204,11 @@ def test_bad_commands(command: list[str]) -> None:
         tables(command)
 
 
+def test_a_process_that_does_not_exist() -> None:
+    with pytest.raises(UsageError, match="Bad --pid"):
+        tables(["true", "{kernel}", "{initrd}", "{append}"], pid=1 << 30)
+
+
 def test_the_host_did_not_get_it_back() -> None:
     assert "FAIL" in conform.host_row(900 << 20, 890 << 20, 400 << 20)
     assert "PASS" in conform.host_row(900 << 20, 510 << 20, 400 << 20)

@@ -53,7 +53,7 @@ NAMES = {
     "ADD_MEM_REG": 37,
     "REM_MEM_REG": 38,
 }
-PROMISE = 1.0  # seconds: nobody stops anybody else for longer
+PROMISE = 1.0  # seconds: no connection stops another one for longer
 
 
 def memfd(size: int, flags: int = 0) -> int:

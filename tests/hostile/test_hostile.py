@@ -321,7 +321,7 @@ def test_d2_in_a_cgroup_of_64_mib(device: Device) -> None:
                 (group.parent / "cgroup.procs").write_text(str(device.process.pid))
 
 
-# D3: what an operator has said
+# D3: commands of an operator
 
 
 def test_d3_discard_off_survives_a_reconnect(device: Device) -> None:

@@ -232,7 +232,10 @@ ELSEWHERE: dict[str, tuple[str, str]] = {
     STOCK_QEMU: ("the lab adds these options", "tests/guest/test_stock.py::test_the_daemon_on_stock_qemu"),
     RUN: ("it needs a guest", "tests/guest/test_conform.py::test_stock_qemu_as_in_the_documents"),
     CONFORM: (MINUTES, "tests/guest/test_conform.py::test_the_balloon_of_stock_qemu"),
-    "./kz conform --bundle conform.tar.gz": (MINUTES, "tests/guest/test_conform.py::test_the_bundle_boots_without_the_lab"),
+    "./kz conform --bundle conform.tar.gz": (
+        MINUTES,
+        "tests/guest/test_conform.py::test_the_bundle_boots_without_the_lab",
+    ),
     "systemctl enable --now vhost-user-balloon@vm1.socket": (
         CHANGES,
         "tests/guest/test_debian.py::test_the_daemons_units_work_under_systemd",

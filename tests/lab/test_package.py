@@ -14,6 +14,7 @@ from lab.build import deb, package
 from lab.core.errors import LabError
 from lab.core.run import output
 from tests.lab.test_cli import kz
+from tests.operators.packages import unpacked_qemu
 
 
 def fields(file: Path) -> dict[str, str]:
@@ -96,9 +97,8 @@ def test_the_daemon_runs_from_its_package(tmp_path: Path) -> None:
 @pytest.mark.boots
 def test_kernel_and_qemu_run_from_their_packages(tmp_path: Path) -> None:
     """Unpacked, as apt would: memory is reported, and not zeroed again."""
-    root = tmp_path / "root"
-    for made in (package.package_qemu(tmp_path / "out"), package.package_kernel(tmp_path / "out", "small")):
-        unpacked(made, root)
+    root = unpacked_qemu(tmp_path).parent
+    unpacked(package.package_kernel(tmp_path / "out", "small"), root)
     (kernel,) = (root / "boot").glob("vmlinuz-*")
     release = kernel.name.removeprefix("vmlinuz-")
     assert (root / f"boot/config-{release}").is_file()

@@ -66,7 +66,7 @@ OPTIONS: dict[str, tuple[list[str], int, str]] = {
     "no state": (["--socket-path", "{d}/a", "--state", "{d}/file"], 1, "{d}/file: \"precious\" is no state"),
     "a link as state": (["--socket-path", "{d}/a", "--state", "{d}/link"], 1, "state file {d}/link"),
     "no control": (["status"], 2, "--control <PATH>"),
-    "nobody at --control": (["status", "--control", "{d}/no"], 1, "a device at {d}/no"),
+    "no device at --control": (["status", "--control", "{d}/no"], 1, "a device at {d}/no"),
     "target of nothing": (["target", "--control", "{d}/taken", "x"], 2, "'x' for '[SIZE]'"),
     "wait for nothing": (["target", "--control", "{d}/taken", "--wait", "1"], 2, "<SIZE>"),
     "wait for no time": (["target", "--control", "{d}/taken", "1M", "--wait", "0"], 2, "'0' for '--wait"),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0
-"""The device that lies, for tests of guests: each lie is told, and no other build has one."""
+"""The device that lies, for tests of guests: each lie reaches the guest, and no other build has one."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LIES = {
 
 
 @pytest.mark.parametrize("lie", LIES, ids=str)
-def test_each_lie_is_told(lie: str | None) -> None:
+def test_each_lie_reaches_the_guest(lie: str | None) -> None:
     device = Device(lying.liar(), *(["--lie", lie] if lie else []))
     try:
         with FrontEnd(device) as vm:

@@ -38,6 +38,24 @@ def test_its_size() -> None:
     assert sum(len(path.read_text().splitlines()) for path in files) <= 6500
 
 
+@pytest.mark.parametrize("crate", ["protocol", "discard", "daemon"])
+def test_d14_names_and_dependencies(crate: str) -> None:
+    """Names of the field; and the code uses each crate that it depends on."""
+    folder = daemon.WORKSPACE / crate
+    text = "\n".join(path.read_text() for path in (folder / "src").rglob("*.rs"))
+    assert re.findall(r"(?:\b|_)(?:told|bell|vouched|Gone)(?:\b|_)", text) == []
+    manifest = tomllib.loads((folder / "Cargo.toml").read_text())
+    names = [name.replace("-", "_") for name in manifest.get("dependencies", {})]
+    assert [name for name in names if not re.search(rf"\b{name}(::|\()", text)] == []
+    workspace = (daemon.WORKSPACE / "Cargo.toml").read_text()
+    assert "backend-atomic" not in workspace
+
+
+def test_d14_one_outlet_for_metrics() -> None:
+    text = subprocess.run([daemon.build(), "--help"], capture_output=True, text=True, check=True).stdout
+    assert set(re.findall(r"--[a-z-]*metrics[a-z-]*", text)) == {"--metrics-socket"}
+
+
 def test_its_own_tests() -> None:
     log = paths.log_file("cargo-test")
     daemon.cargo(["test", "--locked", "--workspace"], log, "a test of the Rust workspace fails", 800)
@@ -60,6 +78,9 @@ def test_the_crates_for_vmm_authors() -> None:
     example = ["run", "--locked", "-p", "balloon-discard", "--example", "device"]
     daemon.cargo(example, log, "the example of a VMM's device fails", 400)
     assert "pages 2 and 3 and the report read as zero" in log.read_text()
+    source = (daemon.WORKSPACE / "discard" / "examples" / "device.rs").read_text()
+    assert len(source.splitlines()) <= 100
+    assert "use balloon_discard::" in source and "use balloon_protocol::" in source
 
 
 def test_licences_and_duplicates() -> None:
@@ -86,7 +107,7 @@ def test_licences_and_duplicates() -> None:
     for package in packages:
         versions.setdefault(package["name"], set()).add(package["version"])
     skipped = {entry["crate"] for entry in rules["bans"]["skip"]}
-    # None twice, but for the ones that are skipped; and none of these in vain.
+    # Exactly the ones that are skipped are there twice.
     twice = {name for name, found in versions.items() if len(found) > 1}
     assert twice == {name.partition("@")[0] for name in skipped}
 

@@ -49,7 +49,7 @@ static const char *const counter_names[] = {
 	"pgzeroed_skip", "pgzeroed_lost", "pgzeroed_bad", "pgzeroed_cleared", "nr_balloon_pages",
 };
 
-/* What a source has set; deflated pages are among the freed ones. */
+/* The counter of each source; deflated pages are among the freed ones. */
 static const int set_of[] = { SET_REPORTED, SET_FREED, -1, SET_PREZEROED };
 
 /* A figure, and whether the kernel provides it. */
@@ -114,7 +114,7 @@ struct snapshot {
 	char why[NR_SOURCES][320];	/* why a source is off */
 };
 
-/* What the kernel log contains; later looks read on where the last one ended. */
+/* Facts from the kernel log; later looks read on where the last one ended. */
 static struct {
 	int fd;
 	bool readable, whole, seen, init_on_free;

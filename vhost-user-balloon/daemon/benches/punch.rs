@@ -91,7 +91,7 @@ fn timed(work: impl FnOnce()) -> Duration {
     began.elapsed()
 }
 
-/// The CPU of the front end, and that of whoever punches holes.
+/// The CPU of the front end, and that of the process that punches holes.
 fn cpus() -> (usize, usize) {
     let allowed = sched_getaffinity(None).unwrap();
     let mut all = (0..CpuSet::MAX_CPU).filter(|cpu| allowed.is_set(*cpu));

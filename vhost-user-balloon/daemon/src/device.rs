@@ -2,7 +2,7 @@
 //! The device: what it does with what a driver puts into its queues.
 //!
 //! The driver is not trusted. Each address is cut to the guest's regions, each chain and list has a cap,
-//! what is kept is bounded by the size of guest memory, and an invalid request costs the driver its answer.
+//! what is kept is bounded by the size of guest memory, and an invalid request gets no claim.
 
 use std::num::NonZeroU32;
 use std::os::fd::BorrowedFd;
@@ -104,7 +104,7 @@ pub struct Device {
     pub(crate) inhibited: bool,
     dice: u64,
     channel: Option<Channel>,
-    tell_config: bool,
+    notify_config: bool,
     pub(crate) metrics: Metrics,
     pub(crate) limiter: Limiter,
 }
@@ -133,7 +133,7 @@ impl Device {
             inhibited: options.inhibited,
             dice: 0x9e37_79b9_7f4a_7c15,
             channel: None,
-            tell_config: false,
+            notify_config: false,
             metrics: Metrics::default(),
             limiter: Limiter::default(),
         };
@@ -205,7 +205,7 @@ impl Device {
     /// was here before.
     pub(crate) fn ring_starts(&mut self) {
         if !self.rings.iter().any(Ring::is_started) && self.config.actual != self.config.num_pages {
-            self.tell_config = true;
+            self.notify_config = true;
         }
     }
 
@@ -256,7 +256,7 @@ impl Device {
     /// The channel for changes of the configuration.
     pub(crate) fn set_channel(&mut self, channel: Channel) {
         self.channel = Some(channel);
-        self.tell_config = false;
+        self.notify_config = false;
     }
 
     /// Let the balloon have another size: as many whole pages of it as the guest has memory.
@@ -271,7 +271,7 @@ impl Device {
         let pages = u32::try_from(bytes >> PAGE_SHIFT).unwrap_or(u32::MAX);
         if pages != self.config.num_pages {
             self.config.num_pages = pages;
-            self.tell_config = true;
+            self.notify_config = true;
         }
         self.update_sizes();
     }
@@ -290,8 +290,8 @@ impl Device {
     ///
     /// Before it has started a queue it has not read the configuration either, and some front ends do
     /// not survive the message.
-    pub fn wants_to_tell(&self) -> bool {
-        self.tell_config && self.channel.is_some() && self.rings.iter().any(Ring::is_started)
+    pub fn wants_to_notify(&self) -> bool {
+        self.notify_config && self.channel.is_some() && self.rings.iter().any(Ring::is_started)
     }
 
     /// What to wait for until it can be sent.
@@ -299,11 +299,11 @@ impl Device {
         self.channel.as_ref().map(Channel::fd)
     }
 
-    /// Tell that the configuration has changed, without waiting for anything.
-    pub fn tell(&mut self) {
+    /// Notify the driver that the configuration has changed, without waiting for anything.
+    pub fn notify(&mut self) {
         let Some(channel) = &self.channel else { return };
         match channel.config_changed() {
-            Ok(true) => self.tell_config = false,
+            Ok(true) => self.notify_config = false,
             // It is full of messages already; later.
             Ok(false) => {}
             Err(error) => {

@@ -135,7 +135,7 @@ impl Memory {
         let backing = FileOffset::from_arc(region.file().clone(), offset);
         let mapped = MmapRegion::from_file(backing, length).map_err(|error| map(io::Error::other(error)))?;
         let start = mapped.as_ptr();
-        // SAFETY: the mapping was made above and has this length; the advice changes nothing but dumps.
+        // SAFETY: the mapping was made above and has this length; the advice affects core dumps only.
         let advised = unsafe { libc::madvise(start.cast(), length, libc::MADV_DONTDUMP) };
         if advised != 0 {
             return Err(map(io::Error::last_os_error()));

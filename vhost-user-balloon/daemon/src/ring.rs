@@ -30,7 +30,7 @@ pub struct Chain {
 pub enum Kick {
     Yes,
     No,
-    /// It will not be heard of again.
+    /// The descriptor is at its end: no kick follows.
     Hangup,
 }
 

@@ -168,8 +168,8 @@ impl Server {
                 }
             }
             backlog = self.device.run_backlog();
-            if self.device.wants_to_tell() {
-                self.device.tell();
+            if self.device.wants_to_notify() {
+                self.device.notify();
             }
             if self.device.next_question().is_some_and(|at| at <= Instant::now()) {
                 self.device.ask_for_statistics();
@@ -192,7 +192,7 @@ impl Server {
 
     fn accept(&mut self, listener: &UnixListener, front_end: &mut Option<FrontEnd>) {
         match listener.accept() {
-            // One front end is all there is: the next one sees that at once.
+            // There is one front end at a time: another connection is closed at once.
             Ok(_) if front_end.is_some() => {
                 limited!(self.device.limiter, "refused a second front end");
             }
@@ -234,7 +234,7 @@ impl Server {
             let service = service.iter().flat_map(|service| service.polls(listens));
             polls.extend(service.map(|(client, poll)| (event(client), poll)));
         }
-        let channel = self.device.channel_fd().filter(|_| self.device.wants_to_tell());
+        let channel = self.device.channel_fd().filter(|_| self.device.wants_to_notify());
         polls.extend(channel.map(|c| (Event::Channel, PollFd::from_borrowed_fd(c, PollFlags::OUT))));
         let (events, mut polls): (Vec<Event>, Vec<PollFd<'_>>) = polls.into_iter().unzip();
 

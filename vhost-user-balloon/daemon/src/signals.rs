@@ -40,8 +40,7 @@ static MAPPINGS: [(AtomicUsize, AtomicUsize); 512] =
     [const { (AtomicUsize::new(0), AtomicUsize::new(0)) }; 512];
 static LOST: AtomicBool = AtomicBool::new(false);
 
-/// As long as it exists, touching a page of this mapping that the host does not have is no end of the
-/// process.
+/// While it exists, the process survives touching a page of this mapping that the host does not have.
 #[derive(Debug)]
 pub struct Guard(&'static (AtomicUsize, AtomicUsize));
 
@@ -83,8 +82,8 @@ extern "C" fn bus_error(_signal: libc::c_int, about: *mut libc::siginfo_t, _cont
         let (start, length) = (start.load(Ordering::SeqCst), length.load(Ordering::SeqCst));
         if start != 0 && address.checked_sub(start).is_some_and(|at| at < length) {
             let flags = libc::MAP_FIXED | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-            // SAFETY: it replaces a mapping of guest memory, which nothing but rings and answers is read
-            // from, by zeros of the same length; its owner unmaps these as it would have unmapped the other.
+            // SAFETY: it replaces a mapping of guest memory, from which only rings and answers are read, by
+            // zeros of the same length; its owner unmaps these as it would have unmapped the other.
             // mmap(2) is a system call and nothing else.
             let mapped = unsafe {
                 libc::mmap(
@@ -140,7 +139,7 @@ pub fn block_timer() {
 /// SIGTERM and SIGINT, kept from the thread that made this and from those that it starts.
 pub struct Ending(libc::sigset_t);
 
-/// From now on SIGTERM and SIGINT wait for [`Ending::end_when_told`]. To be called before any other thread exists.
+/// From now on SIGTERM and SIGINT wait for [`Ending::end_on_signal`]. Call it before any other thread exists.
 pub fn block() -> io::Result<Ending> {
     let signals = [libc::SIGTERM, libc::SIGINT];
     // One that is blocked already stays so.
@@ -154,7 +153,7 @@ impl Ending {
     /// A thread of its own waits for them: the serving thread can wait for a reader of the log.
     /// Landlock confines a thread and those that it starts later, so this comes after it, and before the
     /// seccomp filter, which has no room for new threads and is put on all there are.
-    pub fn end_when_told(self) -> io::Result<()> {
+    pub fn end_on_signal(self) -> io::Result<()> {
         crate::threads::start("signals", move || {
             let mut signal = 0;
             // SAFETY: the set is initialised and the number is written to a variable of this function.

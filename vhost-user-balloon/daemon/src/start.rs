@@ -130,7 +130,7 @@ fn serve(daemon: &Daemon) -> Result<(), MainError> {
             sandbox::landlock(sockets.into_iter().flatten().map(|path| folder_of(path)))?
         }
     };
-    ending.end_when_told().map_err(MainError::Signals)?;
+    ending.end_on_signal().map_err(MainError::Signals)?;
     threads::start_closer().map_err(MainError::Signals)?;
     let seccomp = sandbox::seccomp(daemon.seccomp)?;
     let how = format!("{seccomp}, {landlock}");

@@ -77,7 +77,7 @@ impl Connection {
     }
 }
 
-/// Do what a subcommand says, and return what to print.
+/// Run a subcommand; returns the text to print.
 pub fn run(command: &Command) -> Result<String, ClientError> {
     match command {
         Command::Status(to) => {

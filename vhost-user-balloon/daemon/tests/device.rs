@@ -80,7 +80,7 @@ fn reports_tell_how_much_is_zero() {
 }
 
 #[test]
-fn without_bit_6_nothing_is_said() {
+fn without_bit_6_nothing_is_claimed() {
     let mut vm = Vm::started(ALL & !(1 << 6), options());
     vm.fill(PLAY, MIB);
     assert_eq!(vm.ask(REPORTING, &[(PLAY, 0x10_0000, true)]), 0);
@@ -142,7 +142,7 @@ fn poisoned_pages_are_left_alone() {
     assert_eq!(vm.ask(REPORTING, &[(PLAY, 0x1000, true)]), 0);
     assert!(vm.is_filled(PLAY, MIB));
     let (length, bits) = vm.pages_with_bitmap(&[(PLAY >> 12) as u32], 1);
-    assert_eq!((length, bits[0]), (1, 0), "given back, but nothing is said");
+    assert_eq!((length, bits[0]), (1, 0), "discarded, and not claimed");
     assert_eq!(vm.status()["skipped"]["poison"], 0x1000);
     vm.frontend.set_config(12, flags, &[0; 4]).unwrap();
     assert_eq!(vm.ask(REPORTING, &[(PLAY, 0x1000, true)]), 0x1000);
@@ -214,11 +214,11 @@ fn what_a_file_with_a_name_may_be_is_unknown() {
     assert_eq!(vm.ask(REPORTING, &[(1 << 32, 0x10_0000, true)]), 0);
     vm.end().unwrap();
 
-    let mut vouched =
+    let mut shared =
         Vm::started(ALL, vhost_user_balloon::device::Options { memory_is_shared: true, ..options() });
-    vouched.frontend.add_mem_region(&region).unwrap();
-    assert_eq!(vouched.ask(REPORTING, &[(1 << 32, 0x10_0000, true)]), 0x10_0000);
-    vouched.end().unwrap();
+    shared.frontend.add_mem_region(&region).unwrap();
+    assert_eq!(shared.ask(REPORTING, &[(1 << 32, 0x10_0000, true)]), 0x10_0000);
+    shared.end().unwrap();
 }
 
 fn bytes_at(file: &std::fs::File, at: u64, length: usize) -> Vec<u8> {
@@ -227,7 +227,7 @@ fn bytes_at(file: &std::fs::File, at: u64, length: usize) -> Vec<u8> {
     bytes
 }
 
-/// What a report of all but the first page of `other` at 4 GiB is told, when the used ring of the reports
+/// What a report of all but the first page of `other` at 4 GiB returns, when the used ring of the reports
 /// is in that first page and the rest of the guest in its usual memory.
 fn report_with_the_used_ring_in(other: &std::fs::File) -> u32 {
     let mut vm = Vm::started(ALL, options());
@@ -251,16 +251,16 @@ fn report_with_the_used_ring_in(other: &std::fs::File) -> u32 {
     vm.frontend.set_vring_addr(REPORTING, &config).unwrap();
     vm.frontend.set_vring_kick(REPORTING, &ring.kick).unwrap();
     vm.frontend.set_vring_enable(REPORTING, true).unwrap();
-    let mut told = 0;
+    let mut returned = 0;
     for n in 1..=3_u16 {
         vm.put(REPORTING, &[((1 << 32) + 0x1000, size as u32 - 0x1000, true)]);
         vm.kick(REPORTING);
         assert!(eventually(|| bytes_at(other, 2, 2) == n.to_le_bytes()));
         let length = bytes_at(other, 4 + (u64::from(n) - 1) * 8 + 4, 4);
-        told += u32::from_le_bytes(length.try_into().unwrap());
+        returned += u32::from_le_bytes(length.try_into().unwrap());
     }
     vm.end().unwrap();
-    told
+    returned
 }
 
 /// What the device writes itself, into a used ring, proves nothing of the file that is in.
@@ -283,22 +283,22 @@ fn a_used_ring_proves_nothing() {
 /// A file with a name is not known to be shared by what a guest does, be all of its rings in there.
 #[test]
 fn rings_in_a_file_with_a_name() {
-    for vouched in [false, true] {
+    for shared in [false, true] {
         let named = tempfile::NamedTempFile::new_in("/dev/shm").unwrap();
         named.as_file().set_len(RAM).unwrap();
-        let mut vm = Vm::bare(vhost_user_balloon::device::Options { memory_is_shared: vouched, ..options() });
+        let mut vm = Vm::bare(vhost_user_balloon::device::Options { memory_is_shared: shared, ..options() });
         vm.memory = named.reopen().unwrap();
         vm.start(ALL);
         vm.fill(PLAY, MIB);
         for _ in 0..3 {
-            let told = vm.ask(REPORTING, &[(PLAY, 0x10_0000, true)]);
-            assert_eq!(told, if vouched { 0x10_0000 } else { 0 });
+            let returned = vm.ask(REPORTING, &[(PLAY, 0x10_0000, true)]);
+            assert_eq!(returned, if shared { 0x10_0000 } else { 0 });
         }
-        assert_eq!(vm.is_zero(PLAY, MIB), vouched);
-        assert_eq!(vm.is_filled(PLAY, MIB), !vouched);
+        assert_eq!(vm.is_zero(PLAY, MIB), shared);
+        assert_eq!(vm.is_filled(PLAY, MIB), !shared);
         let status = vm.status();
-        assert_eq!(status["working"], vouched);
-        assert_eq!(status["problems"].to_string().contains("its file has a name"), !vouched, "{status}");
+        assert_eq!(status["working"], shared);
+        assert_eq!(status["problems"].to_string().contains("its file has a name"), !shared, "{status}");
         vm.end().unwrap();
     }
 }
@@ -311,7 +311,7 @@ fn only_an_index_that_changes_proves_something() {
     vm.share_memory();
     vm.start_device(ALL);
     vm.frontend.get_vring_base(REPORTING).unwrap();
-    // A private copy of a snapshot, with a report that nobody has seen yet.
+    // A private copy of a snapshot, with a report that no device has seen yet.
     vm.put(REPORTING, &[(PLAY, 0x1000, true)]);
     vm.fill(PLAY, 0x1000);
     let ring = &vm.rings[REPORTING];
@@ -367,7 +367,7 @@ fn stats_bytes() -> Vec<u8> {
 }
 
 #[test]
-fn statistics_when_somebody_wants_to_know() {
+fn statistics_when_a_client_asks() {
     let mut vm = Vm::started(ALL, options());
     vm.write(0xa000, &stats_bytes());
     vm.put(2, &[(0xa000, 20, false)]);
@@ -410,7 +410,7 @@ fn statistics_that_were_held_are_dropped_when_the_ring_stops() {
     vm.kick(2);
     assert!(eventually(|| vm.metrics().contains("free_memory")));
     vm.frontend.set_vring_enable(2, false).unwrap();
-    // The memory of the ring is somebody else's now.
+    // The memory of the ring belongs to another file now.
     vm.fill(vm.rings[2].used(), 0x1000);
     vm.control(r#"{"command":"stats"}"#);
     assert!(vm.is_filled(vm.rings[2].used(), 0x1000));
@@ -471,7 +471,7 @@ fn a_target_is_pushed_and_read() {
     channel.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
     let mut message = [0; 12];
 
-    // Before the driver has started there is nobody to tell.
+    // Before the driver has started no driver can be notified.
     assert_eq!(vm.control(r#"{"command":"target","bytes":8388608}"#)["target"], 8 * MIB);
     assert!(channel.read_exact(&mut message).is_err());
     vm.start_device(ALL);
@@ -493,7 +493,7 @@ fn a_target_is_pushed_and_read() {
 }
 
 #[test]
-fn a_driver_that_had_another_daemon_is_told_the_target() {
+fn a_driver_that_had_another_daemon_gets_the_target() {
     let mut vm = Vm::bare(options());
     vm.negotiate();
     vm.share_memory();
@@ -641,7 +641,7 @@ fn discarding_can_be_suspended() {
     vm.end().unwrap();
 }
 
-/// For a VMM that pins guest memory: nothing is discarded before somebody says so, whoever connects.
+/// For a VMM that pins guest memory: nothing is discarded before the command, with any front end.
 #[test]
 fn discarding_can_begin_suspended() {
     let mut vm = Vm::started(ALL, vhost_user_balloon::device::Options { inhibited: true, ..options() });
@@ -673,12 +673,12 @@ fn some_of_it_can_be_left_alone_for_tests_of_drivers() {
     let mut kept = 0;
     for piece in 0..128 {
         let at = PLAY + piece * 0x2_0000;
-        let told = vm.ask(REPORTING, &[(at, 0x2_0000, true)]);
-        if told == 0 {
+        let returned = vm.ask(REPORTING, &[(at, 0x2_0000, true)]);
+        if returned == 0 {
             kept += 1;
-            assert!(vm.is_filled(at, 0x2_0000), "what is not said to be zero is what it was");
+            assert!(vm.is_filled(at, 0x2_0000), "what is not claimed has kept its content");
         } else {
-            assert_eq!(told, 0x2_0000);
+            assert_eq!(returned, 0x2_0000);
             assert!(vm.is_zero(at, 0x2_0000));
         }
     }

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use common::*;
 
-/// What is offered when nothing is said on the command line.
+/// What is offered without options.
 const DEFAULT: u64 = ALL & !(1 << 7);
 const PROGRAM: &str = env!("CARGO_BIN_EXE_vhost-user-balloon");
 
@@ -29,7 +29,7 @@ impl Daemon {
         Self::start_as(arguments, |_| Command::new(PROGRAM))
     }
 
-    /// Started by a command that is told the folder in which it will run.
+    /// Started by a command that gets the folder in which it will run.
     fn start_as(arguments: &[&str], command: impl FnOnce(&Path) -> Command) -> Self {
         Self::start_with(arguments, command, None)
     }
@@ -146,7 +146,7 @@ fn a_life_in_the_sandbox() {
     let late = daemon.say(&["target", "16M", "--wait", "1"]);
     assert_eq!(late.status.code(), Some(1));
     assert!(String::from_utf8_lossy(&late.stderr).contains("after 1 s"));
-    assert_eq!(daemon.say(&["stats"]).status.code(), Some(1), "the guest has told nothing");
+    assert_eq!(daemon.say(&["stats"]).status.code(), Some(1), "the guest has sent none");
     assert_eq!(text(&daemon.say(&["discard", "off"])), "memory is kept\n");
     assert_eq!(text(&daemon.say(&["discard", "on"])), "memory is given back\n");
     let status: serde_json::Value = serde_json::from_str(&text(&daemon.say(&["status", "--json"]))).unwrap();
@@ -171,7 +171,7 @@ fn a_life_in_the_sandbox() {
 }
 
 #[test]
-fn told_to_end() {
+fn ends_on_sigterm() {
     for signal in [15, 2] {
         let mut daemon = Daemon::start(&[]);
         let mut vm = live(&daemon);
@@ -200,7 +200,7 @@ fn full_pipe(waits: bool) -> (std::os::fd::OwnedFd, std::os::fd::OwnedFd) {
 }
 
 #[test]
-fn nobody_reads_the_log() {
+fn the_log_is_not_read() {
     for broken in [true, false] {
         let (reader, writer) = full_pipe(false);
         let reader = (!broken).then_some(reader);
@@ -219,7 +219,7 @@ fn nobody_reads_the_log() {
 }
 
 #[test]
-fn told_to_end_while_nobody_reads_the_log() {
+fn ends_on_sigterm_while_the_log_is_not_read() {
     // With something to say all the time, and with nothing at all.
     for level in ["trace", "error"] {
         let (reader, writer) = full_pipe(true);
@@ -351,9 +351,9 @@ fn wrong_use() {
     let nowhere = run(&["--socket-path", "/nonexistent/front"]);
     assert_eq!(nowhere.status.code(), Some(1));
     assert!(String::from_utf8_lossy(&nowhere.stderr).contains("cannot listen on /nonexistent/front"));
-    let nobody = run(&["status", "--control", "/nonexistent/control"]);
+    let missing = run(&["status", "--control", "/nonexistent/control"]);
     assert!(
-        String::from_utf8_lossy(&nobody.stderr).contains("cannot talk to a device at /nonexistent/control")
+        String::from_utf8_lossy(&missing.stderr).contains("cannot talk to a device at /nonexistent/control")
     );
 }
 
@@ -413,7 +413,7 @@ fn log_levels() {
 }
 
 #[test]
-fn the_service_manager_is_told() {
+fn the_service_manager_is_notified() {
     use std::os::linux::net::SocketAddrExt;
     use std::os::unix::net::{SocketAddr, UnixDatagram};
     let folder = tempfile::tempdir().unwrap();
@@ -430,10 +430,10 @@ fn the_service_manager_is_told() {
             command.env("NOTIFY_SOCKET", &address);
             command
         });
-        let mut told = [0; 64];
-        let length = socket.recv(&mut told).unwrap();
-        assert_eq!(told[..length].trim_ascii(), b"READY=1");
-        // It is true: it is confined, and somebody who connects now is served.
+        let mut output = [0; 64];
+        let length = socket.recv(&mut output).unwrap();
+        assert_eq!(output[..length].trim_ascii(), b"READY=1");
+        // It is true: it is confined, and a front end that connects now is served.
         assert_eq!(daemon.about("Seccomp"), 2);
         assert!(live(&daemon).is_alive(3));
     }
@@ -449,7 +449,7 @@ fn the_service_manager_is_told() {
 
 /// Whoever cannot be confined is not ready: as under a service manager that forbids seccomp(2).
 #[test]
-fn ready_is_said_in_the_sandbox() {
+fn ready_is_sent_from_the_sandbox() {
     use std::os::unix::process::CommandExt;
     if let Some(folder) = std::env::var_os("TRY_READY") {
         let refused = seccompiler::SeccompAction::Errno(1);
@@ -470,7 +470,7 @@ fn ready_is_said_in_the_sandbox() {
     let socket = std::os::unix::net::UnixDatagram::bind(&path).unwrap();
     socket.set_nonblocking(true).unwrap();
     let ended = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "ready_is_said_in_the_sandbox", "--nocapture"])
+        .args(["--exact", "ready_is_sent_from_the_sandbox", "--nocapture"])
         .env("TRY_READY", folder.path())
         .env("NOTIFY_SOCKET", &path)
         .output()
@@ -482,8 +482,8 @@ fn ready_is_said_in_the_sandbox() {
             && errors.contains("--seccomp off goes on without it"),
         "{errors}"
     );
-    let told = socket.recv(&mut [0; 64]);
-    assert_eq!(told.unwrap_err().kind(), std::io::ErrorKind::WouldBlock, "it has said that it is ready");
+    let output = socket.recv(&mut [0; 64]);
+    assert_eq!(output.unwrap_err().kind(), std::io::ErrorKind::WouldBlock, "it has sent that it is ready");
 }
 
 #[test]
@@ -572,7 +572,7 @@ fn nothing_is_unbounded() {
     for n in 0..150 {
         round(&mut vm, n);
     }
-    // A ring that makes no sense, and somebody who kicks it all the same.
+    // A ring that makes no sense, and a driver that kicks it.
     vm.write(vm.rings[0].available() + 2, &40_000_u16.to_le_bytes());
     for _ in 0..2000 {
         vm.kick(0);
@@ -606,7 +606,7 @@ fn the_filter_kills() {
     assert_eq!(ended.status.signal(), Some(31), "{ended:?}");
 }
 
-/// No file can be opened any more, where the kernel has landlock; where it has not, that is what is said.
+/// No file can be opened any more, where the kernel has landlock; else it logs that it has none.
 #[test]
 fn files_are_given_up() {
     if std::env::var_os("TRY_LANDLOCK").is_some() {
@@ -628,9 +628,9 @@ fn files_are_given_up() {
         .env("TRY_LANDLOCK", "1")
         .output()
         .unwrap();
-    let told = String::from_utf8(ended.stdout).unwrap();
-    assert!(ended.status.success(), "{told}");
-    let how = told.lines().find_map(|line| line.split_once("sandbox: ")).expect("it ran").1;
+    let output = String::from_utf8(ended.stdout).unwrap();
+    assert!(ended.status.success(), "{output}");
+    let how = output.lines().find_map(|line| line.split_once("sandbox: ")).expect("it ran").1;
     // The program says the same of itself.
     let screen = text(&Daemon::start(&[]).say(&["status"]));
     assert!(screen.contains(how), "{how} in\n{screen}");

@@ -352,8 +352,8 @@ fn punch(file: impl AsFd, range: Range) -> Result<(), Errno> {
 ///
 /// # Safety
 ///
-/// The `length` bytes at `address` are a private anonymous mapping, and nothing but the guest relies on
-/// what they hold.
+/// The `length` bytes at `address` are a private anonymous mapping, and only the guest relies on what
+/// they hold.
 pub unsafe fn discard_anonymous(address: *mut u8, length: usize) -> Claim {
     // SAFETY: the caller ensures that the mapping exists and that its content may go.
     match unsafe { rustix::mm::madvise(address.cast(), length, rustix::mm::Advice::LinuxDontNeed) } {

@@ -101,7 +101,7 @@ pub struct Vm {
 }
 
 impl Vm {
-    /// A server and a front end that has said nothing yet.
+    /// A server and a front end that has sent nothing yet.
     pub fn bare(options: Options) -> Self {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let folder = tempfile::tempdir().unwrap();

@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: GPL-2.0
+"""Debian's libvirt runs guests as the how-to pages define them, through all that moves their memory."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+
+from lab.build import daemon
+from lab.core.errors import LabError, TestFailure
+from lab.core.run import Argv
+from lab.machine import apt, stock
+from tests.operators.hosts import (
+    Host,
+    documented,
+    empty_qcow2,
+    eventually,
+    for_a_test,
+    hosts,
+    need_libvirt,
+)
+from tests.operators.packages import unpacked_qemu
+
+pytestmark = [pytest.mark.boots, pytest.mark.slow]
+
+BITS = "cat /sys/bus/virtio/drivers/virtio_balloon/virtio*/features"
+VIRTIO_BITS = {"reporting": 5, "bit 6": 6, "bit 7": 7}
+FLUSH = "echo 0 > /sys/module/page_reporting/parameters/flush"
+DIRTY = "fillfree --share 60 > /dev/null"
+REPORT = f"{DIRTY}; {FLUSH}"
+JOB = "alloc_once --size 64 --verify > /dev/null"
+COUNTERS = "grep pgzeroed_ /proc/vmstat"
+BALLOON = '{"execute": "query-balloon"}'
+MIB = 1 << 20
+
+
+def bits(host: Host, name: str) -> set[str]:
+    """The balloon's features that the guest's driver uses."""
+    told = host.run_in(name, BITS)
+    shown = re.search(r"^[01]{64,}$", told, re.MULTILINE)
+    assert shown, told
+    return {feature for feature, bit in VIRTIO_BITS.items() if shown[0][bit] == "1"}
+
+
+def counters(host: Host, name: str) -> dict[str, int]:
+    pairs = re.findall(r"^pgzeroed_(\w+) (\d+)$", host.run_in(name, COUNTERS), re.MULTILINE)
+    found = {counter: int(value) for counter, value in pairs}
+    assert found["bad"] == 0
+    return found
+
+
+def saves(host: Host, name: str) -> None:
+    """The guest reports its memory, uses some, and does not zero that again."""
+    before = counters(host, name)
+    host.run_in(name, f"{REPORT}; {JOB}")
+    after = counters(host, name)
+    assert after["set_reported"] - before["set_reported"] >= 200 * MIB >> 12
+    assert after["skip"] - before["skip"] >= 0.9 * (64 * MIB >> 12)
+
+
+def test_the_packaged_qemu(tmp_path: Path) -> None:
+    """Define, start, statistics, a target, save and restore, snapshot, migrate, detach, undefine."""
+    domain = for_a_test(documented("operate.md", "qemu-system-x86_64-knownzero"))
+    with hosts(("kz-one", "kz-two"), unpacked_qemu(tmp_path)) as ((one, two), images):
+        empty_qcow2(images / "vm1.qcow2")
+        one.define(domain)
+        one.virsh("start", "vm1")
+        assert bits(one, "vm1") == {"reporting", "bit 6", "bit 7"}
+        resident = one.statistics("vm1")["rss"]
+        one.run_in("vm1", DIRTY)
+        assert one.statistics("vm1")["rss"] > resident + (150 << 10)
+        saves(one, "vm1")
+        assert one.run_in("vm1", "zeropages --once").startswith("Yes: ")
+
+        one.virsh("setmem", "vm1", "384M")
+        assert one.actual("vm1", 384 << 10)
+        assert eventually(lambda: one.statistics("vm1")["unused"] < 384 << 10)
+        one.virsh("setmem", "vm1", "512M")
+        assert one.actual("vm1", 512 << 10)
+        assert counters(one, "vm1")["set_freed"] >= 64 * MIB >> 12
+        assert '"inflated":{"zero":134217728' in one.virsh("qemu-monitor-command", "vm1", BALLOON)
+
+        one.virsh("managedsave", "vm1")
+        one.virsh("start", "vm1")
+        saves(one, "vm1")
+
+        one.virsh("snapshot-create-as", "vm1", "now")
+        one.run_in("vm1", f"{DIRTY}; touch /root/later")
+        one.virsh("snapshot-revert", "vm1", "now")
+        one.run_in("vm1", "test ! -e /root/later")
+        saves(one, "vm1")
+        one.virsh("snapshot-delete", "vm1", "now")
+
+        one.virsh("migrate", "--live", "vm1", two.uri, "--migrateuri", "tcp://127.0.0.1")
+        assert one.virsh("list", "--name").split() == []
+        assert bits(two, "vm1") == {"reporting", "bit 6", "bit 7"}
+        saves(two, "vm1")
+
+        two.virsh("detach-disk", "vm1", "vda")
+        assert eventually(lambda: "vda" not in two.virsh("domblklist", "vm1"))
+        two.virsh("destroy", "vm1")
+        one.virsh("undefine", "vm1", "--snapshots-metadata")
+        assert one.virsh("list", "--all", "--name").split() == []
+
+
+def test_debians_qemu_with_the_daemon(tmp_path: Path) -> None:
+    """The same for the daemon, which has its own command for the balloon's size and does not migrate."""
+    domain = for_a_test(documented("operate.md", "qemu-system-x86_64-knownzero"))
+    for_the_daemon(domain, documented("vhost-user-balloon.md", "vhost-user-test-device-pci"))
+    emulator = domain.find("devices/emulator")
+    assert emulator is not None
+    emulator.text = "/usr/bin/qemu-system-x86_64"
+    with hosts(("kz-one",), *debians_qemu(tmp_path)) as ((host,), images):
+        empty_qcow2(images / "vm1.qcow2")
+        place = host.folder / "run" / "vhost-user-balloon"
+        place.mkdir()
+        control = place / "vm1.control"
+        argv: Argv = [daemon.build(), "--socket-path", place / "vm1.sock", "--control", control]
+        with subprocess.Popen(argv) as device:
+            try:
+                assert eventually((place / "vm1.sock").exists)
+                (place / "vm1.sock").chmod(0o666)
+                host.define(domain)
+                host.virsh("start", "vm1")
+                assert bits(host, "vm1") == {"reporting", "bit 6"}
+                saves(host, "vm1")
+                assert daemon.ask(control, command="status")["proven_zero"] >= 200 * MIB
+                daemon.ask(control, command="target", bytes=128 * MIB)
+                assert eventually(lambda: daemon.ask(control, command="status")["actual"] == 128 * MIB)
+                daemon.ask(control, command="target", bytes=0)
+                assert eventually(lambda: daemon.ask(control, command="status")["actual"] == 0)
+                saves(host, "vm1")
+                with pytest.raises(TestFailure, match="non-migratable"):
+                    host.virsh("managedsave", "vm1")
+                assert bits(host, "vm1") == {"reporting", "bit 6"}
+                host.virsh("destroy", "vm1")
+                host.virsh("undefine", "vm1")
+            finally:
+                device.terminate()
+
+
+def for_the_daemon(domain: ElementTree.Element, page: ElementTree.Element) -> None:
+    """Change a domain as the daemon's page says: its parts replace those of the same name."""
+    for part in page:
+        if part.tag == "devices":
+            devices = domain.find("devices")
+            assert devices is not None
+            for device in part:
+                for old in devices.findall(device.tag):
+                    devices.remove(old)
+                devices.append(device)
+            continue
+        for old in domain.findall(part.tag):
+            domain.remove(old)
+        domain.append(part)
+    for override in [part for part in domain if part.tag.endswith("}override")]:
+        domain.remove(override)
+
+
+def debians_qemu(folder: Path) -> list[str | Path]:
+    """Debian's QEMU for a host: the command in /usr/bin, its files and libraries in a folder of their own."""
+    script, place = stock.qemu(), Path("/usr/lib/qemu-stock")
+    (folder / "usr" / "bin").mkdir(parents=True)
+    (folder / "usr" / "lib" / place.name).mkdir(parents=True)
+    program = folder / "usr" / "bin" / script.name
+    program.write_text(script.read_text(encoding="utf-8").replace(str(script.parent), str(place)))
+    program.chmod(0o755)
+    return [folder / "usr", f"{script.parent}={place}"]
+
+
+def test_libvirt_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine without it that may install nothing, the error has the command: nothing is skipped."""
+    monkeypatch.setattr(shutil, "which", lambda _name: None)
+    monkeypatch.setattr(apt, "may_install", lambda: None)
+    with pytest.raises(LabError) as raised:
+        need_libvirt()
+    assert "libvirt-daemon" in raised.value.why
+    assert raised.value.fix.startswith("run: sudo apt-get install")
