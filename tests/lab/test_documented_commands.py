@@ -196,6 +196,8 @@ COMPARED = "tests/bench/test_compare.py::test_the_verb_prints_json_and_a_table"
 INSTALLED = "tests/guest/test_debian.py::test_systemd_boots_and_memory_is_not_zeroed_twice"
 FUZZED = "tests/rust/test_fuzz.py::test_nothing_is_found"
 IN_ORDER = "tests/kernel/test_both_series.py::test_series_is_in_order"
+LIBVIRT = "tests/operators/test_libvirt.py::test_the_packaged_qemu"
+UNDER_LIBVIRT = "it needs a guest under libvirt"
 STAGE = "tests/lab/test_night.py::test_what_a_stage_runs"
 HERE = "tests/lab/test_documented_commands.py"
 ELSEWHERE: dict[str, tuple[str, str]] = {
@@ -236,6 +238,12 @@ ELSEWHERE: dict[str, tuple[str, str]] = {
         MINUTES,
         "tests/guest/test_conform.py::test_the_bundle_boots_without_the_lab",
     ),
+    "virsh shutdown vm1": (UNDER_LIBVIRT, LIBVIRT),
+    "virsh edit vm1": ("it opens an editor: the test defines the result", LIBVIRT),
+    "virsh start vm1": (UNDER_LIBVIRT, LIBVIRT),
+    "virsh dommemstat vm1": (UNDER_LIBVIRT, LIBVIRT),
+    """virsh qemu-monitor-command vm1 '{"execute": "query-balloon"}'""": (UNDER_LIBVIRT, LIBVIRT),
+    "./kz conform --bundle conform.tar.gz": (MINUTES, "tests/guest/test_conform.py::test_the_bundle"),
     "systemctl enable --now vhost-user-balloon@vm1.socket": (
         CHANGES,
         "tests/guest/test_debian.py::test_the_daemons_units_work_under_systemd",

@@ -90,20 +90,23 @@ def test_the_packaged_qemu(tmp_path: Path) -> None:
         saves(one, "vm1")
 
         one.virsh("snapshot-create-as", "vm1", "now")
-        one.run_in("vm1", f"{DIRTY}; touch /root/later")
+        one.run_in("vm1", f"{DIRTY}; touch /tmp/later")
         one.virsh("snapshot-revert", "vm1", "now")
-        one.run_in("vm1", "test ! -e /root/later")
+        one.run_in("vm1", "test ! -e /tmp/later")
         saves(one, "vm1")
         one.virsh("snapshot-delete", "vm1", "now")
 
-        one.virsh("migrate", "--live", "vm1", two.uri, "--migrateuri", "tcp://127.0.0.1")
+        # Unsafe for libvirt, which cannot see that the folder of the disk is the same one.
+        one.virsh("migrate", "--live", "--unsafe", "vm1", two.uri, "--migrateuri", "tcp://127.0.0.1")
         assert one.virsh("list", "--name").split() == []
         assert bits(two, "vm1") == {"reporting", "bit 6", "bit 7"}
         saves(two, "vm1")
 
-        two.virsh("detach-disk", "vm1", "vda")
-        assert eventually(lambda: "vda" not in two.virsh("domblklist", "vm1"))
+        with pytest.raises(TestFailure, match="memballoon"):
+            two.virsh("detach-device-alias", "vm1", "balloon0")
         two.virsh("destroy", "vm1")
+        one.virsh("detach-disk", "vm1", "vda", "--config")
+        assert "vda" not in one.virsh("domblklist", "vm1", "--inactive")
         one.virsh("undefine", "vm1", "--snapshots-metadata")
         assert one.virsh("list", "--all", "--name").split() == []
 
