@@ -207,10 +207,6 @@ ELSEWHERE: dict[str, tuple[str, str]] = {
         "tests/lab/test_top.py::test_into_a_pipe_it_goes_on_until_it_is_interrupted",
     ),
     "./kz test": (THE_SUITE, ".ci/run: ./kz test"),
-    "KNOWNZERO_NIGHTLY=1 KNOWNZERO_TEST_KERNEL_PACKAGE=out/packages/FILE.deb ./kz test --select test_debian": (
-        THE_SUITE,
-        INSTALLED,
-    ),
     "KNOWNZERO_NIGHTLY=1 KNOWNZERO_FUZZ_SECONDS=120 ./kz test --select test_fuzz": (THE_SUITE, FUZZED),
     "./kz report out/thp/TIME": (PLACEHOLDER, "tests/bench/test_report.py::test_the_verb_writes_both_files"),
     "./kz compare out/thp/A out/thp/B": (PLACEHOLDER, COMPARED),
