@@ -99,12 +99,12 @@ QEMUS = {
 }
 
 
-def qemu(arch: str = "x86_64") -> Path:
-    """Debian's newest QEMU, unpatched, of the suite that has the kernel's source; unpacked in the cache."""
+def qemu(arch: str = "x86_64", suite: str = "") -> Path:
+    """Debian's QEMU, unpatched, of a suite; by default the newest of the one that has the kernel's source."""
     package, program = QEMUS[arch]
     backports = fetch.base("linux").suite
-    suite = f"{backports.removesuffix('-backports')} {backports}"
-    folder = debs.with_dependencies(package, f"usr/bin/{program}", suite)
+    suites = suite or f"{backports.removesuffix('-backports')} {backports}"
+    folder = debs.with_dependencies(package, f"usr/bin/{program}", suites)
     words = [*debs.loader(folder), str(folder / "usr" / "bin" / program)]
     for part in ("qemu", "seabios"):
         words += ["-L", str(folder / "usr" / "share" / part)]

@@ -24,7 +24,7 @@ NEWER_RUST = {"cargo": "cargo-web", "rustfmt": "rustfmt-web", "rust-clippy": "ru
 
 # What the lab's QEMU, which is the packaged one, has for operators.
 FEATURES = tomllib.loads((Path(__file__).parents[2] / "packaging/qemu/features.toml").read_text())["feature"]
-NEEDS: dict[str, str] = {package: check for feature in FEATURES for check, package in feature["needs"].items()}
+NEEDS: dict[str, str] = {package: check for one in FEATURES for check, package in one["needs"].items()}
 # The packages for each user of them.
 COMPILE = ("gcc", "binutils", "make", "git", "tar", "xz-utils", "dpkg", "libc6-dev")
 TOOLS: dict[str, tuple[str, ...]] = {

@@ -196,6 +196,8 @@ COMPARED = "tests/bench/test_compare.py::test_the_verb_prints_json_and_a_table"
 INSTALLED = "tests/guest/test_debian.py::test_systemd_boots_and_memory_is_not_zeroed_twice"
 FUZZED = "tests/rust/test_fuzz.py::test_nothing_is_found"
 IN_ORDER = "tests/kernel/test_both_series.py::test_series_is_in_order"
+LIBVIRT = "tests/operators/test_libvirt.py::test_the_packaged_qemu"
+UNDER_LIBVIRT = "it needs a guest under libvirt"
 STAGE = "tests/lab/test_night.py::test_what_a_stage_runs"
 HERE = "tests/lab/test_documented_commands.py"
 ELSEWHERE: dict[str, tuple[str, str]] = {
@@ -205,10 +207,6 @@ ELSEWHERE: dict[str, tuple[str, str]] = {
         "tests/lab/test_top.py::test_into_a_pipe_it_goes_on_until_it_is_interrupted",
     ),
     "./kz test": (THE_SUITE, ".ci/run: ./kz test"),
-    "KNOWNZERO_NIGHTLY=1 KNOWNZERO_TEST_KERNEL_PACKAGE=out/packages/FILE.deb ./kz test --select test_debian": (
-        THE_SUITE,
-        INSTALLED,
-    ),
     "KNOWNZERO_NIGHTLY=1 KNOWNZERO_FUZZ_SECONDS=120 ./kz test --select test_fuzz": (THE_SUITE, FUZZED),
     "./kz report out/thp/TIME": (PLACEHOLDER, "tests/bench/test_report.py::test_the_verb_writes_both_files"),
     "./kz compare out/thp/A out/thp/B": (PLACEHOLDER, COMPARED),
@@ -236,6 +234,11 @@ ELSEWHERE: dict[str, tuple[str, str]] = {
         MINUTES,
         "tests/guest/test_conform.py::test_the_bundle_boots_without_the_lab",
     ),
+    "virsh shutdown vm1": ("no program of the lab's guest answers it: the test uses destroy", LIBVIRT),
+    "virsh edit vm1": ("it opens an editor: the test defines the result", LIBVIRT),
+    "virsh start vm1": (UNDER_LIBVIRT, LIBVIRT),
+    "virsh dommemstat vm1": (UNDER_LIBVIRT, LIBVIRT),
+    """virsh qemu-monitor-command vm1 '{"execute": "query-balloon"}'""": (UNDER_LIBVIRT, LIBVIRT),
     "systemctl enable --now vhost-user-balloon@vm1.socket": (
         CHANGES,
         "tests/guest/test_debian.py::test_the_daemons_units_work_under_systemd",

@@ -68,6 +68,11 @@ group = "{USER}"
 """
 
 
+def need_root(what: str) -> None:
+    if os.geteuid():
+        raise LabError(what, "only root may change what is mounted in a namespace", "run the tests as root")
+
+
 def need_libvirt() -> None:
     """Install libvirt, or raise an error that has the command."""
     what = "cannot test under libvirt"
@@ -76,8 +81,7 @@ def need_libvirt() -> None:
         lacking.append("libvirt-daemon-driver-qemu")
     if lacking:
         apt.install(lacking, what)
-    if os.geteuid():
-        raise LabError(what, "its hosts are namespaces of mounts", "run it as root")
+    need_root(what)
 
 
 def documented(page: str, start: str) -> ElementTree.Element:
