@@ -283,6 +283,14 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert anchor in anchors(where), target
 
 
+def test_the_results_of_conform_have_a_row_for_every_check() -> None:
+    source = (REPO / "guest" / "conform.c").read_text(encoding="utf-8")
+    checks = re.findall(r'(?:^\t\{ |\bcheck_round\(|\brow\(PASS, )"([^"]+)"', source, re.MULTILINE)
+    page = (REPO / "docs" / "results" / "conform.md").read_text(encoding="utf-8")
+    assert len(checks) > 20
+    assert [check for check in checks if f"| {check} |" not in page] == []
+
+
 def test_the_documents_are_short() -> None:
     """Without the tables of figures in docs/results, which the lab writes."""
     docs = REPO / "docs"
