@@ -19,11 +19,11 @@ import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
 from pathlib import Path
 
-from lab.boot import argv, initramfs
-from lab.build.linux import build_linux
+from lab.boot import argv, initramfs, resolve
 from lab.core.errors import LabError, TestFailure
 from lab.core.paths import REPO
 from lab.machine import apt
+from tests.guest.guests import CHECK, CHECKED
 from tests.lab.test_documented_commands import blocks
 
 PACKAGES = {"libvirtd": "libvirt-daemon", "virsh": "libvirt-clients", "unshare": "util-linux"}
@@ -207,7 +207,7 @@ def hosts(names: tuple[str, ...], *usr: str | Path) -> Iterator[tuple[list[Host]
     images = Path(tempfile.mkdtemp(prefix="kz-images-", dir="/tmp"))
     try:
         images.chmod(0o755)
-        shutil.copyfile(build_linux("knownzero"), images / "vmlinuz")
+        shutil.copyfile(resolve.kernel(CHECKED)[0], images / "vmlinuz")
         shell = "stty -echo; PS1=; exec sh -i"
         command = ["sh", "-c", f"exec </dev/ttyS0 >/dev/ttyS0 2>&1; {shell}"]
         initramfs.write(images / "initrd", command, "none", [], [])
@@ -244,7 +244,7 @@ def for_a_test(domain: ElementTree.Element, memory_mib: int = 512) -> ElementTre
     for tag, text in {
         "kernel": str(IMAGES / "vmlinuz"),
         "initrd": str(IMAGES / "initrd"),
-        "cmdline": f"{argv.APPEND} {argv.APPEND_TCG} page_zeroed.verify=1",
+        "cmdline": f"{argv.APPEND} {argv.APPEND_TCG} {CHECK}",
     }.items():
         ElementTree.SubElement(system, tag).text = text
     for console in devices.findall("console"):
