@@ -20,11 +20,14 @@ PREFIXES = {
     "s390": "s390x-linux-gnu-",
     "powerpc": "powerpc64le-linux-gnu-",
 }
-# 64 bits and an MMU where Kconfig asks for them; the others select what they have.
+# 64 bits and an MMU where Kconfig asks for them, and what selects VIRTIO.
 MORE = {
-    "riscv": ["ARCH_RV64I"],
-    "arm": ["MMU"],
-    "powerpc": ["PPC64", "CPU_LITTLE_ENDIAN"],
+    "arm64": ["VIRTIO_MMIO"],
+    "riscv": ["ARCH_RV64I", "VIRTIO_MMIO"],
+    "i386": ["VIRTIO_MMIO"],
+    "arm": ["MMU", "VIRTIO_MMIO"],
+    "s390": ["S390_GUEST"],
+    "powerpc": ["PPC64", "CPU_LITTLE_ENDIAN", "VIRTIO_MMIO"],
 }
 OURS = ["PAGE_ZEROED", "PREZERO_PAGE", "REFPAGE"]
 NEEDED = ["PROC_FS", "SYSFS", "VM_EVENT_COUNTERS", "COMPACTION", "VIRTIO_MENU", "VIRTIO_BALLOON"]
@@ -46,7 +49,7 @@ OBJECTS = [
 @pytest.mark.parametrize("arch", PREFIXES)
 def test_it_compiles(arch: str, tmp_path: Path) -> None:
     tools.need("linux", arch)
-    wanted = [f"CONFIG_{name}=y" for name in [*MORE.get(arch, []), *NEEDED, *OURS]]
+    wanted = [f"CONFIG_{name}=y" for name in [*MORE[arch], *NEEDED, *OURS]]
     (tmp_path / "wanted").write_text("\n".join(wanted) + "\n", encoding="utf-8")
     with apply.working_copy(parts.get("linux"), fetch.obtain("linux")) as tree:
         make = [
