@@ -22,12 +22,14 @@ FIRMWARE = {"seabios": "usr/share/seabios", "ipxe-qemu": "usr/lib/ipxe/qemu"}
 WITHOUT = ("werror", "download", "docs", "debug-info", "install-blobs")
 WITH = ("tcg", "kvm", "plugins", "fdt=system", "trace-backends=log", "vhost-user")
 WITH += tuple(name for feature in tools.FEATURES for name in feature["enable"])
+VECTOR = ("--enable-avx2", "--enable-avx512bw")  # for 10.0: later QEMU finds them by itself
 QEMU_OPTIONS = (
     "--target-list=x86_64-softmmu",
     "--without-default-features",
     "--prefix=/usr",
     "--firmwarepath=" + ":".join(["/usr/share/qemu", *(f"/{place}" for place in FIRMWARE.values())]),
     *(f"--enable-{name}" for name in WITH),
+    *VECTOR,
     *(f"--disable-{name}" for name in WITHOUT),
 )
 
@@ -75,7 +77,9 @@ def make_qemu(tree: Path, obj: Path, log: Path, targets: list[str]) -> None:
     if not stamp.is_file() or stamp.read_text(encoding="utf-8") != recipe:
         shutil.rmtree(obj, ignore_errors=True)
         obj.mkdir(parents=True)
-        argv: Argv = [tree / "configure", f"--python={sys.executable}", *QEMU_OPTIONS]
+        known = (tree / "scripts" / "meson-buildoptions.sh").read_text(encoding="utf-8")
+        options = [one for one in QEMU_OPTIONS if one not in VECTOR or one in known]
+        argv: Argv = [tree / "configure", f"--python={sys.executable}", *options]
         advice = "run `kz doctor`: it names missing packages; the log says the rest"
         run.logged(argv, log, "QEMU cannot be configured", advice, cwd=obj, env=clean_environment())
         stamp.write_text(recipe, encoding="utf-8")
