@@ -29,7 +29,7 @@ NEEDS: dict[str, str] = {package: check for one in FEATURES for check, package i
 COMPILE = ("gcc", "binutils", "make", "git", "tar", "xz-utils", "dpkg", "libc6-dev")
 TOOLS: dict[str, tuple[str, ...]] = {
     "linux": (*COMPILE, "flex", "bison", "bc", "perl", "lz4", "libelf-dev"),
-    "qemu": (*COMPILE, "pkg-config", "libglib2.0-dev", "libfdt-dev", *NEEDS),
+    "qemu": (*COMPILE, "pkg-config", "libglib2.0-dev", "libfdt-dev", "device-tree-compiler", *NEEDS),
     "daemon": ("cargo",),
     "daemon's tests": ("rustfmt", "rust-clippy"),
     "steps": ("ccache",),  # building after each patch
@@ -54,6 +54,7 @@ CHECKS: dict[str, str] = NEEDS | {
     "libelf-dev": "<gelf.h>",
     "libglib2.0-dev": "glib-2.0.pc",
     "libfdt-dev": "<libfdt.h>",
+    "device-tree-compiler": "dtc",
     "cargo": "cargo>=" + ".".join(map(str, RUST)),
     "rustfmt": "cargo-fmt",
     "rust-clippy": "cargo-clippy",
