@@ -203,7 +203,7 @@ def measure(run: Run) -> None:
     memory = ["-object", shared, "-machine", "memory-backend=shared"]
     specs = [
         ("base", run.spec("ours", devices=[IN_TREE], extra_qemu=memory)),
-        ("ours", run.spec("ours", devices=[VHOST_USER], daemon_profile="release")),
+        ("ours", run.spec("ours", devices=[VHOST_USER])),
     ]
     with run.guests(specs) as sides:
         for side in sides:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from lab.bench import Bench, BenchOptions
 from lab.bench.session import BALLOON, Side, guests, spec_for
 from lab.boot import resolve
-from lab.boot.spec import DAEMON, BootSpec
+from lab.boot.spec import BootSpec
 from lab.build.images import metadata
 from lab.build.linux import VARIANTS, build_linux
 from lab.core.paths import REPO
@@ -128,11 +128,9 @@ class Run:
         self, balloon: str | None = BALLOON, extra: dict[str, list[str]] | None = None
     ) -> Iterator[Pair]:
         """The base kernel and ours, with the same device; ``extra``: further arguments of QEMU by side."""
-        if balloon == BALLOON and self.options.qemu == "stock":
-            balloon = f"{DAEMON},stats-interval=0"
         devices, extra = [balloon] if balloon else [], extra or {}
         specs = {
-            name: self.spec(name, devices=devices, daemon_profile="release", extra_qemu=extra.get(name, []))
+            name: self.spec(name, devices=devices, extra_qemu=extra.get(name, []))
             for name in ("base", "ours")
         }
         with self.guests([*specs.items()]) as sides:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from lab.bench import BenchOptions
 from lab.boot.guest import Guest, running
-from lab.boot.spec import BootSpec
+from lab.boot.spec import DAEMON, BootSpec
 from lab.core.errors import LabError, TestFailure
 from lab.report.evidence import SNAPSHOT
 
@@ -209,10 +209,13 @@ def settle_resident(pid: int, *, timeout: float, what: str, still_s: float = STI
 
 
 def spec_for(options: BenchOptions, kernel: str | Path, qemu: Path, **more: Any) -> BootSpec:
-    """The boot of one side; ``more`` overrides fields of BootSpec."""
+    """The boot of one side; ``more`` overrides fields of BootSpec. On stock QEMU, the daemon is the balloon."""
     fields: dict[str, Any] = {"kernel": kernel, "qemu": qemu, "memory": options.memory}
     fields |= {"accel": options.accel, "devices": [BALLOON], "timeout": 1800.0, "command": ["sh", "-c", LOOP]}
-    return BootSpec(**(fields | more))
+    fields |= {"daemon_profile": "release"} | more
+    if options.qemu == "stock" and fields["devices"] == [BALLOON]:
+        fields["devices"] = [f"{DAEMON},stats-interval=0"]
+    return BootSpec(**fields)
 
 
 @contextmanager

@@ -135,6 +135,17 @@ def test_a_bench_has_its_function(name: str) -> None:
     assert callable(getattr(importlib.import_module(f"lab.bench.{module}"), function))
 
 
+@pytest.mark.parametrize("side", ["base", "ours"])
+def test_the_balloon_on_stock_qemu_is_the_daemon(side: str) -> None:
+    """QEMU's own does not offer bit 6: nothing would be skipped."""
+    run = run_of("thp", qemu="stock")
+    assert run.spec(side).devices == run.spec(side, devices=[session.BALLOON]).devices
+    assert run.spec(side).daemon_options() == ["--stats-interval=0"]
+    assert run.spec(side).daemon_profile == "release"
+    assert run.spec(side, devices=[]).devices == []
+    assert run_of("thp").spec(side).devices == [session.BALLOON]
+
+
 def test_the_runner_makes_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
     """Accelerator rule, kernels that are built, the job and the command that repeats it."""
     asked: list[BenchOptions] = []
