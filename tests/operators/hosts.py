@@ -166,12 +166,18 @@ class Host:
         mark, seen = f"kz{time.monotonic_ns()}", ""
         try:
             tty.setraw(device)
-            # Quotes keep the echo of the command from looking like its end.
-            os.write(device, f"echo BEGIN'{mark}'; {script}; echo END'{mark}' $?\n".encode())
-            deadline = time.monotonic() + timeout
+            # Quotes keep the echo of a command from looking like its output. A guest that boots loses input.
+            deadline, asked, sent = time.monotonic() + timeout, 0.0, False
             while not (end := re.search(rf"END{mark} (\d+)", seen)):
-                if time.monotonic() > deadline:
+                now = time.monotonic()
+                if now > deadline:
                     raise TestFailure(f"the guest does not answer: {script}", seen[-1500:], "see its console")
+                if not sent and f"READY{mark}" in seen:
+                    os.write(device, f"echo BEGIN'{mark}'; {script}; echo END'{mark}' $?\n".encode())
+                    sent = True
+                elif not sent and now > asked + 3:
+                    os.write(device, f"\necho READY'{mark}'\n".encode())
+                    asked = now
                 if select.select([device], [], [], 0.2)[0]:
                     seen += os.read(device, 1 << 16).decode(errors="replace").replace("\r", "")
         finally:
