@@ -22,7 +22,7 @@ RUST = (1, 88)
 # Debian keeps one Rust for a release, and a newer one, for browsers, under other names.
 NEWER_RUST = {"cargo": "cargo-web", "rustfmt": "rustfmt-web", "rust-clippy": "rust-web-clippy"}
 
-# What the lab's QEMU, which is the packaged one, has for operators.
+# Features of QEMU for operators. `kz package qemu` packages the QEMU of the lab's guests.
 FEATURES = tomllib.loads((Path(__file__).parents[2] / "packaging/qemu/features.toml").read_text())["feature"]
 NEEDS: dict[str, str] = {package: check for one in FEATURES for check, package in one["needs"].items()}
 # The packages for each user of them.

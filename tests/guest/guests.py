@@ -89,7 +89,7 @@ def expect_at_most(found: float, most: float) -> None:
         raise OutOfLuck(f"{found} is more than {most}")
 
 
-# What kzeropaged has zeroed, in pages; and commands that wait until it has been idle for two seconds.
+# Commands: print how many pages kzeropaged has zeroed; wait until it has been idle for two seconds.
 PREZEROED = "sed -n 's/^pgzeroed_set_prezeroed //p' /proc/vmstat"
 SETTLE = (
     f"b=-1; for i in $(seq 120); do n=$({PREZEROED}); "

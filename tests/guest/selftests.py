@@ -18,7 +18,7 @@ from lab.series import parts as parts_of
 # As the kernel builds them: its harness compares integers of any sign.
 SELFTEST_FLAGS = ("-std=gnu11", "-O2", "-g0", "-Wall", "-static", "-pthread")
 
-# What a selftest of the kernel includes or is linked with, besides its own file.
+# The second source file of a kernel selftest that has two.
 SELFTEST_PARTS = {
     "uffd-stress": "uffd-common.c",
     "uffd-unit-tests": "uffd-common.c",

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.boots
 
 KERNEL_READS = "reported memory, checked by the kernel"
 REPORTED, INFLATED = "reported memory reads as zero", "inflated pages read as zero"
-# What the probe says about a lie, by the checks that find it.
+# The rows that must find each lie, and a part of their message.
 LIES = {
     "no-discard": {
         KERNEL_READS: "the kernel found",

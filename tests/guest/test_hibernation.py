@@ -211,7 +211,7 @@ def test_resume_under_another_device(
     more = found["reported"] - found["resumed"]
     freed = found["ballooned"] - found["unballooned"]
     if trusted:
-        # What was reported before is reported again: the host backs it, since the image was loaded.
+        # Loading the image made the host back all memory again, so the guest must report it again.
         expect_at_least(more, (256 << 20) // 4096)
         assert freed == INFLATED // 4096
     else:

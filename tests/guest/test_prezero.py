@@ -251,7 +251,7 @@ def test_memory_that_was_never_used(enabled: str) -> None:
         expect_at_most(after - before, 100 * MIB)
         assert used < 700 * MIB
     skipped = next(int(line.partition("=")[2]) for line in out.splitlines() if line.startswith("skipped="))
-    # What was used is zeroed in either case.
+    # Memory that was used is zeroed in both cases.
     expect_at_least(skipped, 0.9 * (192 << 8))
     assert "pgzeroed_bad 0" in out
 
@@ -263,7 +263,7 @@ BAD = {
     "batch_size": ["0", "4095", "64M", "-4096", "18446744073709551616"],
     "max_rate": ["-1", "1M", "18446744073709551616"],
 }
-# What is written, and what is read back.
+# Values written, and the values read back.
 GOOD = {
     "enabled": [("1", "1"), ("n", "0"), ("on", "1"), ("off", "0"), ("all", "all"), ("Y", "1"), ("0", "0")],
     "mini_order": [("0", "0"), ("10", "10"), ("4", "4")],
@@ -278,7 +278,7 @@ GOOD = {
 
 
 def test_good_and_bad_input() -> None:
-    """What is refused leaves everything as it was, the thread included; what is accepted can be read back (P9)."""
+    """A refused value changes nothing, not even the thread; an accepted one can be read back (P9)."""
     bad = [
         f"if echo '{value}' 2>/dev/null > {ZP}/{name}; then echo 'accepted {name} {value}'; fi"
         for name, values in BAD.items()

@@ -22,7 +22,7 @@ from tests.hostile.peer import Device, eventually
 
 pytestmark = pytest.mark.slow
 NOBODY = 65534
-# What failed and the value: the reason; what helps. The second form is clap's.
+# The three parts of an error: failure with the value, reason, remedy. The second form is clap's.
 OWN = re.compile(r"^(vhost-user-balloon: |\s*ERROR )(cannot|the balloon) [^:]+: .+; .+$", re.M | re.S)
 USAGE = re.compile(r"^error: .+\n.*(For more information, try '--help'|\[possible values: )", re.S)
 # Options, the exit code, what the error names. {d}: a folder.

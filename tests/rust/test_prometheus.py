@@ -46,7 +46,7 @@ def background(argv: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def expressions() -> list[str]:
-    """What the dashboard asks, about every guest; conditions that hide an empty line are left out."""
+    """The dashboard's queries for all guests, without the conditions that hide an empty line."""
     dashboard = json.loads(DASHBOARD.read_text())
     asked = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
     asked += [

@@ -444,7 +444,7 @@ impl Device {
         }
     }
 
-    /// What the device may read in a chain, `limit` bytes of it at most; `None` if that is not in memory.
+    /// The readable bytes of a chain, at most `limit`; `None` if they are not in memory.
     fn read(&mut self, chain: &Chain, limit: usize) -> Option<Vec<u8>> {
         let mut bytes = Vec::new();
         for (address, length) in &chain.readable {

@@ -128,7 +128,7 @@ impl Service {
         Self { listener, clients: Vec::new() }
     }
 
-    /// What to wait for: each client by its number, and the listener, if more are let in.
+    /// The descriptors to poll: each client by its number, and the listener if more clients are allowed.
     pub fn polls(&self, listens: bool) -> impl Iterator<Item = (Option<usize>, PollFd<'_>)> {
         let listener = listens.then(|| (None, PollFd::new(&self.listener, PollFlags::IN)));
         self.clients.iter().enumerate().map(|(n, client)| (Some(n), client.poll())).chain(listener)

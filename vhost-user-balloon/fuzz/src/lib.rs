@@ -181,7 +181,7 @@ fn length(u: &mut Unstructured<'_>) -> Result<u32> {
 #[derive(Clone, Default)]
 struct Chain {
     parts: Vec<(u64, u32, bool)>,
-    /// What is in the lists, if there is nothing to read besides.
+    /// The content of the lists, if nothing else can be read.
     list: Option<Vec<u8>>,
     /// Where the answer goes, if it goes nowhere else.
     answer: Option<(u64, u32)>,
@@ -297,7 +297,7 @@ impl Guest {
     /// Every claim of the device, against the memory.
     fn judge(&self, features: Features) {
         let queues = QueueMap::new(features);
-        // What is written once more after it was discarded is the driver's own business.
+        // The driver may write to memory again after it was discarded.
         let inflate = queues.index(QueueKind::Inflate).unwrap_or(0);
         let answered: Vec<(u64, u32)> = self.chains[inflate].values().flat_map(Chain::writable).collect();
         let rewritten = |page: u64| {

@@ -4,7 +4,7 @@
 use core::fmt;
 
 labelled! {
-    /// What is behind guest memory whose discarded parts are known to read as zero.
+    /// A backing of guest memory whose discarded parts read as zero.
     Backing
     /// A file on tmpfs; a memfd is one as well.
     Tmpfs "tmpfs";

@@ -68,7 +68,7 @@ impl BitOr for Features {
 }
 
 labelled! {
-    /// What a queue is for.
+    /// The purpose of a queue.
     QueueKind
     /// Pages that go into the balloon.
     Inflate "inflate";
