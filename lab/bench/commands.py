@@ -94,6 +94,8 @@ def run_one(name: str, options: BenchOptions, folder: Path, called: str = "") ->
         if called:
             result.name = called
             result.reproduce = result.reproduce.replace(f"./kz bench {name}", f"./kz {called}", 1)
+        if options.qemu == "stock":
+            result.name += "-stock"  # published beside that of the patched QEMU
         found.publish(folder)
         result.save(folder)
         write_reports([result], folder)

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lab.bench import Bench, BenchOptions
-from lab.bench.session import BALLOON, Side, guests, spec_for
+from lab.bench.session import BALLOON, SHARED, Side, guests, spec_for
 from lab.boot import resolve
+from lab.boot.argv import HUGE
 from lab.boot.spec import BootSpec
 from lab.build.images import metadata
 from lab.build.linux import VARIANTS, build_linux
@@ -101,7 +102,10 @@ class Run:
         """The boot of a guest with the kernel base or floor, or with ours for any other name."""
         image = self.images.base if kernel == "base" else self.images.ours
         image = self.floor() if kernel == "floor" else image
-        return spec_for(self.options, image, self.images.qemu, **more)
+        spec = spec_for(self.options, image, self.images.qemu, **more)
+        if self.options.qemu == "stock" and spec.daemon_options() is not None:
+            self.note(SHARED[spec.shared_memory != HUGE])
+        return spec
 
     def floor(self) -> Path:
         """The kernel that does not zero the job's memory."""

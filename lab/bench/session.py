@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lab.bench import BenchOptions
+from lab.boot.argv import HUGE, WITH_HUGE
 from lab.boot.guest import Guest, running
 from lab.boot.spec import DAEMON, BootSpec
+from lab.core import run
 from lab.core.errors import LabError, TestFailure
 from lab.report.evidence import SNAPSHOT
 
@@ -37,6 +39,12 @@ DROP = (
     f"for i in 1 2 3 4 5 6 7 8; do cat /proc/self/stat > /dev/null; done; echo 0 > {LISTS}"
 )
 PRIORITY = -10  # above ordinary programs, which then disturb less
+SHARED = (
+    "The daemon's guests have shared memory in a tmpfs with huge=always, which QEMU mounts for itself. A memfd has 4 KiB "
+    "pages unless shmem_enabled says otherwise, and then the host's page faults hide what the guest saves.",
+    "The daemon's guests have shared memory in a memfd, with 4 KiB pages: the host's page faults hide what the guest "
+    "saves. This machine lets no user mount a tmpfs (unshare --map-root-user --mount).",
+)
 DELAY_MS = 100  # so long that no report comes while the job still frees memory
 SETTLE_MS = 10  # while nothing runs but reports: base reports in rounds, with this delay between them
 STILL_S = 0.1
@@ -215,6 +223,7 @@ def spec_for(options: BenchOptions, kernel: str | Path, qemu: Path, **more: Any)
     fields |= {"daemon_profile": "release"} | more
     if options.qemu == "stock" and fields["devices"] == [BALLOON]:
         fields["devices"] = [f"{DAEMON},stats-interval=0"]
+        fields["shared_memory"] = HUGE if run.ask([*WITH_HUGE, "true"]).returncode == 0 else ""
     return BootSpec(**fields)
 
 

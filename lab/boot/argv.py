@@ -21,6 +21,11 @@ VIRTIO_ID_BALLOON = 5
 # The daemon's front end in the patched QEMU, and in any QEMU from 10.1 on.
 FRONT_END = "vhost-user-balloon-pci"
 GENERIC = f"vhost-user-test-device-pci,virtio-id={VIRTIO_ID_BALLOON},num_vqs=5,vq_size=128,config_size=16"
+# For BootSpec.shared_memory: a file in a tmpfs that gives huge pages. It is mounted for this QEMU alone, by root of a user
+# namespace, since memfd gets huge pages only where the machine's administrator has enabled them.
+HUGE = "huge"
+_HUGE_MOUNT = 'mount -t tmpfs -o huge=always none /dev/shm && exec "$0" "$@"'
+WITH_HUGE = ("unshare", "--map-root-user", "--mount", "sh", "-c", _HUGE_MOUNT)
 UM_LINES = ("ctl", "out", "err", "in")  # in the order of User-Mode Linux's serial lines
 
 
@@ -83,7 +88,8 @@ def _machine(spec: BootSpec) -> str:
 
 
 def _qemu(spec: BootSpec, images: Images, ends: Ends) -> list[str]:
-    argv = [str(images.qemu), *BARE, "-machine", _machine(spec), *cpu(images.accel, spec.arch, spec.mte)]
+    argv = [*WITH_HUGE] if spec.shared_memory == HUGE else []
+    argv += [str(images.qemu), *BARE, "-machine", _machine(spec), *cpu(images.accel, spec.arch, spec.mte)]
     argv += ["-m", spec.memory, "-smp", str(spec.cpus), "-kernel", str(images.kernel)]
     argv += ["-initrd", str(ends.initrd), "-append", _append(spec, images)]
     argv += ["-chardev", f"file,id=kzconsole,path={ends.console}", "-serial", "chardev:kzconsole"]
@@ -100,8 +106,10 @@ def _qemu(spec: BootSpec, images: Images, ends: Ends) -> list[str]:
         # Two processes share the memory. The patched QEMU connects again when the daemon restarts; the generic device
         # fails at once with this option, since it does not wait for the connection.
         again = ",reconnect-ms=100" if images.front_end == FRONT_END else ""
-        more = f",{spec.shared_memory}" if spec.shared_memory else ""
-        argv += ["-object", f"memory-backend-memfd,id=kzmemory,size={spec.memory},share=on{more}"]
+        kind = "memfd" + (f",{spec.shared_memory}" if spec.shared_memory else "")
+        if spec.shared_memory == HUGE:
+            kind = "file,mem-path=/dev/shm,align=2M"
+        argv += ["-object", f"memory-backend-{kind},id=kzmemory,size={spec.memory},share=on"]
         argv += ["-machine", "memory-backend=kzmemory"]
         argv += ["-chardev", f"socket,id=kzballoon,path={ends.daemon}{again}"]
         argv += ["-device", f"{images.front_end},chardev=kzballoon"]

@@ -37,7 +37,8 @@ class BootSpec:
     allow_warnings: bool = False
     arch: str = "x86_64"
     daemon_profile: str = "dev"  # of cargo: dev or release
-    shared_memory: str = ""  # more options of the daemon's memory backend: hugetlb=on,hugetlbsize=2M
+    # More options of the daemon's memory backend, as hugetlb=on,hugetlbsize=2M; or huge: a tmpfs with huge pages.
+    shared_memory: str = ""
     mte: bool = False  # memory tags, on arm64 only
     label: str = ""  # the name of this guest in reports
 

@@ -227,6 +227,12 @@ def test_a_missed_target_is_an_error_only_when_asked(
     assert CliRunner().invoke(app, strict).exit_code == 0
 
 
+def test_a_run_on_stock_qemu_has_a_name_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Bench, "run", lambda self, options: result_of(self.name))
+    done = CliRunner().invoke(app, ["demo", "--qemu", "stock", "--output", str(tmp_path / "here")])
+    assert done.exit_code == 0 and load(tmp_path / "here").name == "demo-stock"
+
+
 def test_a_bench_that_fails_does_not_stop_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def run(bench: Bench, options: BenchOptions) -> Result:
         del options

@@ -61,12 +61,19 @@ def test_the_daemon_is_a_device_with_shared_memory() -> None:
     spec = BootSpec(memory="1G", devices=["daemon,target=1M", "virtio-rng-pci"], shared_memory="hugetlb=on")
     assert spec.daemon_options() == ["--target=1M"]
     words = argv.make(spec, images(), ends(daemon=NOWHERE / "socket"))
-    assert "memory-backend-memfd,id=kzmemory,size=1G,share=on,hugetlb=on" in words
+    assert "memory-backend-memfd,hugetlb=on,id=kzmemory,size=1G,share=on" in words
     assert "socket,id=kzballoon,path=/nowhere/socket,reconnect-ms=100" in words
     assert "vhost-user-balloon-pci,chardev=kzballoon" in words and "daemon,target=1M" not in words
     words = argv.make(spec, replace(images(), front_end=argv.GENERIC), ends(daemon=NOWHERE / "socket"))
     assert "socket,id=kzballoon,path=/nowhere/socket" in words
     assert f"{argv.GENERIC},chardev=kzballoon" in words
+
+
+def test_huge_shared_memory_is_a_file_in_a_tmpfs_of_its_own() -> None:
+    spec = BootSpec(memory="1G", devices=["daemon"], shared_memory=argv.HUGE)
+    words = argv.make(spec, images(), ends(daemon=NOWHERE / "socket"))
+    assert words[:6] == list(argv.WITH_HUGE) and words[6].endswith("qemu")
+    assert "memory-backend-file,mem-path=/dev/shm,align=2M,id=kzmemory,size=1G,share=on" in words
 
 
 def test_user_mode_linux_has_serial_lines() -> None:
