@@ -41,3 +41,20 @@ def percent(value: float | None) -> str:
     if size < 2:
         return f"{value:+.2f} %"
     return f"{value:+.1f} %" if 98 <= size <= 102 else f"{value:+.0f} %"
+
+
+# Largest value from which on the values of a row are divided, the divisor, and the unit's name then.
+SCALES = {
+    "bytes": (
+        *((1 << by, 1 << by, name) for by, name in ((30, "GiB"), (20, "MiB"), (10, "KiB"))),
+        (0, 1, "bytes"),
+    ),
+    "instructions": ((0, 1, "instructions"),),
+    "": ((1e6, 1e6, "M "), (1e5, 1e3, "1000 "), (0, 1, "")),
+}
+
+
+def scale(unit: str, largest: float) -> tuple[float, str]:
+    """The divisor for values up to ``largest``, so that they share a unit, and the name of that unit."""
+    divisor, word = next((by, name) for least, by, name in SCALES.get(unit, SCALES[""]) if largest >= least)
+    return divisor, word if unit in SCALES else f"{word}{unit}"

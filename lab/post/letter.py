@@ -12,7 +12,7 @@ import jinja2
 from lab.bench import BENCHES
 from lab.core import paths
 from lab.core.errors import LabError
-from lab.core.units import digits, percent
+from lab.core.units import digits, percent, scale
 from lab.machine import fetch
 from lab.report.results import SIDES, Metric, Result, Sample, results_of
 from lab.series.parts import Part
@@ -23,15 +23,6 @@ WHOLE: Any = {"break_long_words": False, "break_on_hyphens": False}
 # Label, two sides, change: as wide as a line may be.
 COLUMNS = (26, 19, 19, 9)
 HEADS = ("base", "patched")
-# Largest median from which on a table's figures are divided, the divisor, and the unit's name then.
-SCALES = {
-    "bytes": (
-        *((1 << by, 1 << by, name) for by, name in ((30, "GiB"), (20, "MiB"), (10, "KiB"))),
-        (0, 1, "bytes"),
-    ),
-    "instructions": ((0, 1, "instructions"),),
-    "": ((1e6, 1e6, "M "), (1e5, 1e3, "1000 "), (0, 1, "")),
-}
 
 
 @dataclass(frozen=True)
@@ -94,7 +85,8 @@ class Figures:
                 fix = "split the table, or publish runs of one machine"
                 raise LabError(f"table {heading!r} of the cover letter mixes figures", why, fix)
         unit = have[0][1].unit
-        divisor, word = _scale(unit, max(max(m.base.median, m.ours.median) for _, m in have))
+        divisor, word = scale(unit, max(max(m.base.median, m.ours.median) for _, m in have))
+        word = word.replace("µ", "u")
         own = tuple(have[0][0].sides)
         heads = sides or (HEADS if own == SIDES else own)
         lines = [_row(heading if word in ("", heading) else f"{heading} ({word})", heads[0], heads[1], "")]
@@ -133,12 +125,6 @@ class Figures:
                 "TCG is QEMU's emulator: counters and instructions are exact; times only compare base with patched."
             )
         return textwrap.fill(" ".join(dict.fromkeys(words)), 72)
-
-
-def _scale(unit: str, largest: float) -> tuple[float, str]:
-    steps = SCALES.get(unit, SCALES[""])
-    divisor, word = next((by, name) for least, by, name in steps if largest >= least)
-    return divisor, (word if unit in SCALES else f"{word}{unit}").replace("µ", "u")
 
 
 def _cell(sample: Sample, divisor: float) -> str:

@@ -212,28 +212,26 @@ LEGEND = (
 )
 
 
-def markdown(results: list[Result], head: str = "# Knownzero: both sides\n\n", notes: bool = False) -> str:
-    """Results as tables in Markdown; ``notes``: with the methods, versions and machine."""
-    parts = [
-        head,
-        LEGEND,
-        "\n| run | command | accelerator | commit | date | targets met |\n|---|---|---|---|---|---|\n",
-    ]
+def markdown(results: list[Result]) -> str:
+    """Results as tables in Markdown, with the methods, versions and machine."""
+    parts = ["# Knownzero: both sides\n\n", LEGEND, "\n", runs(results)]
     for result in results:
-        cells = f"`{result.reproduce}` | {result.accelerator} | {result.versions.get('knownzero', 'unknown')}"
-        parts.append(
-            f"| [{result.name}](#{result.name}) | {cells} | {result.when[:10]} | {verdict(result)} |\n"
-        )
-    for result in results:
-        host = ", ".join(f"{key} {value}" for key, value in sorted(result.host.items()))
-        parts += [
-            f"\n## {result.name}\n\nMachine: {host or 'unknown'}. Command, accelerator, commit and date are above.\n"
-        ]
-        parts += [f"\n{figures(result)}"]
-        if notes:
-            parts += [f"\n{text}\n" for text in (*_tests(result), *result.notes)]
-            parts += ["\n", *(f"- {key}: {value}\n" for key, value in _facts(result))]
+        parts += [f"\n## {result.name}\n\n{figures(result)}"]
+        parts += [f"\n{text}\n" for text in (*_tests(result), *result.notes)]
+        parts += ["\n", *(f"- {key}: {value}\n" for key, value in _facts(result))]
     return "".join(parts)
+
+
+def runs(results: list[Result]) -> str:
+    """A table in Markdown with the command and the origin of each result."""
+    heads = ("run", "command", "accelerator", "commit", "date", "targets met", "machine")
+    rows = [heads, ("---",) * len(heads)]
+    for result in results:
+        origin = (result.accelerator, result.versions.get("knownzero", "unknown"), result.when[:10])
+        host = ", ".join(f"{key} {value}" for key, value in sorted(result.host.items()))
+        name = f"[{result.name}](#{result.name})"
+        rows.append((name, f"`{result.reproduce}`", *origin, verdict(result), host or "unknown"))
+    return "".join(f"{'|'.join(row)}\n" for row in rows)
 
 
 def figures(result: Result) -> str:
@@ -259,7 +257,7 @@ def _row(metric: Metric) -> str:
 def write_reports(results: list[Result], folder: Path) -> list[Path]:
     """Write report.html and report.md into a folder (made when missing); their paths."""
     written = []
-    for name, text in (("report.html", html(results, folder)), ("report.md", markdown(results, notes=True))):
+    for name, text in (("report.html", html(results, folder)), ("report.md", markdown(results))):
         lock.write_atomically(folder / name, text)
         written.append(folder / name)
     return written

@@ -8,10 +8,11 @@ from pathlib import Path
 from lab.core import lock
 from lab.core.errors import LabError, TestFailure
 from lab.core.paths import REPO
+from lab.core.units import digits, percent, scale
 from lab.report import charts
 from lab.report.groups import groups
-from lab.report.page import markdown
-from lab.report.results import FILE_NAME, Result, load
+from lab.report.page import runs
+from lab.report.results import FILE_NAME, Metric, Result, Sample, load
 
 FOLDER = REPO / "docs" / "results"
 LIMIT = 1 << 20  # bytes, of all published results
@@ -21,9 +22,36 @@ HEAD = """<!-- SPDX-License-Identifier: GPL-2.0 -->
 # Published results
 
 Figures of different accelerators cannot be compared. `kz publish RUN` adds a run and writes this page;
-[measure.md](../how-to/measure.md) has the methods.
+[measure.md](../how-to/measure.md) has the methods. Medians, in brackets the 10th to 90th percentile; the change with its
+95 % interval. result.json beside the charts has the repetitions, the p of each row and the text of each target.
 
 """
+
+
+def page(results: list[Result]) -> str:
+    """The page of all published results: every figure in one row, both sides in one unit."""
+    parts = [HEAD, runs(results)]
+    for result in results:
+        parts.append(
+            f"\n## {result.name}\n\nfigure|{'|'.join(result.sides)}|change|target\n---|---:|---:|---:|---\n"
+        )
+        parts += map(_row, result.metrics)
+    return "".join(parts)
+
+
+def _row(metric: Metric) -> str:
+    divisor, unit = scale(metric.unit, max(metric.base.median, metric.ours.median))
+
+    def cell(side: Sample) -> str:
+        middle, low, high = (digits(value / divisor) for value in (side.median, side.low, side.high))
+        return middle if low == middle == high else f"{middle} ({low}…{high})"
+
+    change, ends = percent(metric.change_percent), {percent(end): 0 for end in metric.change_interval or ()}
+    if len(ends) > 1:
+        change += f" ({'…'.join(ends)})"
+    target = ("met" if metric.target.met else f"MISSED: {metric.target.text}") if metric.target else ""
+    name = f"`{metric.name}`" + ("" if metric.name.endswith(unit) else f" {unit.replace('percent', '%')}")
+    return "|".join((name, cell(metric.base), cell(metric.ours), change.replace(" %", "%"), target)) + "\n"
 
 
 def refusals(run: Path, result: Result) -> list[str]:
@@ -62,15 +90,15 @@ def publish(run: Path, benches: list[str], anyway: bool = False, to: Path = FOLD
     kept = {file: file.stat().st_size for file in to.glob("*/*") if file.parent.name not in texts}
     size = sum(kept.values()) + sum(len(text.encode()) for files in texts.values() for text in files.values())
     published = [load(file) for file in kept if file.name == FILE_NAME] + results
-    page = markdown(sorted(published, key=lambda result: (result.name != "demo", result.name)), HEAD)
-    if size + len(page.encode()) > LIMIT:
-        why = f"{to} would have {size + len(page.encode()):,} bytes of at most {LIMIT:,}"
+    text = page(sorted(published, key=lambda result: (result.name != "demo", result.name)))
+    if size + len(text.encode()) > LIMIT:
+        why = f"{to} would have {size + len(text.encode()):,} bytes of at most {LIMIT:,}"
         raise LabError(f"Cannot publish {run}", why, "remove results that are no longer needed")
     for name, files in texts.items():
         shutil.rmtree(to / name, ignore_errors=True)
-        for file, text in files.items():
-            lock.write_atomically(to / name / file, text)
-    lock.write_atomically(to / "README.md", page)
+        for file, content in files.items():
+            lock.write_atomically(to / name / file, content)
+    lock.write_atomically(to / "README.md", text)
     return [to / name for name in texts]
 
 

@@ -122,7 +122,7 @@ def test_what_chance_says_is_on_the_page() -> None:
     ]
     for text in (
         html([Result("a", "tcg", {}, "", metrics)]),
-        markdown([Result("a", "tcg", {}, "", metrics)], notes=True),
+        markdown([Result("a", "tcg", {}, "", metrics)]),
     ):
         assert "p = 0.002" in text and "too few to tell" in text and "no spread" in text
         assert "Wilcoxon signed-rank, exact" in text
@@ -181,7 +181,7 @@ def test_what_ran_where_is_on_the_page() -> None:
     made.host = {"cpu": "Z80", "kernel": "6.1"}
     made.job = {"pairs": 10}
     made.when, made.seconds = "2026-11-22T10:11:12+0000", 61.4
-    for text in (html([made]), markdown([made], notes=True)):
+    for text in (html([made]), markdown([made])):
         for word in (
             "QEMU 10",
             "sha256 aa",
