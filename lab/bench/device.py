@@ -4,6 +4,9 @@
 import contextlib
 import itertools
 import os
+import signal
+import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,6 +21,7 @@ from lab.boot import balloon
 from lab.build import daemon
 from lab.core.errors import LabError, TestFailure
 from lab.core.progress import step
+from lab.machine import tools
 from lab.report.results import Goal, Metric, Target
 
 SIDES = ["in QEMU", "vhost-user"]
@@ -38,6 +42,7 @@ COSTS = {
 # Pages of which the device has said that they are zero after a report.
 REPORTED = "awk '$1 == \"pgzeroed_set_reported\" { print $2 }' /proc/vmstat"
 LATENCY_MB = 32
+COUNTED = 3  # times that system calls are counted
 PUNCH_LIMIT = 10.0  # percent
 PUNCH_TURNS = 20  # for each pair; one takes a fifth of a second, and memory has two speeds
 STALLS = {"spin": "a program that only reads the clock", "alloc": "a program that maps and unmaps a page"}
@@ -126,6 +131,26 @@ def timed(side: Side, what: Callable[[], tuple[int, float]]) -> dict[str, float]
     return {"rate": size / seconds / 1e6, "host_cpu": sum(spent) / each, "daemon_cpu": sum(spent[1:]) / each}
 
 
+def system_calls(side: Side) -> float:
+    """System calls of QEMU and the daemon for each GiB reported, counted by strace, which slows them."""
+    total, counters = 0, []
+    side.sh(DIRTY)
+    with tempfile.TemporaryDirectory() as folder:
+        for pid in processes(side):
+            argv = ["strace", "-f", "-c", "-U", "calls", "-o", f"{folder}/{pid}", "-p", str(pid)]
+            counters.append(subprocess.Popen(argv, stderr=subprocess.PIPE, text=True))
+        for counter in counters:
+            assert counter.stderr
+            counter.stderr.readline()  # that it is attached
+        size, _ = report(side)
+        for counter in counters:
+            counter.send_signal(signal.SIGINT)
+            counter.communicate()
+        for file in Path(folder).iterdir():
+            total += int(file.read_text().split()[-2])
+    return total / (size / (1 << 30))
+
+
 def rounds(both: Pair, pairs: int, size_mb: int) -> Values:
     found, size = Values(), size_mb * MIB
 
@@ -142,6 +167,9 @@ def rounds(both: Pair, pairs: int, size_mb: int) -> Values:
             for name, costs in balloon_steps(side).items():
                 if counts:
                     found.note(side.name, name, **costs)
+    with step("system calls while memory is reported"):
+        for side, _ in turns(both, COUNTED, warm_ups=0):
+            found.note(side.name, "report", system_calls=system_calls(side))
     with step(f"stalls while memory is reported: {pairs} pairs"):
         for side, counts in turns(both, pairs):
             warm_host(size + 64 * MIB)
@@ -168,6 +196,8 @@ def figures(run: Run, found: Values) -> None:
     for (name, words), (cost, (unit, title)) in itertools.product(STEPS.items(), COSTS.items()):
         goal = not_slower(more_is_better=True) if cost == "rate" else None
         run.add(f"device.{name}.{cost}", unit, found.both(name, cost), f"{title}: {words}.", goal)
+    words = "System calls of QEMU and the daemon, for each GiB reported."
+    run.add("device.report.system_calls", "calls", found.both("report", "system_calls"), words, not_slower())
     words = f"From the write to the flush parameter until the host has {LATENCY_MB} MB that were just freed."
     run.add("device.report.latency", "ms", found.both("latency", "ms"), words, not_slower())
     for mode, gap, state in itertools.product(STALLS, GAPS, STATES):
@@ -191,6 +221,7 @@ def punch(run: Run) -> None:
 
 def measure(run: Run) -> None:
     """Two guests with the same kernel and the same kind of memory, and one device each."""
+    tools.need("system calls")
     run.sides = SIDES
     run.note(
         "Both guests run our kernel, with a shared memfd as memory; bits 6 and 7 are on in both devices. "

@@ -33,6 +33,7 @@ TOOLS: dict[str, tuple[str, ...]] = {
     "daemon": ("cargo",),
     "daemon's tests": ("rustfmt", "rust-clippy"),
     "steps": ("ccache",),  # building after each patch
+    "system calls": ("strace",),
     "package": ("dpkg", "dpkg-dev"),
     "stock kernel": ("kmod",),
     # A distribution to boot; the last two without root only.
