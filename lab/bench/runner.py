@@ -196,10 +196,5 @@ def reproduce(name: str, options: BenchOptions, accel: str) -> str:
     for flag in ("memory", "base", "ours", "qemu"):
         if (value := getattr(options, flag)) != getattr(usual, flag):
             chosen[flag] = value
-    argv = [
-        "./kz",
-        "bench",
-        name,
-        *(word for flag, value in chosen.items() for word in (f"--{flag}", str(value))),
-    ]
-    return shlex.join(argv)
+    words = (word for flag, value in chosen.items() for word in (f"--{flag}", str(value)))
+    return shlex.join(["./kz", "bench", name, *words])
