@@ -22,12 +22,15 @@ from lab.build.images import metadata
 from lab.build.linux import VARIANTS, build_linux
 from lab.core.paths import REPO
 from lab.core.run import ask
-from lab.report.results import SIDES, Goal, Metric, Result, Target
+from lab.report.results import SIDES, Floats, Metric, Result, Verdict
 
 FLOOR = (
     "The dashed line in a chart is the floor: the base kernel with a patch (linux/measure) that leaves the memory of "
     "mappings of 64 MiB or more as it is. No kernel that gives programs zeros can be faster."
 )
+
+
+Both = tuple[Floats, Floats]  # the values of base and ours
 
 
 class Pair(NamedTuple):
@@ -80,13 +83,7 @@ class Run:
         return self.options.pairs
 
     def add(
-        self,
-        name: str,
-        unit: str,
-        values: tuple[Sequence[float], Sequence[float]],
-        sentence: str,
-        target: Target | Goal | None = None,
-        floor: Sequence[float] = (),
+        self, name: str, unit: str, values: Both, sentence: str, target: Verdict = None, floor: Floats = ()
     ) -> Metric:
         """Add a figure with the values of base and ours; see ``Metric``."""
         made = Metric.of(name, unit, *values, sentence=sentence, target=target, floor=floor)
