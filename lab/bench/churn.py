@@ -66,13 +66,9 @@ def allocations(sides: Sequence[Side], pairs: int, found: Values) -> None:
             for side, _ in turns(sides, pairs, known, warm_ups=0):
                 warm_host(job.processes * job.size_mb * MIB)
                 answer = side.json(*job.argv(RUN_MS[key(side)[1]]))
-                found.note(
-                    *key(side),
-                    name,
-                    alloc_wall=answer["cycle_wall_ns"] / answer["cycles"] / 1e6,
-                    alloc_task_clock=answer["cycle_cpu_ns"] / answer["cycles"] / 1e6,
-                    cycles=answer["per_second"] * PAGE / (job.size_mb * MIB),
-                )
+                wall, clock = (answer[f"cycle_{of}_ns"] / answer["cycles"] / 1e6 for of in ("wall", "cpu"))
+                cycles = answer["per_second"] * PAGE / (job.size_mb * MIB)
+                found.note(*key(side), name, alloc_wall=wall, alloc_task_clock=clock, cycles=cycles)
 
 
 def time_until_back(side: Side, timeout: float = 120.0) -> float:

@@ -4,16 +4,18 @@
 import json
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from lab.bench import BenchOptions, goals
+from lab.bench import goals
 from lab.bench.plugin import Symbols, build_plugin, symbols
 from lab.bench.runner import Built, Run
 from lab.bench.session import LATE, Side, spec_for
 from lab.boot.guest import boot, running
+from lab.boot.spec import BootSpec
 from lab.build.linux import build_linux
 from lab.core.errors import TestFailure
 from lab.core.progress import step
@@ -99,7 +101,9 @@ ACTIVE_NOTE = (
     "new_thp_fault use memory that is still free since then, on ours known to be zero; the other paths reuse their own."
 )
 
+Image = str | Path
 Counts = dict[str, float]
+Rows = dict[str, list[Counts]]  # the counts of each boot, by kernel
 
 
 def medians(lines: Sequence[str]) -> Counts:
@@ -108,35 +112,21 @@ def medians(lines: Sequence[str]) -> Counts:
     return {str(answer["path"]): float(answer["median"]) for answer in answers}
 
 
-def _boot(
-    options: BenchOptions,
-    kernel: str | Path,
-    qemu: Path,
-    runs: Sequence[tuple[int, str]],
-    extra: Sequence[str] = (),
-) -> Counts:
-    """One boot of one kernel without a balloon; the median of each path. ``runs``: repetitions and path."""
-    steps = [f"hotpath --reps {reps} {name}" for reps, name in runs]
-    spec = spec_for(
-        options.with_accel("tcg"),
-        kernel,
-        qemu,
-        devices=[],
-        extra_qemu=[*ICOUNT, *extra],
-        append=APPEND,
-        timeout=900.0,
-        # A process for each, so that no path starts with the memory of another.
-        command=["sh", "-ec", "; ".join((SNAPSHOT, *steps, SNAPSHOT))],
-    )
-    done = boot(spec)
+def _spec(run: Run, kernel: Image, extra: Sequence[str] = (), **more: Any) -> BootSpec:
+    options = run.options.with_accel("tcg")
+    return spec_for(options, kernel, run.images.qemu, append=APPEND, extra_qemu=[*ICOUNT, *extra], **more)
+
+
+def _boot(run: Run, kernel: Image, paths: Sequence[HotPath], extra: Sequence[str] = ()) -> Counts:
+    """One boot of one kernel without a balloon; the median of each path."""
+    # A process for each, so that no path starts with the memory of another.
+    steps = [f"hotpath --reps {path.reps} {path.name}" for path in paths]
+    command = ["sh", "-ec", "; ".join((SNAPSHOT, *steps, SNAPSHOT))]
+    done = boot(_spec(run, kernel, extra, devices=[], timeout=900.0, command=command))
     if done.exit_code:
         why = f"hotpath ended with exit code {done.exit_code} on kernel {kernel}; console: {done.console}"
         raise TestFailure("The instruction count failed in the guest", why, "read the console log")
     return medians(done.stdout.splitlines())
-
-
-def _plain(options: BenchOptions, kernel: str | Path, qemu: Path, paths: Sequence[HotPath]) -> Counts:
-    return _boot(options, kernel, qemu, [(path.reps, path.name) for path in paths])
 
 
 def check_skipped(path: HotPath, pages: int, name: str) -> None:
@@ -148,11 +138,10 @@ def check_skipped(path: HotPath, pages: int, name: str) -> None:
         raise TestFailure(f"The source of zeros is not active in the {name} guest", why, fix)
 
 
-def _active(options: BenchOptions, kernel: str | Path, qemu: Path, paths: Sequence[HotPath]) -> Counts:
+def _active(run: Run, kernel: Image, paths: Sequence[HotPath]) -> Counts:
     """One boot of one kernel with a balloon that has reported all free memory; the median of each path."""
-    spec = spec_for(options.with_accel("tcg"), kernel, qemu, extra_qemu=[*ICOUNT], append=APPEND)
     found: Counts = {}
-    with running(spec) as guest:
+    with running(_spec(run, kernel)) as guest:
         side = Side(str(kernel), guest)
         side.find_flush()
         side.free_and_report()
@@ -182,14 +171,15 @@ def by_function(counted: str, table: Symbols) -> Counter[str]:
     return total
 
 
-def _functions(options: BenchOptions, kernel: Path, qemu: Path, path: HotPath) -> Counts:
+def _functions(run: Run, kernel: Path, path: HotPath) -> Counts:
     """Instructions in each function of the kernel for one operation of a path."""
     plugin, table = build_plugin("functions"), symbols(kernel.parent / "System.map")
     counts, repetitions = [], (path.reps // 10, path.reps)
     with tempfile.TemporaryDirectory(prefix="functions-") as folder:
         for reps in repetitions:
             file = Path(folder) / str(reps)
-            _boot(options, kernel, qemu, [(reps, path.loop)], ["-plugin", f"{plugin},out={file}"])
+            one = replace(path, name=path.loop, reps=reps)
+            _boot(run, kernel, [one], ["-plugin", f"{plugin},out={file}"])
             counts.append(by_function(file.read_text(encoding="utf-8"), table))
     few, many = counts
     done = (repetitions[1] - repetitions[0]) * path.operations
@@ -203,8 +193,7 @@ def breakdown(run: Run, images: Built, path: HotPath, prefix: str = IDLE) -> Non
     if run.options.qemu != "knownzero" or not all((one.parent / "System.map").is_file() for one in kernels):
         return
     with step(f"instructions of {path.name} by function"), ThreadPoolExecutor(max_workers=2) as pool:
-        jobs = [pool.submit(_functions, run.options, kernel, images.qemu, path) for kernel in kernels]
-        base, ours = (job.result() for job in jobs)
+        base, ours = pool.map(lambda kernel: _functions(run, kernel, path), kernels)
     # Boots differ: a count below zero is of the waiting in one of them, not of the path.
     names = [name for name in base | ours if min(base.get(name, 0.0), ours.get(name, 0.0)) >= 0]
     differs = {name: ours.get(name, 0.0) - base.get(name, 0.0) for name in names}
@@ -215,42 +204,31 @@ def breakdown(run: Run, images: Built, path: HotPath, prefix: str = IDLE) -> Non
             run.add(f"hotpath.{prefix}{path.metric or path.name}.in.{name}", "instructions", values, words)
 
 
-Count = Callable[[BenchOptions, "str | Path", Path, Sequence[HotPath]], Counts]
-
-
 def _count(
-    run: Run, kernels: Mapping[str, str | Path], paths: Sequence[HotPath], boots: int, how: Count, what: str
-) -> dict[str, list[Counts]]:
+    run: Run, kernels: Mapping[str, Image], paths: Sequence[HotPath], boots: int, active: bool = False
+) -> Rows:
     """Boot each kernel so many times; the counts of each boot, by the name of the kernel."""
+    how, what = (_active, ", memory reported") if active else (_boot, "")
     # Two at once: other load does not change a count.
-    with step(f"{what}: {boots} boots of each kernel"), ThreadPoolExecutor(max_workers=2) as pool:
-        jobs = [
-            (name, pool.submit(how, run.options, kernel, run.images.qemu, paths))
-            for _ in range(boots)
-            for name, kernel in kernels.items()
-        ]
-        found: dict[str, list[Counts]] = {name: [] for name in kernels}
+    with (
+        step(f"instruction counts{what}: {boots} boots of each kernel"),
+        ThreadPoolExecutor(max_workers=2) as pool,
+    ):
+        jobs = [(name, pool.submit(how, run, kernels[name], paths)) for name in [*kernels] * boots]
+        found: Rows = {name: [] for name in kernels}
         for name, job in jobs:
             found[name].append(job.result())
     return found
 
 
-def compare(
-    run: Run,
-    images: Built,
-    base: Sequence[Counts],
-    ours: Sequence[Counts],
-    paths: Sequence[HotPath],
-    prefix: str,
-    floor: Sequence[Counts] = (),
-) -> None:
+def compare(run: Run, images: Built, rows: Rows, paths: Sequence[HotPath], prefix: str) -> None:
     """Add one comparison; without an active source it has a limit, and a breakdown beyond the limit."""
     at_most = goals.more_at_most(LIMIT, f"at most {LIMIT} % more than base")
     for path in paths:
         name = f"hotpath.{prefix}{path.metric or path.name}.instructions"
-        limit = [row[path.name] for row in floor if path in NEW]
+        limit = [row[path.name] for row in rows.get("floor", []) if path in NEW]
         goal = goals.near_floor(limit, at_most if path.bound and prefix != ACTIVE else None)
-        values = [row[path.name] for row in base], [row[path.name] for row in ours]
+        values = [row[path.name] for row in rows["base"]], [row[path.name] for row in rows["ours"]]
         words = f"Instructions of the {path.length} paths {STATES[prefix]}: {path.words}."
         made = run.add(name, "instructions", values, words, goal, limit)
         if made.target and not made.target.met:
@@ -260,8 +238,7 @@ def compare(
 def idle(run: Run, boots: int = BOOTS) -> None:
     """Both kernels without a source of zeros. One boot is enough: the counts of boots are equal."""
     kernels = {"base": run.images.base, "ours": run.images.ours}
-    rows = _count(run, kernels, PATHS, boots, _plain, "instruction counts")
-    compare(run, run.images, rows["base"], rows["ours"], PATHS, IDLE)
+    compare(run, run.images, _count(run, kernels, PATHS, boots), PATHS, IDLE)
     run.note(NOTE)
 
 
@@ -269,13 +246,11 @@ def measure(run: Run) -> None:
     images, off = run.images, build_linux("off")
     paths, every = [*PATHS, *MORE], [*NEW, *PATHS, *MORE]
     kernels = {"base": images.base, "ours": images.ours}
-    reported = _count(
-        run, kernels | {"floor": run.floor()}, every, BOOTS, _active, "instruction counts, memory reported"
-    )
-    rows = _count(run, kernels | {"off": off}, paths, BOOTS, _plain, "instruction counts")
-    compare(run, images, rows["base"], rows["ours"], paths, IDLE)
-    compare(run, replace(images, ours=off), rows["base"], rows["off"], paths, OFF)
-    compare(run, images, reported["base"], reported["ours"], every, ACTIVE, reported["floor"])
+    reported = _count(run, kernels | {"floor": run.floor()}, every, BOOTS, active=True)
+    rows = _count(run, kernels | {"off": off}, paths, BOOTS)
+    compare(run, images, rows, paths, IDLE)
+    compare(run, replace(images, ours=off), rows | {"ours": rows["off"]}, paths, OFF)
+    compare(run, images, reported, every, ACTIVE)
     run.versions |= {"image_off": off.parent.name}
     run.job = {"memory": run.options.memory, "cpus": 1, "boots": BOOTS, "icount": "shift=0"}
     run.note(NOTE, ACTIVE_NOTE)

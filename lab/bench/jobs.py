@@ -6,13 +6,12 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
-from lab.bench import BenchOptions, goals
+from lab.bench import goals
 from lab.bench.repeat import turns
 from lab.bench.runner import Run
 from lab.bench.session import MIB, PAGE, HostCost, Side, settle_both, warm_host
 from lab.core.errors import TestFailure
 from lab.core.progress import step
-from lab.report.results import Goal
 
 HUGE = 2 * MIB
 SPARE = 64 * MIB  # of the host's memory, beside the job's
@@ -44,7 +43,6 @@ class Runs:
     host_system_ms: list[float] = field(default_factory=list)
 
     def add(self, side: Side, answer: dict[str, Any], cost: HostCost) -> None:
-        """Take in one repetition."""
         vmstat: dict[str, int | None] = answer["vmstat"]
         # Pages of hugetlb have no counter; the job gets no others.
         huge = answer["bytes"] // HUGE if answer.get("pages") == "hugetlb" else vmstat["thp_fault_alloc"] or 0
@@ -88,17 +86,9 @@ class Phase:
     ours: Runs = field(default_factory=Runs)
     floor: Runs = field(default_factory=Runs)
 
-    def _add(
-        self,
-        last: str,
-        unit: str,
-        values: str,
-        title: str,
-        target: Goal | None = None,
-        floor: Sequence[float] = (),
-    ) -> None:
+    def _add(self, last: str, unit: str, values: str, title: str, *more: Any) -> None:
         both = getattr(self.base, values), getattr(self.ours, values)
-        self.run.add(f"{self.name}.{last}", unit, both, f"{title}{self.kind}: {self.words}.", target, floor)
+        self.run.add(f"{self.name}.{last}", unit, both, f"{title}{self.kind}: {self.words}.", *more)
 
     def zeroed(self, limit: float | None = None) -> None:
         """Add the bytes that the guest zeroed; ``limit``: the most of the job's size, in percent."""
@@ -116,9 +106,8 @@ class Phase:
 
         The part is that of all repetitions together, since the host counts in steps of 10 ms.
         """
-        self._add(
-            "host_faults", "faults", "host_faults", "Page faults the host handled for the VMM during the job"
-        )
+        title = "Page faults the host handled for the VMM during the job"
+        self._add("host_faults", "faults", "host_faults", title)
         title = "Part of the job's CPU time in which the host's kernel worked for the VMM, mostly faults"
         self._add("host_share", "percent", "host_share", title)
 
@@ -127,11 +116,11 @@ class Phase:
         wanted = self.size // HUGE
         for name, runs in (("base", self.base), ("ours", self.ours)):
             if sorted(runs.huge_pages)[len(runs.huge_pages) // 2] < wanted * 0.95:
-                raise TestFailure(
-                    "The job did not get huge pages",
-                    f"{runs.huge_pages} of {wanted:.0f} in the {name} guest",
-                    "give the guest more memory (--memory), or see /sys/kernel/mm/transparent_hugepage in it",
+                why = f"{runs.huge_pages} of {wanted:.0f} in the {name} guest"
+                fix = (
+                    "give the guest more memory (--memory), or see /sys/kernel/mm/transparent_hugepage in it"
                 )
+                raise TestFailure("The job did not get huge pages", why, fix)
 
 
 def allocate(
@@ -141,7 +130,6 @@ def allocate(
     mode: str,
     pages: str,
     *,
-    options: BenchOptions | None = None,
     prepare: Callable[[Side, bool], None] | None = None,
     around: Callable[[Side], AbstractContextManager[object]] = nullcontext,
     warm: int | None = None,
@@ -154,7 +142,7 @@ def allocate(
     ``around`` prepares the guest right before the job and puts it back after it. ``warm``: bytes of the host's memory
     to touch before, by default those of the job. The rest is for ``Phase``.
     """
-    options = options or run.options
+    options = run.options
     phase = Phase(run, name, options.size_mb * MIB, words or MODES[mode], kind)
     argv = ["alloc_once", "--size", str(options.size_mb), "--mode", mode, "--pages", pages]
     before = (lambda: None) if prepare else (lambda: settle_both(sides))

@@ -4,7 +4,7 @@
 import time
 from typing import Any
 
-from lab.bench import BenchOptions, goals
+from lab.bench import goals
 from lab.bench.jobs import SPARE, Phase
 from lab.bench.jobs import allocate as allocate_once
 from lab.bench.repeat import Values, turns
@@ -62,16 +62,7 @@ def zero_all(side: Side, timeout: float = 300.0, look: float = 0.1) -> dict[str,
 
 
 def allocate(
-    run: Run,
-    both: Pair,
-    name: str,
-    mode: str,
-    pages: str,
-    cost: Values,
-    *,
-    options: BenchOptions | None = None,
-    dirty: str = DIRTY,
-    where: str = "",
+    run: Run, both: Pair, name: str, mode: str, pages: str, cost: Values, dirty: str = DIRTY, where: str = ""
 ) -> Phase:
     """The job, each time with free memory dirty before, which ours zeroes first; ``cost`` is that of the thread."""
 
@@ -85,9 +76,7 @@ def allocate(
                 cost.note(**spent)
 
     kind = f" after pre-zeroing, {PAGES[pages]}{where}"
-    return allocate_once(
-        run, both, name, mode, pages, options=options, prepare=prepare, warm=SPARE, kind=kind
-    )
+    return allocate_once(run, both, name, mode, pages, prepare=prepare, warm=SPARE, kind=kind)
 
 
 def background(run: Run, cost: Values, prefix: str = "prezero", where: str = "") -> None:
@@ -102,11 +91,6 @@ def background(run: Run, cost: Values, prefix: str = "prezero", where: str = "")
     ):
         both = [0.0] * len(cost[key,]), cost[key,]
         run.add(f"{prefix}.{name}", unit, both, f"Work of kzeropaged beforehand{where}: {words}.")
-
-
-def _slowdown(metric: Metric) -> Target:
-    change = metric.change_percent or 0.0
-    return Target(f"at most {SLOWDOWN_LIMIT:.0f} % less", change >= -SLOWDOWN_LIMIT)
 
 
 def beside(side: Side, works: bool, command: str, dirty: str = DIRTY) -> dict[str, Any]:
@@ -139,12 +123,16 @@ def faults(run: Run, side: Side) -> None:
 def corunner(run: Run, side: Side, prefix: str = "prezero", where: str = "", dirty: str = DIRTY) -> None:
     """Add the speed of another program on the only CPU, with the thread off and with the thread at work."""
     found = Values()
-    with step(
-        f"co-runner: {CORUNNER_TURNS} to {CORUNNER_MOST} pairs of {CORUNNER_MS} ms on ours, the thread off and on"
-    ):
+
+    def goal(metric: Metric) -> Target:
+        least = -SLOWDOWN_LIMIT
+        return Target(f"at most {-least:.0f} % less", (metric.change_percent or 0.0) >= least)
+
+    pairs = f"{CORUNNER_TURNS} to {CORUNNER_MOST} pairs of {CORUNNER_MS} ms"
+    with step(f"co-runner: {pairs} on ours, the thread off and on"):
         known = found.both("rate")
         for name, _ in turns(("base", "ours"), CORUNNER_MOST, known, least=CORUNNER_TURNS, warm_ups=0):
             answer = beside(side, name == "ours", f"corunner --ms {CORUNNER_MS}", dirty)
             found[name, "rate"].append(answer["steps"] / answer["wall_ns"] * 1e9)
     words = f"Steps of another program on our kernel{where}: kzeropaged off, and at work on the same CPU."
-    run.add(f"{prefix}.corunner", "steps/s", found.both("rate"), words, _slowdown)
+    run.add(f"{prefix}.corunner", "steps/s", found.both("rate"), words, goal)

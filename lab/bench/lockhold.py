@@ -10,16 +10,17 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from lab.bench import BenchOptions, session
+from lab.bench import session
 from lab.bench.host import available_gb, fill, fill_mb, release, sizes, until_back
 from lab.bench.kzeropaged import PACE, zero_all
 from lab.bench.plugin import Symbols, build_plugin, symbols
-from lab.bench.runner import Built, Run
+from lab.bench.runner import Run
 from lab.bench.session import MIB, Side
+from lab.boot.spec import BootSpec
 from lab.core.errors import LabError, TestFailure
 from lab.core.progress import step
 from lab.report.results import Target
@@ -171,23 +172,17 @@ class Watch(NamedTuple):
 
 
 @contextmanager
-def watched(
-    options: BenchOptions, kernel: str | Path, qemu: Path, name: str, memory: str, device: str | None
-) -> Iterator[tuple[Side, Watch]]:
+def watched(name: str, spec: BootSpec) -> Iterator[tuple[Side, Watch]]:
     """Boot a guest with one CPU under the plugin; LabError without the kernel's symbols."""
-    system_map = Path(kernel).parent / "System.map"
+    system_map = Path(spec.kernel).parent / "System.map"
     if not system_map.is_file():
-        why = f"there is no {system_map.name} beside {kernel}"
+        why = f"there is no {system_map.name} beside {spec.kernel}"
         raise LabError(NO_WATCH, why, "use a kernel that `kz build linux` has built")
     table = symbols(system_map)
     with tempfile.TemporaryDirectory(prefix="lockhold-") as folder:
         out = Path(folder) / "holds"
         plugin = ",".join([str(build_plugin("lockhold")), f"out={out}", *ranges(table)])
-        more: dict[str, Any] = {"append": "nokaslr", "extra_qemu": ["-plugin", plugin]}
-        devices = [device] if device else []
-        spec = session.spec_for(
-            options.with_accel("tcg"), kernel, qemu, memory=memory, devices=devices, **more
-        )
+        spec = replace(spec, accel="tcg", append="nokaslr", extra_qemu=["-plugin", plugin])
         with session.guests([(name, spec)]) as sides:
             yield sides[0], Watch(out, table)
 
@@ -258,24 +253,23 @@ Found = dict[tuple[str, str, int], Holds]  # by kernel, step and GB
 GUESTS = {"base": (report, program), "ours": (report, program, flush), "prezero": (prezero,)}
 
 
-def _guest(options: BenchOptions, images: Built, kind: str, gb: int, found: Found) -> None:
-    kernel = "base" if kind == "base" else "ours"
-    image, device = getattr(images, kernel), None if kind == "prezero" else session.BALLOON
-    with watched(options, image, images.qemu, f"locks-{kind}-{gb}", f"{gb}G", device) as (side, watch):
+def _guest(run: Run, kind: str, gb: int, found: Found) -> None:
+    kernel, devices = "base" if kind == "base" else "ours", [] if kind == "prezero" else [session.BALLOON]
+    spec = run.spec(kernel, memory=f"{gb}G", devices=devices)
+    with watched(f"locks-{kind}-{gb}", spec) as (side, watch):
         for one in GUESTS[kind]:
             found[kernel, one.__name__, gb] = one(side, watch, gb)
 
 
 def holds(run: Run, gbs: Sequence[int]) -> Found:
     """Every step in guests of each size, with notes."""
-    options = run.options.with_accel("tcg")
     found: Found = {}
     # Two at once: other load does not change a count, and the memory of more would.
     with (
         step(f"holds of zone->lock: guests of {', '.join(map(str, gbs))} GB"),
         ThreadPoolExecutor(max_workers=2) as pool,
     ):
-        jobs = [pool.submit(_guest, options, run.images, kind, gb, found) for gb in gbs for kind in GUESTS]
+        jobs = [pool.submit(_guest, run, kind, gb, found) for gb in gbs for kind in GUESTS]
         for job in jobs:
             job.result()
     run.note(NOTE, *notes(found))

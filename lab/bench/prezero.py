@@ -71,12 +71,8 @@ def peers(run: Run, sides: list[Side], size_mb: int) -> None:
             words = f"base, and {f'base with {PEERS[name]}' if name in PEERS else 'ours with kzeropaged'}"
             at, pages_words = f"prezero.peers.{word}.{name}", PAGES[pages]
             values = found["base", "job"], found[name, "job"]
-            run.add(
-                f"{at}.job",
-                "ms",
-                values,
-                f"CPU time of a job that fills {size_mb} MB, {pages_words}: {words}.",
-            )
+            title = f"CPU time of a job that fills {size_mb} MB, {pages_words}"
+            run.add(f"{at}.job", "ms", values, f"{title}: {words}.")
             title = f"CPU time of the VMM for that job, and of the zeroing before or after it, {pages_words}"
             run.add(f"{at}.whole", "ms", (found["base", "whole"], found[name, "whole"]), f"{title}: {words}.")
 
@@ -108,20 +104,16 @@ def natively(run: Run) -> None:
         run.note("Nothing was measured as User-Mode Linux: that needs kernels that are named by variant.")
         return
     options = replace(options, size_mb=UM_MB, memory=UM_MEMORY, pairs=min(run.pairs, UM_TURNS))
-    of_um: dict[str, Any] = {"arch": "um", "devices": [], "qemu": None, "accel": "auto"}
-    specs = [
-        (name, replace(spec_for(options, kernel, run.images.qemu), **of_um))
-        for name, kernel in (("base", options.base), ("ours", options.ours))
-    ]
-    cost = Values()
+    natively, cost = replace(run, options=options), Values()  # with the same list of figures
+    of_um: dict[str, Any] = {"arch": "um", "devices": [], "accel": "auto"}
+    kernels = {"base": options.base, "ours": options.ours}
+    specs = [(name, spec_for(options, kernel, None, **of_um)) for name, kernel in kernels.items()]
     with run.guests(specs) as sides:
         both = Pair(*sides)
         both.ours.sh(PACE)
         for mode in ("populate", "touch_all"):
             name = f"{UM}.4k.{mode}"
-            phase = kzeropaged.allocate(
-                run, both, name, mode, "nothp", cost, options=options, dirty=UM_DIRTY, where=WHERE
-            )
+            phase = kzeropaged.allocate(natively, both, name, mode, "nothp", cost, UM_DIRTY, WHERE)
             phase.clock()
             phase.zeroed()
         kzeropaged.background(run, cost, UM, WHERE)

@@ -1,19 +1,14 @@
 # SPDX-License-Identifier: GPL-2.0
 """Memory that starts with a pattern: memset() against refpage_create() on one kernel."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from lab.bench import goals
 from lab.bench.repeat import Values, turns
 from lab.bench.runner import Run
 from lab.bench.session import Side
-from lab.boot.guest import running
-from lab.boot.spec import BootSpec
 from lab.core.errors import TestFailure
 from lab.core.progress import step
-from lab.report.evidence import SNAPSHOT
 
 MAPPED = 4096000
 # The part of the mapping that is used, and the least savings of the posted series in time and peak RSS.
@@ -79,17 +74,11 @@ def methods(run: Run, side: Side) -> None:
             at = f"refpage.{name}" + ("" if posted else f".against_{method}")
             goal = goals.less(time_saved if posted else None, "at least {:g} % less")
             values = found[method, "time"], found["refpage", "time"]
-            run.add(
-                f"{at}.time",
-                "ms",
-                values,
-                f"Time of a mapping of 4 MB, {TOUCHED_WORDS[name]}: {words}.",
-                goal,
-            )
-            if method.startswith("memset"):
-                values = found[method, "rss"], found["refpage", "rss"]
-                sentence = f"Peak resident size, {TOUCHED_WORDS[name]}: {words}."
-                run.add(f"{at}.max_rss", "bytes", values, sentence, rss_goal if posted else None)
+            sentence = f"Time of a mapping of 4 MB, {TOUCHED_WORDS[name]}: {words}."
+            run.add(f"{at}.time", "ms", values, sentence, goal)
+            values = found[method, "rss"], found["refpage", "rss"]
+            sentence = f"Peak resident size, {TOUCHED_WORDS[name]}: {words}."
+            run.add(f"{at}.max_rss", "bytes", values, sentence, rss_goal if posted else None)
 
 
 def instructions(run: Run, side: Side) -> None:
@@ -106,9 +95,8 @@ def instructions(run: Run, side: Side) -> None:
                 both = [[count(m, touch, bool(folio)) for _ in range(COUNTS)] for m in ("memset", "refpage")]
                 words = f"Instructions of a mapping, {size}: {TOUCHED_WORDS[name]}; against memset()."
                 less = goals.less(goal, "at least {:g} % less")
-                run.add(
-                    f"refpage.{folio}{name}.instructions", "instructions", (both[0], both[1]), words, less
-                )
+                at = f"refpage.{folio}{name}.instructions"
+                run.add(at, "instructions", (both[0], both[1]), words, less)
 
 
 def readers(run: Run, side: Side) -> None:
@@ -126,22 +114,11 @@ def readers(run: Run, side: Side) -> None:
         run.add(f"refpage.readers.{threads}.time", "ns", values, words)
 
 
-@contextmanager
-def _guest(spec: BootSpec) -> Iterator[Side]:
-    """A guest as it comes, without a balloon and its delay."""
-    with running(spec) as guest:
-        side = Side("ours", guest)
-        side.sh(SNAPSHOT)
-        yield side
-        side.sh(SNAPSHOT)
-
-
 def measure(run: Run) -> None:
     """In one guest with our kernel, and in one that counts instructions."""
     run.job = {"mapped": MAPPED, "loops": LOOPS, "memory": run.options.memory, "cpus": 1, "pairs": run.pairs}
     run.note(*NOTES)
-    with _guest(run.spec("ours", devices=[])) as side:
-        run.accel = side.guest.accel
+    with run.guests([("ours", run.spec("ours", devices=[]))]) as (side,):
         if side.sh("refpage_bench --method refpage --loops 1 >/dev/null; echo $?")[-1] != "0":
             why = f"refpage_bench failed in the guest (kernel {run.images.ours})"
             fix = "build it with CONFIG_REFPAGE (`kz build linux --variant knownzero`)"
@@ -150,7 +127,8 @@ def measure(run: Run) -> None:
             # A method without the pattern has no speed.
             side.sh(f"refpage_bench --method {method} --map {MAPPED} --touch 1024000 --loops 1 --check")
         methods(run, side)
-    with _guest(run.spec("ours", devices=[], accel="tcg", extra_qemu=["-icount", "shift=0"])) as side:
+    counting = run.spec("ours", devices=[], accel="tcg", extra_qemu=["-icount", "shift=0"])
+    with run.guests([("ours", counting)]) as (side,):
         instructions(run, side)
-    with _guest(run.spec("ours", devices=[], cpus=8)) as side:
+    with run.guests([("ours", run.spec("ours", devices=[], cpus=8))]) as (side,):
         readers(run, side)

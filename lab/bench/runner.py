@@ -23,12 +23,15 @@ from lab.build.images import metadata
 from lab.build.linux import VARIANTS, build_linux
 from lab.core.paths import REPO
 from lab.core.run import ask
-from lab.report.results import SIDES, Goal, Metric, Result, Target
+from lab.report.results import SIDES, Floats, Metric, Result, Verdict
 
 FLOOR = (
     "The dashed line in a chart is the floor: the base kernel with a patch (linux/measure) that leaves the memory of "
     "mappings of 64 MiB or more as it is. No kernel that gives programs zeros can be faster."
 )
+
+
+Both = tuple[Floats, Floats]  # the values of base and ours
 
 
 class Pair(NamedTuple):
@@ -81,13 +84,7 @@ class Run:
         return self.options.pairs
 
     def add(
-        self,
-        name: str,
-        unit: str,
-        values: tuple[Sequence[float], Sequence[float]],
-        sentence: str,
-        target: Target | Goal | None = None,
-        floor: Sequence[float] = (),
+        self, name: str, unit: str, values: Both, sentence: str, target: Verdict = None, floor: Floats = ()
     ) -> Metric:
         """Add a figure with the values of base and ours; see ``Metric``."""
         made = Metric.of(name, unit, *values, sentence=sentence, target=target, floor=floor)
@@ -200,10 +197,5 @@ def reproduce(name: str, options: BenchOptions, accel: str) -> str:
     for flag in ("memory", "base", "ours", "qemu"):
         if (value := getattr(options, flag)) != getattr(usual, flag):
             chosen[flag] = value
-    argv = [
-        "./kz",
-        "bench",
-        name,
-        *(word for flag, value in chosen.items() for word in (f"--{flag}", str(value))),
-    ]
-    return shlex.join(argv)
+    words = (word for flag, value in chosen.items() for word in (f"--{flag}", str(value)))
+    return shlex.join(["./kz", "bench", name, *words])

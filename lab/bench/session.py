@@ -151,8 +151,7 @@ class Side:
             if isinstance(found, dict):
                 return found
         what = f"A guest program printed no JSON ({self.name})"
-        why = f"`{shlex.join(argv)}` printed {lines!r}"
-        raise TestFailure(what, why, "run it with `kz boot … --`")
+        raise TestFailure(what, f"`{shlex.join(argv)}` printed {lines!r}", "run it with `kz boot … --`")
 
     def prepare(self) -> None:
         """Set the guest up once: a short report delay, and whether it has the flush parameter."""
@@ -216,7 +215,7 @@ def settle_resident(pid: int, *, timeout: float, what: str, still_s: float = STI
             raise TestFailure(f"The resident size of {what} does not settle", why, fix)
 
 
-def spec_for(options: BenchOptions, kernel: str | Path, qemu: Path, **more: Any) -> BootSpec:
+def spec_for(options: BenchOptions, kernel: str | Path, qemu: Path | None, **more: Any) -> BootSpec:
     """The boot of one side; ``more`` overrides fields of BootSpec. On stock QEMU, the daemon is the balloon."""
     fields: dict[str, Any] = {"kernel": kernel, "qemu": qemu, "memory": options.memory}
     fields |= {"accel": options.accel, "devices": [BALLOON], "timeout": 1800.0, "command": ["sh", "-c", LOOP]}

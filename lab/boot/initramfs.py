@@ -10,19 +10,8 @@ from lab.build import programs as guest
 from lab.core import lock, paths
 from lab.core.errors import UsageError
 
-FOLDERS = (
-    "sbin",
-    "usr/bin",
-    "usr/sbin",
-    "dev",
-    "proc",
-    "sys",
-    "tmp",
-    "run",
-    "mnt",
-    "root",
-    "kz",
-)  # empty ones
+# Empty ones.
+FOLDERS = ("sbin", "usr/bin", "usr/sbin", "dev", "proc", "sys", "tmp", "run", "mnt", "root", "kz")
 RECIPE = "1"
 
 

@@ -47,20 +47,11 @@ class Deb:
 
     def control(self, size_kib: int) -> str:
         about = textwrap.indent(textwrap.fill(self.about, 75, break_on_hyphens=False), " ")
-        lines = [
-            f"Package: {self.name}",
-            f"Version: {self.version}",
-            f"Architecture: {architecture()}",
-            f"Maintainer: {MAINTAINER}",
-            f"Installed-Size: {size_kib}",
-            f"Depends: {', '.join(self.depends)}" if self.depends else "",
-            f"Recommends: {', '.join(self.recommends)}" if self.recommends else "",
-            f"Section: {self.section}",
-            "Priority: optional",
-            f"Description: {self.description}",
-            about,
-        ]
-        return "\n".join(line for line in lines if line) + "\n"
+        fields = {"Package": self.name, "Version": self.version, "Architecture": architecture()}
+        fields |= {"Maintainer": MAINTAINER, "Installed-Size": str(size_kib), "Section": self.section}
+        fields |= {"Depends": ", ".join(self.depends), "Recommends": ", ".join(self.recommends)}
+        fields |= {"Priority": "optional", "Description": f"{self.description}\n{about}"}
+        return "".join(f"{name}: {value}\n" for name, value in fields.items() if value)
 
 
 def architecture() -> str:

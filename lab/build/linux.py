@@ -42,11 +42,8 @@ OURS = re.compile(r"^CONFIG_(PAGE_ZEROED\w*|PREZERO_PAGE\w*|REFPAGE\w*)=[ym]$", 
 
 # The rest of the kernel's identity must not depend on when and where it was built.
 KBUILD = (
-    "KBUILD_BUILD_TIMESTAMP=Thu Jan  1 00:00:00 UTC 1970",
-    "KBUILD_BUILD_USER=knownzero",
-    "KBUILD_BUILD_HOST=knownzero",
-    "KBUILD_BUILD_VERSION=1",
-    "LOCALVERSION=",
+    *("KBUILD_BUILD_TIMESTAMP=Thu Jan  1 00:00:00 UTC 1970", "KBUILD_BUILD_USER=knownzero"),
+    *("KBUILD_BUILD_HOST=knownzero", "KBUILD_BUILD_VERSION=1", "LOCALVERSION="),
 )
 
 

@@ -65,14 +65,9 @@ def logged(
         out.write(f"$ {' '.join(words)}\n".encode())
         out.flush()
         try:
+            null, own = subprocess.DEVNULL, True  # a session of its own
             process = subprocess.Popen(
-                words,
-                cwd=cwd,
-                env=env,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=out,
-                start_new_session=True,
+                words, cwd=cwd, env=env, stdin=null, stdout=out, stderr=out, start_new_session=own
             )
         except FileNotFoundError:
             raise LabError(what, f"{argv[0]} is not installed", NO_PROGRAM) from None

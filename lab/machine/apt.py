@@ -76,9 +76,10 @@ class PrivateApt:
         dpkg = Path("/var/lib/dpkg/status")
         options = {
             "Dir::Etc::SourceList": self.root / "mirror.sources",
-            **dict.fromkeys(
-                ("Dir::Etc::SourceParts", "Dir::Etc::Preferences", "Dir::Etc::PreferencesParts"), "/dev/null"
-            ),
+            **{
+                f"Dir::Etc::{name}": "/dev/null"
+                for name in ("SourceParts", "Preferences", "PreferencesParts")
+            },
             "Dir::State": self.root / "state",
             "Dir::State::Lists": self.root / "lists",
             # No package of another architecture is installed.

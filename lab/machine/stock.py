@@ -22,9 +22,7 @@ def kernel() -> tuple[Path, list[Path]]:
     """Debian's cloud kernel of the machine's release: the image, and modules in load order."""
     image, folder = _kernel_files()
     release = image.name.removeprefix("vmlinuz-")
-    roots = [
-        p for p in (folder / "lib/modules" / release, folder / "usr/lib/modules" / release) if p.is_dir()
-    ]
+    roots = [root for place in ("lib", "usr/lib") if (root := folder / place / "modules" / release).is_dir()]
     return image, modules(roots[0]) if roots else []
 
 
@@ -61,19 +59,9 @@ def modules(root: Path) -> list[Path]:
     if not (root / "modules.dep.bin").is_file():
         run.output([program, "-b", top, release], "cannot index the stock kernel's modules", "install kmod")
     # A module that this kernel has built in, or lacks, is left out.
-    argv: run.Argv = [
-        program.with_name("modprobe"),
-        "-C",
-        "/dev/null",
-        "-d",
-        top,
-        "-S",
-        release,
-        "-D",
-        "-a",
-        *MODULES,
-    ]
-    files = re.findall(r"^insmod (\S+)", run.ask(argv).stdout, re.MULTILINE)
+    options = f"-C /dev/null -d {top} -S {release} -D -a"
+    listed = run.ask([program.with_name("modprobe"), *options.split(), *MODULES]).stdout
+    files = re.findall(r"^insmod (\S+)", listed, re.MULTILINE)
     return [_plain(Path(file)) for file in dict.fromkeys(files)]
 
 

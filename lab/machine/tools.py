@@ -69,11 +69,6 @@ DEMO = ("linux", "qemu")
 TESTS = (*DEMO, "daemon", "daemon's tests", "package", "stock kernel")
 
 
-def _check(package: str) -> str:
-    compiler = re.sub("^gcc-(.+)", r"\1-gcc", package)  # a cross compiler, unless the name stays
-    return CHECKS.get(package, compiler)
-
-
 def has(check: str) -> bool:
     """Whether a tool is installed.
 
@@ -94,10 +89,9 @@ def has(check: str) -> bool:
 
 def _works(argv: list[str], text: str = "") -> bool:
     try:
-        done = subprocess.run(argv, input=text, capture_output=True, text=True, check=False)
+        return not subprocess.run(argv, input=text, capture_output=True, text=True, check=False).returncode
     except FileNotFoundError:
         return False
-    return done.returncode == 0
 
 
 def _numbers(text: str) -> tuple[int, ...]:
@@ -117,35 +111,27 @@ def version(program: str) -> tuple[int, ...]:
 def candidates(packages: list[str]) -> dict[str, str]:
     """The versions that the machine's apt would install, of the packages that it knows."""
     try:
-        done = subprocess.run(
-            ["apt-cache", "policy", *packages],
-            capture_output=True,
-            text=True,
-            check=False,
-            env={**os.environ, "LC_ALL": "C"},
-        )
+        argv, environment = ["apt-cache", "policy", *packages], {**os.environ, "LC_ALL": "C"}
+        done = subprocess.run(argv, capture_output=True, text=True, check=False, env=environment)
     except FileNotFoundError:
         return {}
     found = re.findall(r"^(\S+):\n(?: .*\n)*? +Candidate: (\S+)$", done.stdout, re.MULTILINE)
     return {name: version for name, version in found if version != "(none)"}
 
 
-def _newest_rust(packages: list[str], offered: dict[str, str]) -> list[str]:
-    """The packages, by the names of a Rust that is new enough."""
-    if _numbers(offered.get("cargo", "")) < RUST and "cargo-web" in offered:
-        return [NEWER_RUST.get(name, name) for name in packages]
-    return packages
-
-
 def missing(*what: str, update: Callable[[], None] | None = None) -> list[str]:
     """Debian packages that the machine lacks for ``what``; ``update`` fetches apt's lists for a Rust."""
-    absent = [one for name in what for one in TOOLS[name] if not has(_check(one))]
+    # A package without a check is a cross compiler, or has a program of its name.
+    checks = {one: re.sub("^gcc-(.+)", r"\1-gcc", one) for name in what for one in TOOLS[name]} | CHECKS
+    absent = [one for name in what for one in TOOLS[name] if not has(checks[one])]
     if not NEWER_RUST.keys().isdisjoint(absent):
-        offered = candidates(list(NEWER_RUST.values()) + list(NEWER_RUST))
+        names = [*NEWER_RUST.values(), *NEWER_RUST]
+        offered = candidates(names)
         if not offered and update:
             update()
-            offered = candidates(list(NEWER_RUST.values()) + list(NEWER_RUST))
-        absent = _newest_rust(absent, offered)
+            offered = candidates(names)
+        if _numbers(offered.get("cargo", "")) < RUST and "cargo-web" in offered:
+            absent = [NEWER_RUST.get(name, name) for name in absent]
     return list(dict.fromkeys(absent))
 
 

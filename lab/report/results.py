@@ -19,6 +19,7 @@ from lab.report.significance import Significance, change_interval, judge
 FILE_NAME = "result.json"
 FORMAT = 1
 SIDES = ("base", "knownzero")  # the usual names of both sides of a result
+Floats = Sequence[float]
 
 
 @dataclass(frozen=True)
@@ -80,16 +81,9 @@ class Metric:
 
     @classmethod
     def of(
-        cls,
-        name: str,
-        unit: str,
-        base: Sequence[float],
-        ours: Sequence[float],
-        *,
-        sentence: str = "",
-        target: Target | Goal | None = None,
-        floor: Sequence[float] = (),
-    ) -> Metric:
+        cls, name: str, unit: str, base: Floats, ours: Floats, sentence: str = "", target: Verdict = None,
+        floor: Floats = (),
+    ) -> Metric:  # fmt: skip
         """Make a metric from both sides' values; equally many are pairs. ``target`` may judge the metric."""
         one, two = Sample.of(base), Sample.of(ours)
         change, interval = change_percent(one.median, two.median), change_interval(base, ours)
@@ -101,6 +95,7 @@ class Metric:
 
 
 Goal = Callable[[Metric], Target | None]
+Verdict = Target | Goal | None
 
 
 @dataclass

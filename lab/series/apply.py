@@ -89,12 +89,8 @@ def _ensure(tree: Path, pristine: Path) -> None:
         return
     with lock.new_directory(tree) as work:
         # Hard links: files are replaced, never written in place.
-        run.logged(
-            ["cp", "-al", f"{pristine}/.", work],
-            paths.log_file("link-tree"),
-            f"cannot copy {pristine}",
-            "free space in the cache",
-        )
+        argv: run.Argv = ["cp", "-al", f"{pristine}/.", work]
+        run.logged(argv, paths.log_file("link-tree"), f"cannot copy {pristine}", "free space in the cache")
 
 
 def _applied(tree: Path) -> str:

@@ -157,11 +157,8 @@ def touched(patch: bytes) -> list[str]:
 
 def numstat(patch: Path) -> dict[str, int]:
     """Lines added by a patch, by file."""
-    text = run.output(
-        ["git", "apply", "--numstat", str(patch)],
-        f"{patch.name} is no patch",
-        "export it again with git format-patch",
-    )
+    argv, fix = ["git", "apply", "--numstat", str(patch)], "export it again with git format-patch"
+    text = run.output(argv, f"{patch.name} is no patch", fix)
     return {name: int(plus) for plus, _, name in (line.split("\t") for line in text.splitlines())}
 
 

@@ -19,16 +19,9 @@ EPOCH = "1000000000 +0000"
 
 # Configuration of a user's tree that would change what git am and git commit do there.
 PINNED = (
-    "core.attributesFile=/dev/null",
-    "core.autocrlf=false",
-    "core.hooksPath=/dev/null",
-    "apply.whitespace=nowarn",
-    "commit.gpgSign=false",
-    "am.threeWay=false",
-    "am.keepcr=false",
-    "rerere.enabled=false",
-    "advice.mergeConflict=false",
-    "gc.auto=0",
+    *("core.attributesFile=/dev/null", "core.autocrlf=false", "core.hooksPath=/dev/null", "gc.auto=0"),
+    *("apply.whitespace=nowarn", "commit.gpgSign=false", "am.threeWay=false", "am.keepcr=false"),
+    *("rerere.enabled=false", "advice.mergeConflict=false"),
 )
 STAT = ("--stat=72", "--stat-graph-width=20")
 FORMAT = ("--zero-commit", "--no-signature", "--full-index", "-N", "--no-renames", *STAT)
@@ -36,14 +29,9 @@ FORMAT = ("--zero-commit", "--no-signature", "--full-index", "-N", "--no-renames
 
 def git_environment(ceiling: Path) -> dict[str, str]:
     """An environment in which git ignores the user's and the machine's configuration."""
-    keep = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
-    return {
-        **keep,
-        "GIT_CONFIG_GLOBAL": "/dev/null",
-        "GIT_CONFIG_NOSYSTEM": "1",
-        "GIT_CEILING_DIRECTORIES": str(ceiling),
-        "LC_ALL": "C",
-    }
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
+    kept |= {"GIT_CONFIG_GLOBAL": "/dev/null", "GIT_CONFIG_NOSYSTEM": "1", "LC_ALL": "C"}
+    return kept | {"GIT_CEILING_DIRECTORIES": str(ceiling)}
 
 
 def mode_of(path: Path) -> int:
@@ -64,11 +52,8 @@ class Repo:
     def env(self, more: Mapping[str, str] | None = None) -> dict[str, str]:
         """The environment of git: a fixed identity and nothing of the user's configuration."""
         name, mail = IDENTITY
-        who = {
-            f"GIT_{role}_{field}": value
-            for role in ("COMMITTER", "AUTHOR")
-            for field, value in (("NAME", name), ("EMAIL", mail))
-        }
+        who = {f"GIT_{role}_NAME": name for role in ("COMMITTER", "AUTHOR")}
+        who |= {f"GIT_{role}_EMAIL": mail for role in ("COMMITTER", "AUTHOR")}
         return {**git_environment(self.path.parent), **who, **(more or {})}
 
     def git(self, *arguments: str, stdin: bytes | None = None, env: Mapping[str, str] | None = None) -> str:

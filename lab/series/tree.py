@@ -17,12 +17,8 @@ APPLIED = "refs/knownzero/applied"
 PREVIOUS = "refs/knownzero/previous"
 KEY = "knownzero.series"
 # A rebase moves the branches of the parts along.
-SETTINGS = {
-    "gc.auto": "0",
-    "core.looseCompression": "1",
-    "rebase.updateRefs": "true",
-    "rebase.autosquash": "true",
-}
+SETTINGS = {"rebase.updateRefs": "true", "rebase.autosquash": "true"}
+SETTINGS |= {"gc.auto": "0", "core.looseCompression": "1"}
 
 
 def default_path(name: str) -> Path:
@@ -199,10 +195,7 @@ def rebase(name: str, source: fetch.Source, target: Path, chosen: Iterable[str] 
         try:
             tip = commit_parts(repo, series, "--3way")
         except UsageError as error:
-            raise UsageError(
-                error.what,
-                error.why,
-                f"in {target}: resolve, git am --continue, git branch -f part/NAME at each part's end, then apply the rest with git am -3",
-            ) from None
+            fix = f"in {target}: resolve, git am --continue, git branch -f part/NAME at each part's end, "
+            raise UsageError(error.what, error.why, f"{fix}then apply the rest with git am -3") from None
     repo.git("update-ref", APPLIED, tip)
     return target

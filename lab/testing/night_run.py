@@ -67,15 +67,9 @@ def _step(night: Night, stage: Stage, name: str, deadline: float | None) -> None
 def _execute(night: Night, words: list[str], stage: Stage, log: Path, deadline: float | None) -> int:
     """Run a step; its exit code. No process of it is left, however it ends."""
     words = [word.format(folder=night.folder) if "{folder}" in word else word for word in words]
-    environment = {
-        **os.environ,
-        **night.settings,
-        "KNOWNZERO_NIGHTLY": "1",
-        "PYTHONPATH": str(paths.REPO),
-        "PYTHONUNBUFFERED": "1",
-        "KNOWNZERO_CASES": str(night.folder / f"{stage.name}.jsonl"),
-        "KNOWNZERO_SHARD": night.shard if stage.marks else "",
-    }
+    environment = os.environ | night.settings | {"KNOWNZERO_NIGHTLY": "1", "PYTHONUNBUFFERED": "1"}
+    environment |= {"PYTHONPATH": str(paths.REPO), "KNOWNZERO_SHARD": night.shard if stage.marks else ""}
+    environment["KNOWNZERO_CASES"] = str(night.folder / f"{stage.name}.jsonl")
     before = _children()
     with log.open("ab") as out:
         out.write(f"$ ./kz {shlex.join(words)}\n".encode())

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -56,7 +55,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
 
 def compared(paths: Sequence[hotpath.HotPath], ours: float, prefix: str) -> Run:
     run = run_of("hotpath")
-    hotpath.compare(run, run.images, counts(paths, 1000), counts(paths, ours), paths, prefix)
+    rows = {"base": counts(paths, 1000), "ours": counts(paths, ours)}
+    hotpath.compare(run, run.images, rows, paths, prefix)
     return run
 
 
@@ -91,8 +91,8 @@ def test_an_active_source_has_no_limit(asked: list[tuple[str, str]]) -> None:
 @pytest.mark.parametrize(("ours", "met"), [(1050, True), (1051, False)])
 def test_faults_in_unused_memory_are_near_the_floor(ours: float, met: bool) -> None:
     run, paths = run_of("hotpath"), [*hotpath.NEW, *hotpath.PATHS]
-    sides = counts(paths, 9000), counts(paths, ours)
-    hotpath.compare(run, run.images, *sides, paths, hotpath.ACTIVE, counts(paths, 1000))
+    rows = {"base": counts(paths, 9000), "ours": counts(paths, ours), "floor": counts(paths, 1000)}
+    hotpath.compare(run, run.images, rows, paths, hotpath.ACTIVE)
     assert [one.floor for one in run.metrics] == [1000.0] * len(hotpath.NEW) + [None] * len(hotpath.PATHS)
     assert [one.target.met for one in run.metrics if one.target] == [met] * len(hotpath.NEW)
 
@@ -108,9 +108,9 @@ def test_a_source_that_gives_no_zeros_is_no_result() -> None:
 def test_the_demo_counts_what_it_always_did(monkeypatch: pytest.MonkeyPatch) -> None:
     booted: list[tuple[object, list[str]]] = []
 
-    def boot(options: Any, kernel: object, qemu: Path, runs: Sequence[tuple[int, str]]) -> hotpath.Counts:
-        booted.append((kernel, [name for _, name in runs]))
-        return {name: 1000.0 for _, name in runs}
+    def boot(run: Run, kernel: object, paths: Sequence[hotpath.HotPath]) -> hotpath.Counts:
+        booted.append((kernel, [path.name for path in paths]))
+        return {path.name: 1000.0 for path in paths}
 
     monkeypatch.setattr(hotpath, "_boot", boot)
     run = run_of("thp")
@@ -132,10 +132,10 @@ def test_functions_are_counted_for_one_operation(tmp_path: Path, monkeypatch: py
         )
 
     def boot(
-        options: Any, kernel: Path, qemu: Path, runs: Sequence[tuple[int, str]], extra: Sequence[str]
+        run: Run, kernel: Path, paths: Sequence[hotpath.HotPath], extra: Sequence[str]
     ) -> hotpath.Counts:
-        (reps, loop), out = runs[0], extra[1].partition("out=")[2]
-        assert loop == path.loop
+        reps, out = paths[0].reps, extra[1].partition("out=")[2]
+        assert paths[0].name == path.loop
         each = 70 if kernel == images.ours else 60
         Path(out).write_text(
             f"ffffffff81000000 {5000 + reps * path.operations * each}\n"

@@ -14,7 +14,7 @@ from lab.bench import BenchOptions, lockhold
 from lab.bench.host import fill, release
 from lab.bench.lockhold import Found, Holds, Seen
 from lab.bench.plugin import Symbols, symbols
-from lab.bench.session import DROP
+from lab.bench.session import DROP, spec_for
 from lab.build import linux as build
 from lab.build.qemu import build_qemu
 from lab.core.errors import LabError, TestFailure
@@ -151,9 +151,9 @@ def test_base_and_ours_are_compared() -> None:
 @pytest.mark.parametrize("variant", [pytest.param("base", marks=pytest.mark.nightly), "knownzero"])
 def test_holds_are_counted_as_they_are(variant: str) -> None:
     """Reading /proc/pagetypeinfo takes the lock a known number of times, and walks each list under it."""
-    with lockhold.watched(
-        BenchOptions(), build.build_linux(variant), build_qemu("knownzero"), variant, "512M", None
-    ) as (side, watch):
+    options, kernel = BenchOptions(memory="512M"), build.build_linux(variant)
+    spec = spec_for(options, kernel, build_qemu("knownzero"), devices=[])
+    with lockhold.watched(variant, spec) as (side, watch):
         zones = len(side.sh("cat /proc/buddyinfo"))
         # So that there are long lists, and that few of them are left to chance.
         fill(side, 192, more="--nothp --gaps 4", warm=False)
