@@ -72,7 +72,7 @@ def everything(monkeypatch: pytest.MonkeyPatch) -> list[Metric]:
     monkeypatch.setattr(allocation, "settle_both", lambda _: None)
     monkeypatch.setattr(allocation, "_job", lambda *_: 1.0)
     boots = {path.name: 1.0 for path in (*hotpath.PATHS, *hotpath.MORE, *hotpath.NEW)}
-    for how in ("_plain", "_active"):
+    for how in ("_boot", "_active"):
         monkeypatch.setattr(hotpath, how, lambda *_: boots)
     for module in (hotpath, runner):
         monkeypatch.setattr(module, "build_linux", lambda name: Path(f"{name}/bzImage"))
