@@ -28,7 +28,6 @@ SKIPPED_AT_LEAST = 21.0
 
 
 def thp(run: Run) -> None:
-    """The main job, order 0, host memory, and the hot paths."""
     run.note(BASE_COUNTS, TOUCHED)
     with run.three() as sides:
         for mode in MODES:
@@ -58,7 +57,6 @@ def small_pages(run: Run, sides: Sequence[Side], modes: Iterable[str] = MODES) -
 
 
 def order0(run: Run) -> None:
-    """Order 0 alone."""
     run.note(BASE_COUNTS)
     with run.three() as sides:
         small_pages(run, sides)
@@ -100,7 +98,6 @@ def persistent(side: Side, pages: int) -> Iterator[None]:
 
 
 def hugetlb(run: Run) -> None:
-    """Populate from surplus pages, made on demand, and from a persistent pool."""
     run.note(BASE_COUNTS, POOL_NOTE)
     pages = run.options.size_mb * MIB // HUGE
     with run.three() as sides:
@@ -139,7 +136,6 @@ def in_and_out(side: Side, counts: bool = True) -> None:
 
 
 def deflate(run: Run) -> None:
-    """Both kinds of pages, each time from memory that has just left the balloon."""
     run.note(BASE_COUNTS, REST_IN_USE)
     of = ", memory that was in the balloon"
     # Without reporting: nothing else makes memory known to be zero.
@@ -173,7 +169,6 @@ def _job(side: Side, size_mb: int, mode: str, file: Path) -> float:
 
 
 def zerobytes(run: Run) -> None:
-    """The job in both guests under the plugin that counts ``rep stos``."""
     run.note(STOS_NOTE, REPEATED)
     plugin, found, size = build_plugin("zerobytes"), Values(), run.options.size_mb
     with tempfile.TemporaryDirectory(prefix="zerobytes-") as folder:

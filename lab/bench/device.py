@@ -192,7 +192,6 @@ def not_slower(*, more_is_better: bool = False) -> Goal:
 
 
 def figures(run: Run, found: Values) -> None:
-    """The figures of all steps, and the stalls of a program in the guest."""
     for (name, words), (cost, (unit, title)) in itertools.product(STEPS.items(), COSTS.items()):
         goal = not_slower(more_is_better=True) if cost == "rate" else None
         run.add(f"device.{name}.{cost}", unit, found.both(name, cost), f"{title}: {words}.", goal)
@@ -208,7 +207,6 @@ def figures(run: Run, found: Values) -> None:
 
 
 def punch(run: Run) -> None:
-    """The daemon against a loop that punches the same holes, with neither guest nor VMM."""
     count = PUNCH_TURNS * run.pairs
     with step(f"the daemon and a bare loop punch the same holes: {count} pairs"):
         found = daemon.punch(count, run.options.size_mb)
@@ -220,7 +218,6 @@ def punch(run: Run) -> None:
 
 
 def measure(run: Run) -> None:
-    """Two guests with the same kernel and the same kind of memory, and one device each."""
     tools.need("system calls")
     run.sides = SIDES
     run.note(

@@ -107,7 +107,6 @@ Rows = dict[str, list[Counts]]  # the counts of each boot, by kernel
 
 
 def medians(lines: Sequence[str]) -> Counts:
-    """The median of each path, from the output of hotpath."""
     answers = [json.loads(line) for line in lines if line.startswith("{")]
     return {str(answer["path"]): float(answer["median"]) for answer in answers}
 

@@ -52,7 +52,6 @@ REPORTING = ("on", "bit6", "shuffle")
 
 
 def memory(sides: list[Side], pairs: int, found: Values) -> None:
-    """Memory filled and freed in each guest: resident bytes of the VMM."""
     with step(f"host memory: {FILL_MB} MB filled and freed, up to {pairs} times in each guest"):
         known = [found[name, side.name] for side in sides for name in ("full", "freed")]
         for side, _ in turns(sides, pairs, known, warm_ups=0):
@@ -87,7 +86,6 @@ def faults(sides: list[Side], pairs: int, found: Values) -> None:
 
 
 def figures(run: Run, found: Values) -> None:
-    """All rows against the base kernel, and the rows that must not differ."""
     rows = {name: row for name, row in ROWS.items() if found["freed", name] and name != "base"}
     no_loss = goals.within(0, SEED_LOSS, "nothing lost beyond noise", more_is_better=True)
     pair = "our kernel with reporting off and on, with bit 6"
@@ -115,7 +113,6 @@ def figures(run: Run, found: Values) -> None:
 
 
 def shuffles(side: Side) -> bool:
-    """Whether the guest's kernel puts its free pages in random order."""
     return side.sh(f"cat {SHUFFLE} 2> /dev/null || echo N")[-1] == "Y"
 
 

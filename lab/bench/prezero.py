@@ -157,7 +157,6 @@ def stores(run: Run) -> None:
 
 
 def measure(run: Run) -> None:
-    """The job with and without free memory zeroed before, and then the whole cost."""
     run.options = replace(run.options, size_mb=int(run.options.memory_mb * SHARE) // 2 * 2)
     run.note(BASE_COUNTS, PEERS_NOTE)
     # Without a balloon: the host would be a second source of zeros.

@@ -58,7 +58,6 @@ def _method(side: Side, method: str, touch: int, loops: int, huge: bool = False)
 
 
 def methods(run: Run, side: Side) -> None:
-    """Time and peak RSS of each method at each amount touched, by turns."""
     for name, (touch, time_saved, rss_saved) in TOUCHED.items():
         loops, found = LOOPS[name], Values()
         with step(f"{touch} of {MAPPED} bytes touched: {run.pairs} repetitions of {len(METHODS)} methods"):
@@ -115,7 +114,6 @@ def readers(run: Run, side: Side) -> None:
 
 
 def measure(run: Run) -> None:
-    """In one guest with our kernel, and in one that counts instructions."""
     run.job = {"mapped": MAPPED, "loops": LOOPS, "memory": run.options.memory, "cpus": 1, "pairs": run.pairs}
     run.note(*NOTES)
     with run.guests([("ours", run.spec("ours", devices=[]))]) as (side,):

@@ -45,7 +45,6 @@ def median_interval(values: Sequence[float]) -> tuple[float, float] | None:
 
 
 def is_narrow(values: Sequence[float]) -> bool:
-    """Whether the median of these values is known within NARROW percent."""
     interval = median_interval(values)
     if interval is None:
         return False

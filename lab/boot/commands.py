@@ -68,16 +68,9 @@ def boot(
     sinks = () if as_json else (_write(sys.stdout.buffer), _write(sys.stderr.buffer))
     result = guest.boot(spec, *sinks)
     if as_json:
-        found = {
-            "exit_code": result.exit_code,
-            "stdout": result.stdout,
-            "stderr": result.stderr,
-            "accelerator": result.accel,
-            "seconds": round(result.seconds, 3),
-            "console": str(result.console),
-            "violations": result.violations,
-        }
-        print(json.dumps(found))
+        found = {name: getattr(result, name) for name in ("exit_code", "stdout", "stderr", "violations")}
+        found |= {"accelerator": result.accel, "seconds": round(result.seconds, 3)}
+        print(json.dumps(found | {"console": str(result.console)}))
     elif progress.console.is_terminal:
         progress.note(f"{result.accel}, {result.seconds:.1f} s, console: {result.console}")
     raise typer.Exit(result.exit_code)
@@ -110,8 +103,8 @@ def watch(
 
     if socket_path is not None:
         if command:
-            why, fix = "--socket takes no command", "leave one of them out"
-            raise errors.UsageError(f"Bad command: {command[0]}", why, fix)
+            why = "--socket takes no command"
+            raise errors.UsageError(f"Bad command: {command[0]}", why, "leave one of them out")
         with contextlib.suppress(KeyboardInterrupt):
             top.watch(socket_path, interval=interval, once=once, as_json=as_json, out=sys.stdout)
         return
@@ -124,8 +117,7 @@ def watch(
 @app.command(context_settings=PASSED_ON)
 def conform(
     command: Annotated[
-        list[str] | None,
-        Argument(metavar="-- COMMAND...", help="Your VMM, with its serial console on stdout."),
+        Several, Argument(metavar="-- COMMAND...", help="Your VMM, with its serial console on stdout.")
     ] = None,
     kernel: Annotated[str, Option(help="A variant or a file.")] = "debug",
     arch: Annotated[str, Option(help="x86_64, or um (the kernel as a program).")] = "x86_64",

@@ -46,7 +46,6 @@ def examine() -> list[Finding]:
 
 
 def _try(name: str, otherwise: str, look: Callable[[], tuple[str, str, str]]) -> Finding:
-    """The finding of ``look``, or its error."""
     try:
         return Finding(name, *look())
     except LabError as error:

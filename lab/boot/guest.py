@@ -137,18 +137,17 @@ class Guest:
         with (self.folder / "vmm.log").open("wb") as log:
             # User-Mode Linux has its console, from the first message on, on stdout.
             output = ends["con"].fileno() if "con" in ends else None if self.interactive else log
+            stdin, fds = (
+                None if self.interactive else subprocess.DEVNULL,
+                [end.fileno() for end in ends.values()],
+            )
+            own = not self.interactive  # a terminal stays usable only in its own session
             try:
+                # Not even SIGKILL for the lab may leave a guest behind.
                 return subprocess.Popen(
-                    words,
-                    stdin=None if self.interactive else subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=log,
-                    pass_fds=[end.fileno() for end in ends.values()],
-                    # A terminal stays usable only in its own session.
-                    start_new_session=not self.interactive,
-                    # Not even SIGKILL for the lab may leave a guest behind.
+                    words, stdin=stdin, stdout=output, stderr=log, pass_fds=fds, start_new_session=own,
                     preexec_fn=_die_with_parent,
-                )
+                )  # fmt: skip
             except OSError as error:
                 fix = "check that it is a program for this machine"
                 raise LabError(f"cannot start {words[0]}", error.strerror or str(error), fix) from None
@@ -219,12 +218,9 @@ class Guest:
         elif match:
             self._exit, self._reported = int(match[2]), time.monotonic()
 
-    def _console_text(self) -> str:
-        return self.console.read_text(errors="replace")
-
     def ending(self) -> Ending:
         how = self._taint, self._exit, self._ready.is_set(), self._late, self.process.returncode
-        text, log = self._console_text(), self.folder / "vmm.log"
+        text, log = self.console.read_text(errors="replace"), self.folder / "vmm.log"
         return Ending(self.spec, self.accel, text, self.console, log, *how)
 
     def comes_up(self) -> bool:
@@ -235,7 +231,7 @@ class Guest:
             if not self._reader.is_alive():
                 return self._ready.is_set() or not self.ending().forgiven()
             if time.monotonic() > self._began + COMES_UP:
-                return not console.is_hang(self._console_text())
+                return not console.is_hang(self.ending().text)
         return True
 
     @property
@@ -284,12 +280,11 @@ class Guest:
         ending = self.ending()
         if self._exit is None:
             raise ending.failure()
-        out, err = (one.decode(errors="replace") for one in (self._out, self._err))
-        took, faults = self._ended - self._began, ending.faults()
-        result = BootResult(out, err, self._exit, self.console, self.accel, took, faults, bytes(self._out))
         if fault := ending.fault():
             raise fault
-        return result
+        out, err = (one.decode(errors="replace") for one in (self._out, self._err))
+        took, faults = self._ended - self._began, ending.faults()
+        return BootResult(out, err, self._exit, self.console, self.accel, took, faults, bytes(self._out))
 
     def fail_early(self) -> NoReturn:
         """Raise the error of a guest that ended while it was needed; see ``wait``."""

@@ -13,15 +13,14 @@ from lab.core.options import Several
 
 BALLOON = "virtio-balloon-pci,free-page-reporting=on"
 FOREVER = 7 * 86400.0  # seconds
+KERNEL = "knownzero"
 
 
 @dataclass
 class GuestOptions:
     """The guest that the command line describes."""
 
-    kernel: Annotated[str, Option(help="base, knownzero, off, debug, stock (Debian's) or a file.")] = (
-        "knownzero"
-    )
+    kernel: Annotated[str, Option(help="base, knownzero, off, debug, stock (Debian's) or a file.")] = KERNEL
     qemu: Annotated[str | None, Option(help="base, knownzero, stock (Debian's) or a file.")] = None
     memory: Annotated[str, Option(help="Guest memory, in the form of QEMU's -m: 2G.")] = "2G"
     cpus: Annotated[int, Option(min=1, max=255, help="Virtual CPUs.")] = 1
@@ -37,10 +36,7 @@ class GuestOptions:
         """The BootSpec; ``device``: the one of a guest that is given none."""
         names = ("kernel", "qemu", "memory", "cpus", "append", "accel")
         same: dict[str, Any] = {name: getattr(self, name) for name in names}
-        devices, added = (
-            self.device or ([device] if device else []),
-            [_added(item) for item in self.add or []],
-        )
+        devices, added = self.device or [device] * bool(device), [_added(item) for item in self.add or []]
         more: dict[str, Any] = {"devices": devices, "add": added, "extra_qemu": self.qemu_arg or []}
         return BootSpec(**same, **more, command=command, timeout=timeout)
 

@@ -16,7 +16,6 @@ NO_PROGRAM = "run `kz doctor`: it names the package"
 
 
 def tail(log: Path, lines: int = 12) -> str:
-    """The last lines of a log, for the *why* of an error."""
     try:
         text = log.read_text(errors="replace")
     except OSError:

@@ -27,7 +27,6 @@ def kernel() -> tuple[Path, list[Path]]:
 
 
 def config() -> Path:
-    """The configuration of that kernel."""
     image, folder = _kernel_files()
     return folder / "boot" / image.name.replace("vmlinuz-", "config-", 1)
 
@@ -48,7 +47,6 @@ def _kernel_files() -> tuple[Path, Path]:
 
 
 def depmod() -> str:
-    """The program that indexes modules; installed when it is missing."""
     tools.need("stock kernel")
     return shutil.which("depmod", path=SBIN) or "depmod"
 

@@ -57,7 +57,6 @@ class Figures:
         self.used: list[Result] = []
 
     def find(self, name: str) -> tuple[Result, Metric] | None:
-        """A metric by its name, from its own bench first."""
         own = [one for one in self.results if one.name == bench_of(name)]
         for result in own + [one for one in self.results if one not in own]:
             if metric := result.metric(name):
@@ -103,9 +102,8 @@ class Figures:
         for result in {id(result): result for result, _ in have}.values():
             counts = ", ".join(map(str, sorted({metric.ours.n for one, metric in have if one is result})))
             source = f"[{result.accelerator.upper()}, n = {counts}: {result.reproduce.removeprefix('./')}]"
-            lines += textwrap.wrap(
-                source, WIDTH, **WHOLE, initial_indent=INDENT, subsequent_indent=INDENT + " "
-            )
+            indents: Any = {"initial_indent": INDENT, "subsequent_indent": INDENT + " "}
+            lines += textwrap.wrap(source, WIDTH, **WHOLE, **indents)
         return "\n".join(lines)
 
     def provenance(self) -> str:
@@ -128,9 +126,8 @@ class Figures:
 
 
 def _cell(sample: Sample, divisor: float) -> str:
-    middle, low, high = (
-        digits(value / divisor).replace(",", "") for value in (sample.median, sample.low, sample.high)
-    )
+    values = (value / divisor for value in (sample.median, sample.low, sample.high))
+    middle, low, high = (digits(value).replace(",", "") for value in values)
     return middle if low == middle == high else f"{middle} ({low}..{high})"
 
 
@@ -140,7 +137,6 @@ def _row(label: str, one: str, two: str, change: str) -> str:
 
 
 def base_paragraph(name: str, source: fetch.Source) -> str:
-    """The source that the patches are for."""
     wanted = fetch.base(name)
     text = f"The patches are for {'Linux' if name == 'linux' else 'QEMU'} {source.version}"
     if source.from_debian and source.version == wanted.version:
@@ -158,9 +154,8 @@ def write(name: str, part: Part, source: fetch.Source) -> Letter:
     environment = jinja2.Environment(undefined=jinja2.StrictUndefined, autoescape=False, trim_blocks=True)
     try:
         text = environment.from_string(file.read_text(encoding="utf-8"))
-        rendered = text.render(
-            table=figures.table, provenance=figures.provenance, base=base_paragraph(name, source)
-        )
+        base = base_paragraph(name, source)
+        rendered = text.render(table=figures.table, provenance=figures.provenance, base=base)
     except jinja2.TemplateError as error:
         line = getattr(error, "lineno", None)
         why, fix = f"{f'line {line}: ' if line else ''}{error}", "correct the placeholder"

@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from lab.build import linux, qemu
 from lab.build.images import compiler
@@ -57,19 +57,13 @@ def steps_of(series: Series) -> list[Step]:
 
 def targets(series: Series, arch: str = "x86") -> list[str]:
     """Make targets that hold all the code a series changes: folders, or objects in folders of folders."""
-    sources = [
-        PurePosixPath(name)
-        for name in sorted(series.files())
-        if name.endswith(".c")
-        and not BESIDE.match(name)
-        and (not name.startswith("arch/") or name.startswith(f"arch/{arch}/"))
-    ]
-    return sorted(
-        {
-            f"{source.parent}/" if str(source.parent) not in LARGE else str(source.with_suffix(".o"))
-            for source in sources
-        }
-    )
+    found = set()
+    for name in series.files():
+        other = name.startswith("arch/") and not name.startswith(f"arch/{arch}/")
+        if name.endswith(".c") and not other and not BESIDE.match(name):
+            folder, _, file = name.rpartition("/")
+            found.add(f"{folder}/{file.removesuffix('c')}o" if folder in LARGE else f"{folder}/")
+    return sorted(found)
 
 
 @dataclass(frozen=True)

@@ -58,15 +58,11 @@ def _differences(what: str, one: dict[str, Any], two: dict[str, Any], keys: Iter
 
 def unlike(first: Result, second: Result) -> list[str]:
     """The reasons why two runs did not measure the same thing; empty when they did."""
-    reasons = [
-        f"{what} {one} against {two}"
-        for what, one, two in (
-            ("accelerator", first.accelerator, second.accelerator),
-            ("job", first.name, second.name),
-            ("sides", " and ".join(first.sides), " and ".join(second.sides)),
-        )
-        if one != two
-    ]
+    one, two = (
+        {"accelerator": run.accelerator, "job": run.name, "sides": " and ".join(run.sides)}
+        for run in (first, second)
+    )
+    reasons = _differences("", one, two, one)
     reasons += _differences("", first.job, second.job, {*first.job, *second.job})
     # Facts that one run does not have make no difference.
     known = [key for key in HOST if key in first.host and key in second.host]
@@ -139,7 +135,6 @@ CAPTION = (
 
 
 def table(found: Comparison) -> str:
-    """The comparison in Markdown."""
     names = dict(zip(SIDE_NAMES, found.sides, strict=True))
     lines = ["| metric | side | first | second | change | chance |", "|---|---|---:|---:|---:|---|"]
     for row in found.rows:

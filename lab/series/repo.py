@@ -46,7 +46,6 @@ class Repo:
         self.path = path
 
     def argv(self, *arguments: str) -> list[str]:
-        """A git command line with the pinned configuration."""
         return ["git", "-C", str(self.path), *[word for item in PINNED for word in ("-c", item)], *arguments]
 
     def env(self, more: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -63,7 +62,6 @@ class Repo:
         return run.output(self.argv(*arguments), what, fix, env=self.env(env), stdin=stdin).removesuffix("\n")
 
     def ask(self, *arguments: str, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-        """Run git and return whatever happens."""
         return run.ask(self.argv(*arguments), env=self.env(env))
 
     def find(self, name: str) -> str:
@@ -76,7 +74,6 @@ class Repo:
 
 
 def branch_of(part: str) -> str:
-    """The branch that ends a part."""
     return f"part/{part}"
 
 
@@ -89,12 +86,9 @@ def apply(repo: Repo, series: Series, patches: Sequence[Path], *options: str) ->
     if "--3way" not in options:
         repo.ask("am", "--abort")
     reason = [line for line in (done.stderr or done.stdout).splitlines() if not line.startswith("hint:")]
-    raise UsageError(
-        f"{patches[0].parent.name}: {stopped} does not apply",
-        "\n".join(reason[-8:]),
-        f"change it in the tree of `kz tree {series.name}`, then `kz series save {series.name}`; "
-        f"`kz series rebase {series.name}` is for other versions",
-    )
+    fix = f"change it in the tree of `kz tree {series.name}`, then `kz series save {series.name}`; "
+    fix += f"`kz series rebase {series.name}` is for other versions"
+    raise UsageError(f"{patches[0].parent.name}: {stopped} does not apply", "\n".join(reason[-8:]), fix)
 
 
 def commit_parts(repo: Repo, series: Series, *options: str) -> str:
@@ -160,15 +154,12 @@ def ranges(repo: Repo, series: Series) -> list[tuple[Part, str, str]]:
     found, before = [], repo.find(BASE)
     for part in present:
         end = head if part is present[-1] else repo.find(branch_of(part.name))
-        if (
-            repo.ask("merge-base", "--is-ancestor", before, end).returncode
-            or repo.ask("merge-base", "--is-ancestor", end, head).returncode
-        ):
-            raise UsageError(
-                f"branch {branch_of(part.name)} is not between the part before it and HEAD",
-                f"it is at {end[:12]}; a rebase without --update-refs leaves it behind",
-                f"git branch -f {branch_of(part.name)} COMMIT, with the last commit of that part",
-            )
+        pairs = (before, end), (end, head)
+        if any(repo.ask("merge-base", "--is-ancestor", *pair).returncode for pair in pairs):
+            what = f"branch {branch_of(part.name)} is not between the part before it and HEAD"
+            why = f"it is at {end[:12]}; a rebase without --update-refs leaves it behind"
+            fix = f"git branch -f {branch_of(part.name)} COMMIT, with the last commit of that part"
+            raise UsageError(what, why, fix)
         found.append((part, before, end))
         before = end
     return found
