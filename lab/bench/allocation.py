@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from lab.bench import host, hotpath
 from lab.bench.jobs import BASE_COUNTS, HUGE, MODES, TOUCHED, allocate
@@ -103,9 +104,8 @@ def hugetlb(run: Run) -> None:
     with run.three() as sides:
         for prepared, words in ((surplus, "surplus pages"), (persistent, "pages of a persistent pool")):
             around, name = functools.partial(prepared, pages=pages), f"hugetlb.{prepared.__name__}.populate"
-            phase = allocate(
-                run, sides, name, "populate", "hugetlb", around=around, kind=", hugetlb", words=words
-            )
+            more: dict[str, Any] = {"around": around, "kind": ", hugetlb", "words": words}
+            phase = allocate(run, sides, name, "populate", "hugetlb", **more)
             phase.clock(SURPLUS_SAVING)
             phase.zeroed(ZEROED_LIMIT)
 
@@ -174,10 +174,8 @@ def zerobytes(run: Run) -> None:
     with tempfile.TemporaryDirectory(prefix="zerobytes-") as folder:
         files = {name: Path(folder) / name for name in ("base", "ours")}
         extra = {name: ["-plugin", f"{plugin},out={file}"] for name, file in files.items()}
-        with (
-            run.pair(extra=extra) as both,
-            step(f"bytes stored by rep stos: up to {run.pairs} pairs of each mode"),
-        ):
+        what = f"bytes stored by rep stos: up to {run.pairs} pairs of each mode"
+        with run.pair(extra=extra) as both, step(what):
             before = functools.partial(settle_both, both)
             for mode in ("populate", "touch_all"):
                 for side, _ in turns(both, run.pairs, found.both(mode), warm_ups=0, before=before):

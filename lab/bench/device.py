@@ -210,9 +210,8 @@ def punch(run: Run) -> None:
     count = PUNCH_TURNS * run.pairs
     with step(f"the daemon and a bare loop punch the same holes: {count} pairs"):
         found = daemon.punch(count, run.options.size_mb)
-    goal = goals.within(
-        PUNCH_LIMIT, PUNCH_LIMIT, f"within {PUNCH_LIMIT:.0f} % of the loop", more_is_better=True
-    )
+    words = f"within {PUNCH_LIMIT:.0f} % of the loop"
+    goal = goals.within(PUNCH_LIMIT, PUNCH_LIMIT, words, more_is_better=True)
     words = "Holes of 2 and 4 MiB punched in a memfd, by a bare loop of fallocate(2), and by the daemon."
     run.add("device.punch.rate", "MB/s", (found["bare"], found["daemon"]), words, goal)
 

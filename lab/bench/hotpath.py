@@ -209,10 +209,8 @@ def _count(
     """Boot each kernel so many times; the counts of each boot, by the name of the kernel."""
     how, what = (_active, ", memory reported") if active else (_boot, "")
     # Two at once: other load does not change a count.
-    with (
-        step(f"instruction counts{what}: {boots} boots of each kernel"),
-        ThreadPoolExecutor(max_workers=2) as pool,
-    ):
+    what = f"instruction counts{what}: {boots} boots of each kernel"
+    with step(what), ThreadPoolExecutor(max_workers=2) as pool:
         jobs = [(name, pool.submit(how, run, kernels[name], paths)) for name in [*kernels] * boots]
         found: Rows = {name: [] for name in kernels}
         for name, job in jobs:

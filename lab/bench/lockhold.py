@@ -263,10 +263,8 @@ def _guest(run: Run, kind: str, gb: int, found: Found) -> None:
 def holds(run: Run, gbs: Sequence[int]) -> Found:
     found: Found = {}
     # Two at once: other load does not change a count, and the memory of more would.
-    with (
-        step(f"holds of zone->lock: guests of {', '.join(map(str, gbs))} GB"),
-        ThreadPoolExecutor(max_workers=2) as pool,
-    ):
+    what = f"holds of zone->lock: guests of {', '.join(map(str, gbs))} GB"
+    with step(what), ThreadPoolExecutor(max_workers=2) as pool:
         jobs = [pool.submit(_guest, run, kind, gb, found) for gb in gbs for kind in GUESTS]
         for job in jobs:
             job.result()

@@ -19,11 +19,8 @@ TOUCHED: dict[str, tuple[int, float, float]] = {
 }
 TOUCHED_WORDS = {"page": "one page touched", "half": "half touched", "all": "all touched"}
 # Mappings in a run of about a second. Each figure is per mapping.
-LOOPS: dict[str, dict[str, int]] = {
-    "page": {"memset": 20, "refpage": 400, "memset_huge": 20},
-    "half": {"memset": 20, "refpage": 30, "memset_huge": 20},
-    "all": {"memset": 20, "refpage": 20, "memset_huge": 20},
-}
+REFPAGE = {"page": 400, "half": 30, "all": 20}
+LOOPS = {name: {"memset": 20, "refpage": loops, "memset_huge": 20} for name, loops in REFPAGE.items()}
 METHODS = tuple(LOOPS["page"])
 # The methods that refpage_create() is compared with.
 WORDS = {

@@ -45,8 +45,7 @@ def median_interval(values: Sequence[float]) -> tuple[float, float] | None:
 
 
 def is_narrow(values: Sequence[float]) -> bool:
-    interval = median_interval(values)
-    if interval is None:
+    if (interval := median_interval(values)) is None:
         return False
     median = statistics.median(values)
     return max(median - interval[0], interval[1] - median) <= abs(median) * NARROW / 100

@@ -2,21 +2,59 @@
 """The verbs ``kz doctor``, ``kz boot``, ``kz shell`` and ``kz top``."""
 
 import contextlib
+import functools
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Annotated
+from typing import IO, Annotated, Any
 
 import typer
 from typer import Argument, Option
 
-from lab.boot.options import BALLOON, GuestOptions
+from lab.boot.spec import BootSpec
 from lab.core import errors
 from lab.core.options import Json, Several, unpacked
 
 app = typer.Typer()
 PASSED_ON = {"allow_interspersed_args": False}  # what follows the first word belongs to the guest's command
+BALLOON = "virtio-balloon-pci,free-page-reporting=on"
+FOREVER = 7 * 86400.0  # seconds
+KERNEL = "knownzero"
+
+
+@dataclass
+class GuestOptions:
+    """The guest that the command line describes."""
+
+    kernel: Annotated[str, Option(help="base, knownzero, off, debug, stock (Debian's) or a file.")] = KERNEL
+    qemu: Annotated[str | None, Option(help="base, knownzero, stock (Debian's) or a file.")] = None
+    memory: Annotated[str, Option(help="Guest memory, in the form of QEMU's -m: 2G.")] = "2G"
+    cpus: Annotated[int, Option(min=1, max=255, help="Virtual CPUs.")] = 1
+    device: Annotated[
+        Several, Option(help=f"A QEMU device, as {BALLOON}, or daemon,OPTION=…. Repeatable.")
+    ] = None
+    append: Annotated[str, Option(help="More kernel command line.")] = ""
+    add: Annotated[Several, Option(metavar="FILE[:GUESTPATH]", help="Copy this in. Repeatable.")] = None
+    accel: Annotated[str, Option(help="auto, kvm or tcg.")] = "auto"
+    qemu_arg: Annotated[Several, Option(help="A raw QEMU argument. Repeatable.")] = None
+
+    def spec(self, command: list[str], timeout: float = FOREVER, device: str = "") -> BootSpec:
+        """The BootSpec; ``device``: the one of a guest that is given none."""
+        names = ("kernel", "qemu", "memory", "cpus", "append", "accel")
+        same: dict[str, Any] = {name: getattr(self, name) for name in names}
+        devices, added = self.device or [device] * bool(device), [_added(item) for item in self.add or []]
+        more: dict[str, Any] = {"devices": devices, "add": added, "extra_qemu": self.qemu_arg or []}
+        return BootSpec(**same, **more, command=command, timeout=timeout)
+
+
+def _added(item: str) -> tuple[Path, str]:
+    name, _, place = item.partition(":")
+    if not Path(name).exists():
+        why, fix = "there is no such file", "give --add FILE or --add FILE:GUESTPATH"
+        raise errors.UsageError(f"Bad --add: {name}", why, fix)
+    return Path(name), place
 
 
 @app.command()
@@ -36,12 +74,12 @@ def doctor(as_json: Json = False) -> None:
         raise typer.Exit(errors.MACHINE)
 
 
-def _write(stream: IO[bytes]) -> Callable[[bytes], None]:
-    def put(data: bytes) -> None:
+def _streams() -> list[Callable[[bytes], None]]:
+    def put(data: bytes, stream: IO[bytes]) -> None:
         stream.write(data)
         stream.flush()
 
-    return put
+    return [functools.partial(put, stream=stream.buffer) for stream in (sys.stdout, sys.stderr)]
 
 
 @app.command(context_settings=PASSED_ON)
@@ -65,8 +103,7 @@ def boot(
 
     spec = chosen.spec(command or ["uname", "-a"], timeout)
     spec.arch, spec.mte, spec.allow_warnings = arch, mte, allow_warnings
-    sinks = () if as_json else (_write(sys.stdout.buffer), _write(sys.stderr.buffer))
-    result = guest.boot(spec, *sinks)
+    result = guest.boot(spec, *([] if as_json else _streams()))
     if as_json:
         found = {name: getattr(result, name) for name in ("exit_code", "stdout", "stderr", "violations")}
         found |= {"accelerator": result.accel, "seconds": round(result.seconds, 3)}
@@ -99,7 +136,7 @@ def watch(
     as_json: Annotated[bool, Option("--json", help="Print one JSON object per look.")] = False,
 ) -> None:
     """Watch known-zero memory in a fresh guest (zeropages), or a vhost-user balloon; Ctrl-C ends it."""
-    from lab.boot import top
+    from lab.boot import guest, top
 
     if socket_path is not None:
         if command:
@@ -109,9 +146,13 @@ def watch(
             top.watch(socket_path, interval=interval, once=once, as_json=as_json, out=sys.stdout)
         return
     live = not once and not as_json and sys.stdout.isatty() and sys.stdin.isatty()
-    words = top.guest_command(command or [], interval=interval, once=once, as_json=as_json)
-    sinks = () if live else (_write(sys.stdout.buffer), _write(sys.stderr.buffer))
-    raise typer.Exit(top.show_guest(chosen.spec(words, device=BALLOON), live, sinks))
+    script = top.BEFORE if once else top.BESIDE
+    script = script.format(interval=interval, more=" --json" if as_json else "")
+    spec = chosen.spec(["sh", "-c", script, "sh", *(command or [])], device=BALLOON)
+    code = errors.INTERRUPTED
+    with contextlib.suppress(KeyboardInterrupt):
+        code = guest.interactive(spec) if live else guest.boot(spec, *_streams()).exit_code
+    raise typer.Exit(errors.OK if code == errors.INTERRUPTED else code)
 
 
 @app.command(context_settings=PASSED_ON)

@@ -17,7 +17,7 @@ import termios
 import threading
 import time
 import tty
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -63,14 +63,8 @@ class BootResult:
 class Guest:
     """A guest that runs. Made by ``running`` and ``boot``; ended by ``close`` at the latest."""
 
-    def __init__(
-        self,
-        spec: BootSpec,
-        interactive: bool = False,
-        talks: bool = True,
-        out: Sink = None,
-        err: Sink = None,
-    ) -> None:
+    def __init__(self, spec: BootSpec, interactive: bool = False, talks: bool = True, *sinks: Sink) -> None:
+        """``sinks`` get what the command writes to stdout and stderr, as it comes."""
         self.spec = spec
         self.images = resolve.images(spec)
         self.kernel, self.qemu, self.accel = self.images.kernel, self.images.qemu, self.images.accel
@@ -78,7 +72,7 @@ class Guest:
         self.console = self.folder / "console.log"
         self.console.touch()
         self.interactive = interactive
-        self._sinks = {"out": out, "err": err}
+        self._sinks = dict(zip(("out", "err"), sinks, strict=False))
         self._control = b""
         self._out = bytearray()
         self._err = bytearray()
@@ -99,8 +93,7 @@ class Guest:
         for name in names:
             self._ours[name], theirs[name] = socket.socketpair()
         try:
-            options = spec.daemon_options()
-            if options is not None:
+            if (options := spec.daemon_options()) is not None:
                 self.daemon = daemon.Daemon(daemon.build(spec.daemon_profile), options, self.folder)
             fds = {name: end.fileno() for name, end in theirs.items()}
             socket_path = self.daemon.socket if self.daemon else None
@@ -206,7 +199,7 @@ class Guest:
             *whole, self._control = (self._control + data).split(b"\n")
             for line in whole:
                 self._report(line.decode(errors="replace"))
-        if name in ("out", "err") and data and (sink := self._sinks[name]):
+        if name in ("out", "err") and data and (sink := self._sinks.get(name)):
             sink(data)
 
     def _report(self, line: str) -> None:
@@ -238,8 +231,7 @@ class Guest:
     def lines(self) -> Iterator[str]:
         """Lines of the command's stdout as they come, without their newline; ends with the guest."""
         while True:
-            line = self._lines.get()
-            if line is None:
+            if (line := self._lines.get()) is None:
                 self._lines.put(None)
                 return
             yield line
@@ -335,18 +327,17 @@ def running(spec: BootSpec) -> Iterator[Guest]:
         guest.close()
 
 
-def boot(spec: BootSpec, out: Sink = None, err: Sink = None) -> BootResult:
+def boot(spec: BootSpec, *sinks: Sink) -> BootResult:
     """Boot, run the command to its end, and return its output; see ``Guest.wait`` for errors.
 
-    ``out`` and ``err`` get the output as it comes. Under emulation one boot in some hundreds hangs before user
-    space, or dies there of ``console.timer_race`` or ``console.stale_section``: such a guest is started again,
-    once, with a note. No other fault is forgiven.
+    Under emulation one boot in some hundreds hangs before user space, or dies there of ``console.timer_race`` or
+    ``console.stale_section``: such a guest is started again, once, with a note. No other fault is forgiven.
     """
     try:
-        return _boot_once(spec, out, err)
+        return _boot_once(spec, sinks)
     except NeverCameUp as early:
         _note_again(f"{early.what}: {early.why}")
-    return _boot_once(spec, out, err)
+    return _boot_once(spec, sinks)
 
 
 def _note_again(why: str) -> None:
@@ -354,12 +345,9 @@ def _note_again(why: str) -> None:
     progress.note(f"starting the guest again, since it did not reach user space: {why}")
 
 
-def _boot_once(spec: BootSpec, out: Sink, err: Sink) -> BootResult:
-    guest = Guest(spec, talks=False, out=out, err=err)
-    try:
+def _boot_once(spec: BootSpec, sinks: Sequence[Sink]) -> BootResult:
+    with contextlib.closing(Guest(spec, False, False, *sinks)) as guest:
         return guest.wait()
-    finally:
-        guest.close()
 
 
 def interactive(spec: BootSpec) -> int:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0
 """Kernels, built outside the source and kept in the cache by content."""
 
+import functools
 import re
 import shutil
 import tempfile
@@ -136,10 +137,7 @@ def _recipe(variant: str, arch: str, config: str = "", chosen: Chosen = ()) -> R
         return {**made, "release": release}
 
     name = "-".join([arch, variant, *([Path(config).stem] if config else []), *sorted(chosen)])
-
-    def key(source: fetch.Source) -> str:
-        return linux_key(variant, arch, source, config, chosen)
-
+    key = functools.partial(linux_key, variant, arch, config=config, chosen=chosen)
     return Recipe("linux", variant, name, file, key, make, publish, chosen)
 
 
@@ -193,11 +191,10 @@ def make_linux(
 ) -> None:  # fmt: skip
     """Configure and build in ``obj``; ``step``: in the middle of the series, with ccache."""
     configure_linux(tree, obj, files, arch, log, lenient=step)
-    if variant in ("base", "off", "floor"):
-        ours = OURS.findall((obj / ".config").read_text(encoding="utf-8"))
-        if ours:
-            what = f"the kernel variant {variant} has options of the series on"
-            raise LabError(what, ", ".join(ours), "correct linux/configs/off.config")
+    ours = OURS.findall((obj / ".config").read_text(encoding="utf-8"))
+    if ours and variant in ("base", "off", "floor"):
+        what = f"the kernel variant {variant} has options of the series on"
+        raise LabError(what, ", ".join(ours), "correct linux/configs/off.config")
     environment = cached_environment() if step else clean_environment()
     make_targets(tree, obj, targets, log, arch, f"the kernel does not build ({arch}, {variant})", environment)
 
@@ -223,7 +220,6 @@ def adopt_config(
     obj.mkdir(parents=True, exist_ok=True)
     lock.write_atomically(obj / ".config", "\n".join(lines))
     make_targets(tree, obj, ["olddefconfig"], log)
-    missing = lost(requested([ours]), (obj / ".config").read_text(encoding="utf-8"))
-    if missing:
+    if missing := lost(requested([ours]), (obj / ".config").read_text(encoding="utf-8")):
         what = f"{given}: required options are missing: {', '.join(missing)}"
         raise LabError(what, "Kconfig turns them off", "turn on the options that they depend on")

@@ -100,8 +100,7 @@ def stat_key(path: Path) -> str:
 
 
 def _override(name: str) -> Source | None:
-    value = os.environ.get(variable(name))
-    if not value:
+    if not (value := os.environ.get(variable(name))):
         return None
     path = Path(value).expanduser().absolute()
     if not path.exists():
@@ -116,8 +115,7 @@ def _override(name: str) -> Source | None:
 def local(name: str, path: Path, given_as: str) -> Source:
     """The source in a folder or tarball of the user; UsageError for a folder that holds none."""
     if path.is_dir():
-        version = tree_version(name, path)
-        if not version:
+        if not (version := tree_version(name, path)):
             fix = "name the top of a source tree"
             raise UsageError(f"Bad {given_as}: {path}", f"it has no version of {name}", fix)
     else:
@@ -127,8 +125,7 @@ def local(name: str, path: Path, given_as: str) -> Source:
 
 
 def identify(name: str) -> Source:
-    chosen = _override(name)
-    if chosen:
+    if chosen := _override(name):
         return chosen
     wanted = base(name)
     archive = paths.sub("downloads") / wanted.file
@@ -161,8 +158,7 @@ def upstream(debian_version: str) -> str:
 
 def order(version: str) -> tuple[int, int, int, int]:
     """Sorts versions: ``7.4-rc1`` before ``7.4`` and ``7.4.0``, after ``7.3.9``."""
-    match = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?(?:[-~]rc(\d+))?", version)
-    if not match:
+    if not (match := re.match(r"(\d+)\.(\d+)(?:\.(\d+))?(?:[-~]rc(\d+))?", version)):
         return (0, 0, 0, 0)
     major, minor, point, candidate = match.groups()
     return int(major), int(minor), int(point or 0), int(candidate) if candidate else 1000
@@ -276,8 +272,7 @@ def _stand_in_firmware(folder: Path) -> None:
     if not listing.is_file():
         return
     for name in re.findall(r"'(edk2-[\w-]+\.fd)'", listing.read_text(encoding="utf-8")):
-        archive = folder / f"{name}.bz2"
-        if not archive.exists():
+        if not (archive := folder / f"{name}.bz2").exists():
             archive.write_bytes(bz2.compress(b""))
 
 
@@ -291,8 +286,7 @@ def _unpack(source: Source, work: Path) -> None:
         return
     if archive.suffix == ".deb":
         run.logged(["dpkg-deb", "-x", archive, work / ".deb"], log, what, fix)
-        inner = sorted((work / ".deb" / "usr" / "src").glob("*.tar.*"))
-        if not inner:
+        if not (inner := sorted((work / ".deb" / "usr" / "src").glob("*.tar.*"))):
             raise LabError(what, "no source tarball inside", fix)
         archive = inner[0]
     argv: run.Argv = ["tar", "-x", "--strip-components=1", "--no-same-owner", "-f", archive, "-C", work]

@@ -35,13 +35,11 @@ def _kernel_files() -> tuple[Path, Path]:
     name = f"{KERNEL_PACKAGE.removesuffix('-cloud-amd64')}-[0-9]*-cloud-amd64"
     known = sorted(one.name for one in paths.sub("debs").glob(name))
     found = known[-1:] or debs.depends(KERNEL_PACKAGE)
-    package = next((name for name in found if name.startswith("linux-image-")), "")
-    if not package:
+    if not (package := next((name for name in found if name.startswith("linux-image-")), "")):
         fix = "check the machine's release"
         raise LabError(f"{KERNEL_PACKAGE} depends on no kernel image", "its record names none", fix)
     folder = debs.unpacked(package)
-    images = sorted((folder / "boot").glob("vmlinuz-*"))
-    if not images:
+    if not (images := sorted((folder / "boot").glob("vmlinuz-*"))):
         raise LabError(f"{package} has no kernel image", f"unpacked in {folder}", "remove that folder")
     return images[0], folder
 

@@ -15,10 +15,7 @@ from lab.series.repo import BASE, Repo, branch_of, commit_parts, small
 
 
 def check(name: str, each: bool = False, first: str = "") -> list[Problem]:
-    """Run all checks of one project's parts; an empty list means that they pass.
-
-    ``each``: build after every patch, from patch ``first`` (PART/NNNN) on.
-    """
+    """Run all checks of a series. ``each``: build after every patch, from patch ``first`` (PART/NNNN) on."""
     series = parts.get(name)
     if series.empty():
         why, fix = f"{series.root}/parts has no patches", "kz series save"

@@ -102,8 +102,7 @@ def _earlier(repo: Repo, first: str, since: Path, mails: list[Path]) -> str:
         why, fix = "--since names the directory of an earlier export", "kz series export"
         raise UsageError(f"{since} holds no mails", why, fix)
     repo.git("checkout", "-q", "-B", "earlier", first)
-    done = repo.am(mails, "--3way")
-    if done.returncode:
+    if (done := repo.am(mails, "--3way")).returncode:
         repo.ask("am", "--abort")
         why, fix = done.stderr.strip()[-400:], "export without --since"
         raise LabError(f"the mails in {since} do not apply", why, fix)

@@ -110,18 +110,16 @@ class Figures:
         """The versions and machines of the figures; call it after the tables."""
         if not self.used:
             return ""
-        words = [
-            "Medians, with the 10th and 90th percentile in brackets where they differ; ~ where the 95 % interval of the change includes 0."
-        ]
+        words = ["Medians, with the 10th and 90th percentile in brackets where they differ;"]
+        words.append("~ where the 95 % interval of the change includes 0.")
         for one in self.used:
             words.append(
                 f"Series {one.versions.get('knownzero', '?')}, {one.versions.get('qemu', '?')}, on {one.host.get('cpu', '?')} "
                 f"({one.host.get('cpus', '?')} CPUs, Linux {one.host.get('kernel', '?')})."
             )
         if any(one.accelerator == "tcg" for one in self.used):
-            words.append(
-                "TCG is QEMU's emulator: counters and instructions are exact; times only compare base with patched."
-            )
+            words.append("TCG is QEMU's emulator: counters and instructions are exact;")
+            words.append("times only compare base with patched.")
         return textwrap.fill(" ".join(dict.fromkeys(words)), 72)
 
 

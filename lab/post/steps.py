@@ -46,8 +46,7 @@ def steps_of(series: Series) -> list[Step]:
     patches = series.patches()
     for at, patch in enumerate(patches):
         diff = parts.diff_of(patch.read_bytes())
-        compiled = any(not BESIDE.match(name) for name in parts.touched(diff))
-        if compiled:
+        if compiled := any(not BESIDE.match(name) for name in parts.touched(diff)):
             digest.update(diff)
         symbols |= bool(option.search(diff))
         name = f"{patch.parent.name}/{patch.name}"

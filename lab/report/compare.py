@@ -113,8 +113,7 @@ def compare(first: Path, second: Path, *, force: bool = False) -> Comparison:
         why = "they measured different things: " + "; ".join(reasons)
         fix = "compare runs of the same job on the same accelerator and machine, or add --force"
         raise UsageError(f"Cannot compare {first} with {second}", why, fix)
-    found = rows(one, two)
-    if not found:
+    if not (found := rows(one, two)):
         fix = "give two runs of the same bench"
         raise UsageError(f"Cannot compare {first} with {second}", "no metric is in both", fix)
     common = {row.name for row in found}

@@ -85,8 +85,7 @@ def offers(name: str) -> list[Base]:
 
 def _packages(apt: PrivateApt, base: Base) -> list[str]:
     """The source packages of a suite: Debian's kernel has its version in the package's name."""
-    match = re.fullmatch(r"(.+)-\d+\.\d+", base.package)
-    if not match:
+    if not (match := re.fullmatch(r"(.+)-\d+\.\d+", base.package)):
         return [base.package]
     depends = " ".join(record.get("depends", "") for record in apt.show(match[1]))
     return sorted(set(re.findall(rf"{re.escape(match[1])}-\d+\.\d+", depends)))
@@ -176,10 +175,7 @@ def _unmerged(repo: Repo, verb: str) -> list[str]:
 
 
 def against(name: str, wanted: str) -> list[Report]:
-    """Reports for another source, or for each source series of the mirror (``all``).
-
-    UsageError: ``wanted`` is no version and no path. LabError: the source cannot be had.
-    """
+    """Reports for another source, or for each source series of the mirror (``all``); LabError without a source."""
     series = get(name)
     own = fetch.obtain(name)
     pristine = fetch.pristine(own)

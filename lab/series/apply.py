@@ -48,10 +48,7 @@ def _sync(tree: Path, pristine: Path, made: Changes, key: str = "") -> None:
 
 @contextlib.contextmanager
 def working_copy(series: Series, source: fetch.Source) -> Iterator[Path]:
-    """A patched tree to build from; unchanged files keep their times.
-
-    Builds share it. It does not change while one of them holds it.
-    """
+    """A patched tree that builds share: it does not change while one holds it; unchanged files keep their times."""
     pristine = fetch.pristine(source)
     if series.empty():
         yield pristine

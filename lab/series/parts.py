@@ -109,16 +109,12 @@ def _all(name: str) -> Series:
 
 
 def get(name: str, parts: Iterable[str] = ()) -> Series:
-    """The series of ``linux`` or ``qemu``: all parts, or these and the parts they stand on.
-
-    UsageError: a part does not exist.
-    """
+    """A series: all parts, or these and the parts they stand on; UsageError for a part that does not exist."""
     series = _all(name)
     if tuple(parts) == MEASURE:
         only = Part(MEASURE[0], "Kernels to measure with", series.root / MEASURE[0])
         return Series(name, series.root, (only,), {}, whole=False)
-    wanted = set(parts)
-    if not wanted:
+    if not (wanted := set(parts)):
         return series
     known = {part.name: part for part in series.parts}
     for one in sorted(wanted):

@@ -2,9 +2,8 @@
 """A series as git commits: branch part/NAME marks the last commit of each part."""
 
 import os
-import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -48,27 +47,27 @@ class Repo:
     def argv(self, *arguments: str) -> list[str]:
         return ["git", "-C", str(self.path), *[word for item in PINNED for word in ("-c", item)], *arguments]
 
-    def env(self, more: Mapping[str, str] | None = None) -> dict[str, str]:
+    def env(self, more: run.Env = None) -> dict[str, str]:
         """The environment of git: a fixed identity and nothing of the user's configuration."""
         name, mail = IDENTITY
         who = {f"GIT_{role}_NAME": name for role in ("COMMITTER", "AUTHOR")}
         who |= {f"GIT_{role}_EMAIL": mail for role in ("COMMITTER", "AUTHOR")}
         return {**git_environment(self.path.parent), **who, **(more or {})}
 
-    def git(self, *arguments: str, stdin: bytes | None = None, env: Mapping[str, str] | None = None) -> str:
+    def git(self, *arguments: str, stdin: bytes | None = None, env: run.Env = None) -> str:
         """Run git and return its stdout without the last newline; a failure is an error."""
         what = f"git {arguments[0]} failed in {self.path}"
         fix = "read the message of git; `kz tree` makes a new tree if this one cannot be repaired"
         return run.output(self.argv(*arguments), what, fix, env=self.env(env), stdin=stdin).removesuffix("\n")
 
-    def ask(self, *arguments: str, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    def ask(self, *arguments: str, env: run.Env = None) -> run.Done:
         return run.ask(self.argv(*arguments), env=self.env(env))
 
     def find(self, name: str) -> str:
         """The commit of a name, or the empty string."""
         return self.ask("rev-parse", "-q", "--verify", f"{name}^{{commit}}").stdout.strip()
 
-    def am(self, patches: Sequence[Path], *options: str) -> subprocess.CompletedProcess[str]:
+    def am(self, patches: Sequence[Path], *options: str) -> run.Done:
         """``git am`` on HEAD; equal input gives equal commits."""
         return self.ask("am", "-q", "--committer-date-is-author-date", *options, *map(str, patches))
 
