@@ -24,8 +24,7 @@ LEFT_OUT = re.compile(
 
 
 def verbs(command: Any, words: tuple[str, ...] = ("kz",)) -> Iterator[tuple[tuple[str, ...], Any]]:
-    inner = getattr(command, "commands", None)
-    if inner is None:
+    if (inner := getattr(command, "commands", None)) is None:
         yield words, command
         return
     for name in inner:

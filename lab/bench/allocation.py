@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from lab.bench import host, hotpath
 from lab.bench.jobs import BASE_COUNTS, HUGE, MODES, TOUCHED, allocate
@@ -28,7 +29,6 @@ SKIPPED_AT_LEAST = 21.0
 
 
 def thp(run: Run) -> None:
-    """The main job, order 0, host memory, and the hot paths."""
     run.note(BASE_COUNTS, TOUCHED)
     with run.three() as sides:
         for mode in MODES:
@@ -58,7 +58,6 @@ def small_pages(run: Run, sides: Sequence[Side], modes: Iterable[str] = MODES) -
 
 
 def order0(run: Run) -> None:
-    """Order 0 alone."""
     run.note(BASE_COUNTS)
     with run.three() as sides:
         small_pages(run, sides)
@@ -100,15 +99,13 @@ def persistent(side: Side, pages: int) -> Iterator[None]:
 
 
 def hugetlb(run: Run) -> None:
-    """Populate from surplus pages, made on demand, and from a persistent pool."""
     run.note(BASE_COUNTS, POOL_NOTE)
     pages = run.options.size_mb * MIB // HUGE
     with run.three() as sides:
         for prepared, words in ((surplus, "surplus pages"), (persistent, "pages of a persistent pool")):
             around, name = functools.partial(prepared, pages=pages), f"hugetlb.{prepared.__name__}.populate"
-            phase = allocate(
-                run, sides, name, "populate", "hugetlb", around=around, kind=", hugetlb", words=words
-            )
+            more: dict[str, Any] = {"around": around, "kind": ", hugetlb", "words": words}
+            phase = allocate(run, sides, name, "populate", "hugetlb", **more)
             phase.clock(SURPLUS_SAVING)
             phase.zeroed(ZEROED_LIMIT)
 
@@ -139,7 +136,6 @@ def in_and_out(side: Side, counts: bool = True) -> None:
 
 
 def deflate(run: Run) -> None:
-    """Both kinds of pages, each time from memory that has just left the balloon."""
     run.note(BASE_COUNTS, REST_IN_USE)
     of = ", memory that was in the balloon"
     # Without reporting: nothing else makes memory known to be zero.
@@ -173,16 +169,13 @@ def _job(side: Side, size_mb: int, mode: str, file: Path) -> float:
 
 
 def zerobytes(run: Run) -> None:
-    """The job in both guests under the plugin that counts ``rep stos``."""
     run.note(STOS_NOTE, REPEATED)
     plugin, found, size = build_plugin("zerobytes"), Values(), run.options.size_mb
     with tempfile.TemporaryDirectory(prefix="zerobytes-") as folder:
         files = {name: Path(folder) / name for name in ("base", "ours")}
         extra = {name: ["-plugin", f"{plugin},out={file}"] for name, file in files.items()}
-        with (
-            run.pair(extra=extra) as both,
-            step(f"bytes stored by rep stos: up to {run.pairs} pairs of each mode"),
-        ):
+        what = f"bytes stored by rep stos: up to {run.pairs} pairs of each mode"
+        with run.pair(extra=extra) as both, step(what):
             before = functools.partial(settle_both, both)
             for mode in ("populate", "touch_all"):
                 for side, _ in turns(both, run.pairs, found.both(mode), warm_ups=0, before=before):

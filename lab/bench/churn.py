@@ -36,8 +36,8 @@ class Job:
 
     def argv(self, run_ms: int) -> list[str]:
         """The command in the guest; its first cycle, with memory that was free before, does not count."""
-        found = ["page_fault", "--tasks", str(self.processes), "--size", str(self.size_mb)]
-        return [*found, "--pause-ms", str(PAUSE_MS), "--ms", str(run_ms), "--skip", "1", "--cycles", "1"]
+        options = f"--tasks {self.processes} --size {self.size_mb} --pause-ms {PAUSE_MS} --ms {run_ms}"
+        return ["page_fault", *options.split(), "--skip", "1", "--cycles", "1"]
 
 
 JOBS = {"loop": Job("one process with 256 MB", 1, 256), "six": Job("six processes with 352 MB each", 6, 352)}
@@ -84,10 +84,8 @@ def time_until_back(side: Side, timeout: float = 120.0) -> float:
 
 def give_back(sides: Sequence[Side], pairs: int, found: Values) -> None:
     """Memory freed in both guests of a delay at the same time, since most of the time is waiting."""
-    with (
-        step(f"host memory: {FILL_MB} MB freed, up to {pairs} times in each of {len(sides)} guests"),
-        ThreadPoolExecutor(max_workers=2) as pool,
-    ):
+    what = f"host memory: {FILL_MB} MB freed, up to {pairs} times in each of {len(sides)} guests"
+    with step(what), ThreadPoolExecutor(max_workers=2) as pool:
         for delay in RUN_MS:
             both = [side for side in sides if key(side)[1] == delay]
             done = [found[(*key(side), "back")] for side in both]

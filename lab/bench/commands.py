@@ -71,7 +71,6 @@ def output_folder(given: Path | None, name: str) -> Path:
 
 
 def show(result: Result, folder: Path, as_json: bool) -> None:
-    """Print a result and its folder, which is the last line of stdout."""
     if as_json:
         sys.stdout.write(result.to_json())
         return

@@ -192,7 +192,6 @@ def not_slower(*, more_is_better: bool = False) -> Goal:
 
 
 def figures(run: Run, found: Values) -> None:
-    """The figures of all steps, and the stalls of a program in the guest."""
     for (name, words), (cost, (unit, title)) in itertools.product(STEPS.items(), COSTS.items()):
         goal = not_slower(more_is_better=True) if cost == "rate" else None
         run.add(f"device.{name}.{cost}", unit, found.both(name, cost), f"{title}: {words}.", goal)
@@ -208,19 +207,16 @@ def figures(run: Run, found: Values) -> None:
 
 
 def punch(run: Run) -> None:
-    """The daemon against a loop that punches the same holes, with neither guest nor VMM."""
     count = PUNCH_TURNS * run.pairs
     with step(f"the daemon and a bare loop punch the same holes: {count} pairs"):
         found = daemon.punch(count, run.options.size_mb)
-    goal = goals.within(
-        PUNCH_LIMIT, PUNCH_LIMIT, f"within {PUNCH_LIMIT:.0f} % of the loop", more_is_better=True
-    )
+    words = f"within {PUNCH_LIMIT:.0f} % of the loop"
+    goal = goals.within(PUNCH_LIMIT, PUNCH_LIMIT, words, more_is_better=True)
     words = "Holes of 2 and 4 MiB punched in a memfd, by a bare loop of fallocate(2), and by the daemon."
     run.add("device.punch.rate", "MB/s", (found["bare"], found["daemon"]), words, goal)
 
 
 def measure(run: Run) -> None:
-    """Two guests with the same kernel and the same kind of memory, and one device each."""
     tools.need("system calls")
     run.sides = SIDES
     run.note(

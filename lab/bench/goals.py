@@ -36,8 +36,7 @@ def within(limit: float, beyond: float, words: str, *, more_is_better: bool = Fa
     """
 
     def judge(metric: Metric) -> Target:
-        change = metric.change_percent
-        if change is None:
+        if (change := metric.change_percent) is None:
             return Target(f"{words} (base is zero)", False)
         low, high = metric.change_interval or (change, change)
         least, worse, worst = (-high, -change, -low) if more_is_better else (low, change, high)

@@ -63,9 +63,8 @@ def fill(side: Side, size_mb: int = FILL_MB, processes: int = 1, *, more: str = 
         f"for i in $(seq 600); do test $(cat /tmp/filled* | grep -c filled_bytes) = {processes} && break; "
         "sleep 0.1; done; cat /tmp/filled*"
     )
-    if [json.loads(line).get("filled_bytes") for line in filled if line.startswith("{")] != [
-        size_mb * MIB
-    ] * processes:
+    sizes = [json.loads(line).get("filled_bytes") for line in filled if line.startswith("{")]
+    if sizes != [size_mb * MIB] * processes:
         why = f"fillfree printed {filled}"
         fix = "give the guest more memory with --memory"
         raise TestFailure(f"The {side.name} guest did not fill {processes} times {size_mb} MB", why, fix)
@@ -109,10 +108,8 @@ def figures(run: Run, both: Pair, least: int = 0) -> None:
             before[side.name] = after
     ours = zip(*(found["ours", name] for name in names), strict=True)
     worst = min(1 - (after - before) / max(1.0, full - before) for before, full, after in ours) * 100
-    back = Target(
-        f"at least {BACK_AT_LEAST:.0f} % of what was filled comes back ({worst:.1f} %)",
-        worst >= BACK_AT_LEAST,
-    )
+    words = f"at least {BACK_AT_LEAST:.0f} % of what was filled comes back ({worst:.1f} %)"
+    back = Target(words, worst >= BACK_AT_LEAST)
     for name, words in (
         ("before_fill", "before the guest fills its memory"),
         ("full", f"while the guest holds {FILL_MB} MB"),

@@ -107,7 +107,6 @@ Rows = dict[str, list[Counts]]  # the counts of each boot, by kernel
 
 
 def medians(lines: Sequence[str]) -> Counts:
-    """The median of each path, from the output of hotpath."""
     answers = [json.loads(line) for line in lines if line.startswith("{")]
     return {str(answer["path"]): float(answer["median"]) for answer in answers}
 
@@ -210,10 +209,8 @@ def _count(
     """Boot each kernel so many times; the counts of each boot, by the name of the kernel."""
     how, what = (_active, ", memory reported") if active else (_boot, "")
     # Two at once: other load does not change a count.
-    with (
-        step(f"instruction counts{what}: {boots} boots of each kernel"),
-        ThreadPoolExecutor(max_workers=2) as pool,
-    ):
+    what = f"instruction counts{what}: {boots} boots of each kernel"
+    with step(what), ThreadPoolExecutor(max_workers=2) as pool:
         jobs = [(name, pool.submit(how, run, kernels[name], paths)) for name in [*kernels] * boots]
         found: Rows = {name: [] for name in kernels}
         for name, job in jobs:

@@ -127,7 +127,6 @@ class Holds:
 
     @property
     def count(self) -> int:
-        """The number of holds."""
         return sum(counts.total() for counts in self.by_function.values())
 
     @property
@@ -262,13 +261,10 @@ def _guest(run: Run, kind: str, gb: int, found: Found) -> None:
 
 
 def holds(run: Run, gbs: Sequence[int]) -> Found:
-    """Every step in guests of each size, with notes."""
     found: Found = {}
     # Two at once: other load does not change a count, and the memory of more would.
-    with (
-        step(f"holds of zone->lock: guests of {', '.join(map(str, gbs))} GB"),
-        ThreadPoolExecutor(max_workers=2) as pool,
-    ):
+    what = f"holds of zone->lock: guests of {', '.join(map(str, gbs))} GB"
+    with step(what), ThreadPoolExecutor(max_workers=2) as pool:
         jobs = [pool.submit(_guest, run, kind, gb, found) for gb in gbs for kind in GUESTS]
         for job in jobs:
             job.result()
@@ -277,7 +273,6 @@ def holds(run: Run, gbs: Sequence[int]) -> Found:
 
 
 def growth(run: Run, found: Found, gbs: Sequence[int]) -> None:
-    """The longest hold of each step in each larger guest against the smallest."""
     for (kernel, name), gb in itertools.product(ALL_STEPS, gbs[1:]):
         small, first = found[kernel, name, gbs[0]].longest
         large, second = found[kernel, name, gb].longest
@@ -293,7 +288,6 @@ def growth(run: Run, found: Found, gbs: Sequence[int]) -> None:
 
 
 def against_base(run: Run, found: Found, gbs: Sequence[int]) -> None:
-    """Longest holds, 99th percentiles and numbers of holds: base against ours, for each size."""
     for gb, name in itertools.product(gbs, STEPS):
         ours, has, at = found["ours", name, gb], name in BASE_STEPS, f"lockhold.{name}.{gb}gb"
         steps = [found["base", step, gb] for step in ((name,) if has else BASE_STEPS)]

@@ -52,7 +52,6 @@ REPORTING = ("on", "bit6", "shuffle")
 
 
 def memory(sides: list[Side], pairs: int, found: Values) -> None:
-    """Memory filled and freed in each guest: resident bytes of the VMM."""
     with step(f"host memory: {FILL_MB} MB filled and freed, up to {pairs} times in each guest"):
         known = [found[name, side.name] for side in sides for name in ("full", "freed")]
         for side, _ in turns(sides, pairs, known, warm_ups=0):
@@ -67,14 +66,13 @@ def faults(sides: list[Side], pairs: int, found: Values) -> None:
     """The loop in each guest by turns: pages per second, and CPU time of QEMU for each page."""
     for pages, words in PAGES.items():
         for tasks, number in TASKS.items():
-            argv = ["page_fault", "--pages", pages, "--tasks", str(tasks), "--ms", str(RUN_MS)]
-            argv += ["--size", str(MAP_MB)]
+            options = f"--pages {pages} --tasks {tasks} --ms {RUN_MS} --size {MAP_MB}"
             known = [found["rate", pages, tasks, side.name] for side in sides if side.name in COMPARED]
             with step(f"page faults, {words}, {number}: {pairs} to {MOST * pairs} turns"):
                 for side, counts in turns(sides, MOST * pairs, known, least=pairs):
                     warm_host(tasks * MAP_MB * MIB)
                     before = cpu_ns(side.guest.pid)
-                    answer = side.json(*argv)
+                    answer = side.json("page_fault", *options.split())
                     spent = cpu_ns(side.guest.pid) - before
                     huge = (answer["vmstat"]["thp_fault_alloc"] or 0) * HUGE // PAGE
                     if pages == "thp" and huge < 0.95 * answer["iterations"]:
@@ -87,7 +85,6 @@ def faults(sides: list[Side], pairs: int, found: Values) -> None:
 
 
 def figures(run: Run, found: Values) -> None:
-    """All rows against the base kernel, and the rows that must not differ."""
     rows = {name: row for name, row in ROWS.items() if found["freed", name] and name != "base"}
     no_loss = goals.within(0, SEED_LOSS, "nothing lost beyond noise", more_is_better=True)
     pair = "our kernel with reporting off and on, with bit 6"
@@ -105,17 +102,14 @@ def figures(run: Run, found: Values) -> None:
     for row in (row for row in REPORTING if row in rows):
         pairs = zip(found["full", row], found["freed", row], strict=True)
         back = min((full - freed) / (FILL_MB * MIB) * 100 for full, freed in pairs)
-        target = Target(
-            f"at least {BACK_AT_LEAST:.0f} % of it comes back ({back:.1f} %)", back >= BACK_AT_LEAST
-        )
+        words = f"at least {BACK_AT_LEAST:.0f} % of it comes back ({back:.1f} %)"
+        target = Target(words, back >= BACK_AT_LEAST)
         words = f"Host memory after the guest freed {FILL_MB} MB, with reporting off, and: {rows[row].words}."
-        run.add(
-            f"page_fault.resident.{row}", "bytes", (found["freed", "off"], found["freed", row]), words, target
-        )
+        freed = found["freed", "off"], found["freed", row]
+        run.add(f"page_fault.resident.{row}", "bytes", freed, words, target)
 
 
 def shuffles(side: Side) -> bool:
-    """Whether the guest's kernel puts its free pages in random order."""
     return side.sh(f"cat {SHUFFLE} 2> /dev/null || echo N")[-1] == "Y"
 
 
@@ -142,10 +136,8 @@ def measure(run: Run) -> None:
             side.sh(f"echo {DELAY_MS} > {DELAY}")
         if not shuffles(sides[-1]):
             sides.pop().guest.close()
-            run.note(
-                "The row with page shuffling is missing: this kernel has no CONFIG_SHUFFLE_PAGE_ALLOCATOR, or ignores "
-                f"{SHUFFLED}."
-            )
+            missing = f"this kernel has no CONFIG_SHUFFLE_PAGE_ALLOCATOR, or ignores {SHUFFLED}"
+            run.note(f"The row with page shuffling is missing: {missing}.")
         faults(sides, run.pairs, found)
         memory(sides, run.pairs, found)
     figures(run, found)

@@ -123,8 +123,7 @@ def natively(run: Run) -> None:
 
 def _corunner(program: Path, how: str) -> dict[str, Any]:
     argv = [str(program), "--ms", str(STORES_MS), *(["--clear", how] if how else [])]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False)
-    if done.returncode:
+    if (done := subprocess.run(argv, capture_output=True, text=True, check=False)).returncode:
         raise TestFailure("The co-runner fails on this machine", done.stderr.strip(), shlex.join(argv))
     answer: dict[str, Any] = json.loads(done.stdout)
     return answer
@@ -157,7 +156,6 @@ def stores(run: Run) -> None:
 
 
 def measure(run: Run) -> None:
-    """The job with and without free memory zeroed before, and then the whole cost."""
     run.options = replace(run.options, size_mb=int(run.options.memory_mb * SHARE) // 2 * 2)
     run.note(BASE_COUNTS, PEERS_NOTE)
     # Without a balloon: the host would be a second source of zeros.

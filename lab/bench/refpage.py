@@ -19,11 +19,8 @@ TOUCHED: dict[str, tuple[int, float, float]] = {
 }
 TOUCHED_WORDS = {"page": "one page touched", "half": "half touched", "all": "all touched"}
 # Mappings in a run of about a second. Each figure is per mapping.
-LOOPS: dict[str, dict[str, int]] = {
-    "page": {"memset": 20, "refpage": 400, "memset_huge": 20},
-    "half": {"memset": 20, "refpage": 30, "memset_huge": 20},
-    "all": {"memset": 20, "refpage": 20, "memset_huge": 20},
-}
+REFPAGE = {"page": 400, "half": 30, "all": 20}
+LOOPS = {name: {"memset": 20, "refpage": loops, "memset_huge": 20} for name, loops in REFPAGE.items()}
 METHODS = tuple(LOOPS["page"])
 # The methods that refpage_create() is compared with.
 WORDS = {
@@ -58,7 +55,6 @@ def _method(side: Side, method: str, touch: int, loops: int, huge: bool = False)
 
 
 def methods(run: Run, side: Side) -> None:
-    """Time and peak RSS of each method at each amount touched, by turns."""
     for name, (touch, time_saved, rss_saved) in TOUCHED.items():
         loops, found = LOOPS[name], Values()
         with step(f"{touch} of {MAPPED} bytes touched: {run.pairs} repetitions of {len(METHODS)} methods"):
@@ -115,7 +111,6 @@ def readers(run: Run, side: Side) -> None:
 
 
 def measure(run: Run) -> None:
-    """In one guest with our kernel, and in one that counts instructions."""
     run.job = {"mapped": MAPPED, "loops": LOOPS, "memory": run.options.memory, "cpus": 1, "pairs": run.pairs}
     run.note(*NOTES)
     with run.guests([("ours", run.spec("ours", devices=[]))]) as (side,):

@@ -45,9 +45,7 @@ def median_interval(values: Sequence[float]) -> tuple[float, float] | None:
 
 
 def is_narrow(values: Sequence[float]) -> bool:
-    """Whether the median of these values is known within NARROW percent."""
-    interval = median_interval(values)
-    if interval is None:
+    if (interval := median_interval(values)) is None:
         return False
     median = statistics.median(values)
     return max(median - interval[0], interval[1] - median) <= abs(median) * NARROW / 100

@@ -139,7 +139,6 @@ class Run:
 
 
 def measure(bench: Bench, options: BenchOptions) -> Result:
-    """Measure a bench; LabError when that is not possible."""
     began = time.monotonic()
     if bench.accel:
         options = options.with_accel(bench.accel)

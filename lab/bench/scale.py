@@ -4,6 +4,7 @@
 import itertools
 import time
 from collections.abc import Sequence
+from typing import Any
 
 from lab.bench import goals
 from lab.bench import host as memory
@@ -84,9 +85,8 @@ def prezero(side: Side) -> Cost:
 
 def rounds(sides: Sequence[Side], pairs: int, name: str, found: Values) -> None:
     what = {"report": report, "flush": flush, "prezero": prezero}[name]
-    keys = {
-        side.name: (f"{name}_base" if side.name.startswith("base") else name, gb_of(side)) for side in sides
-    }
+    bases = [side.name for side in sides if side.name.startswith("base")]
+    keys = {one.name: (f"{name}_base" if one.name in bases else name, gb_of(one)) for one in sides}
     with step(f"{name}: up to {pairs} runs in each of {len(sides)} guests"):
         known = [found[(*key, kind)] for key in keys.values() for kind in ("wall", "cpu")]
         for side, counts in turns(sides, pairs, known):
@@ -113,11 +113,9 @@ def measure(run: Run) -> None:
     run.job = {"sizes_gb": list(gbs), "cpus": CPUS, "pairs": run.pairs}
 
     def specs(kernels: Sequence[str], devices: list[str]) -> list[tuple[str, BootSpec]]:
-        return [
-            (f"{kernel}-{gb}", run.spec(kernel, cpus=CPUS, memory=f"{gb}G", devices=devices))
-            for kernel in kernels
-            for gb in gbs
-        ]
+        sizes = [(kernel, gb, f"{gb}G") for kernel in kernels for gb in gbs]
+        more: dict[str, Any] = {"cpus": CPUS, "devices": devices}
+        return [(f"{kernel}-{gb}", run.spec(kernel, memory=memory, **more)) for kernel, gb, memory in sizes]
 
     with run.guests(specs(("base", "ours"), [BALLOON])) as sides:
         for side in sides:

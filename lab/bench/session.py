@@ -140,7 +140,6 @@ class Side:
             raise TestFailure(what, about, why.fix) from None
 
     def number(self, command: str) -> int:
-        """Run one line of shell that prints a number."""
         return int(self.sh(command)[-1])
 
     def json(self, *argv: str) -> dict[str, Any]:

@@ -2,21 +2,59 @@
 """The verbs ``kz doctor``, ``kz boot``, ``kz shell`` and ``kz top``."""
 
 import contextlib
+import functools
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Annotated
+from typing import IO, Annotated, Any
 
 import typer
 from typer import Argument, Option
 
-from lab.boot.options import BALLOON, GuestOptions
+from lab.boot.spec import BootSpec
 from lab.core import errors
 from lab.core.options import Json, Several, unpacked
 
 app = typer.Typer()
 PASSED_ON = {"allow_interspersed_args": False}  # what follows the first word belongs to the guest's command
+BALLOON = "virtio-balloon-pci,free-page-reporting=on"
+FOREVER = 7 * 86400.0  # seconds
+KERNEL = "knownzero"
+
+
+@dataclass
+class GuestOptions:
+    """The guest that the command line describes."""
+
+    kernel: Annotated[str, Option(help="base, knownzero, off, debug, stock (Debian's) or a file.")] = KERNEL
+    qemu: Annotated[str | None, Option(help="base, knownzero, stock (Debian's) or a file.")] = None
+    memory: Annotated[str, Option(help="Guest memory, in the form of QEMU's -m: 2G.")] = "2G"
+    cpus: Annotated[int, Option(min=1, max=255, help="Virtual CPUs.")] = 1
+    device: Annotated[
+        Several, Option(help=f"A QEMU device, as {BALLOON}, or daemon,OPTION=…. Repeatable.")
+    ] = None
+    append: Annotated[str, Option(help="More kernel command line.")] = ""
+    add: Annotated[Several, Option(metavar="FILE[:GUESTPATH]", help="Copy this in. Repeatable.")] = None
+    accel: Annotated[str, Option(help="auto, kvm or tcg.")] = "auto"
+    qemu_arg: Annotated[Several, Option(help="A raw QEMU argument. Repeatable.")] = None
+
+    def spec(self, command: list[str], timeout: float = FOREVER, device: str = "") -> BootSpec:
+        """The BootSpec; ``device``: the one of a guest that is given none."""
+        names = ("kernel", "qemu", "memory", "cpus", "append", "accel")
+        same: dict[str, Any] = {name: getattr(self, name) for name in names}
+        devices, added = self.device or [device] * bool(device), [_added(item) for item in self.add or []]
+        more: dict[str, Any] = {"devices": devices, "add": added, "extra_qemu": self.qemu_arg or []}
+        return BootSpec(**same, **more, command=command, timeout=timeout)
+
+
+def _added(item: str) -> tuple[Path, str]:
+    name, _, place = item.partition(":")
+    if not Path(name).exists():
+        why, fix = "there is no such file", "give --add FILE or --add FILE:GUESTPATH"
+        raise errors.UsageError(f"Bad --add: {name}", why, fix)
+    return Path(name), place
 
 
 @app.command()
@@ -36,12 +74,12 @@ def doctor(as_json: Json = False) -> None:
         raise typer.Exit(errors.MACHINE)
 
 
-def _write(stream: IO[bytes]) -> Callable[[bytes], None]:
-    def put(data: bytes) -> None:
+def _streams() -> list[Callable[[bytes], None]]:
+    def put(data: bytes, stream: IO[bytes]) -> None:
         stream.write(data)
         stream.flush()
 
-    return put
+    return [functools.partial(put, stream=stream.buffer) for stream in (sys.stdout, sys.stderr)]
 
 
 @app.command(context_settings=PASSED_ON)
@@ -65,19 +103,11 @@ def boot(
 
     spec = chosen.spec(command or ["uname", "-a"], timeout)
     spec.arch, spec.mte, spec.allow_warnings = arch, mte, allow_warnings
-    sinks = () if as_json else (_write(sys.stdout.buffer), _write(sys.stderr.buffer))
-    result = guest.boot(spec, *sinks)
+    result = guest.boot(spec, *([] if as_json else _streams()))
     if as_json:
-        found = {
-            "exit_code": result.exit_code,
-            "stdout": result.stdout,
-            "stderr": result.stderr,
-            "accelerator": result.accel,
-            "seconds": round(result.seconds, 3),
-            "console": str(result.console),
-            "violations": result.violations,
-        }
-        print(json.dumps(found))
+        found = {name: getattr(result, name) for name in ("exit_code", "stdout", "stderr", "violations")}
+        found |= {"accelerator": result.accel, "seconds": round(result.seconds, 3)}
+        print(json.dumps(found | {"console": str(result.console)}))
     elif progress.console.is_terminal:
         progress.note(f"{result.accel}, {result.seconds:.1f} s, console: {result.console}")
     raise typer.Exit(result.exit_code)
@@ -106,26 +136,29 @@ def watch(
     as_json: Annotated[bool, Option("--json", help="Print one JSON object per look.")] = False,
 ) -> None:
     """Watch known-zero memory in a fresh guest (zeropages), or a vhost-user balloon; Ctrl-C ends it."""
-    from lab.boot import top
+    from lab.boot import guest, top
 
     if socket_path is not None:
         if command:
-            why, fix = "--socket takes no command", "leave one of them out"
-            raise errors.UsageError(f"Bad command: {command[0]}", why, fix)
+            why = "--socket takes no command"
+            raise errors.UsageError(f"Bad command: {command[0]}", why, "leave one of them out")
         with contextlib.suppress(KeyboardInterrupt):
             top.watch(socket_path, interval=interval, once=once, as_json=as_json, out=sys.stdout)
         return
     live = not once and not as_json and sys.stdout.isatty() and sys.stdin.isatty()
-    words = top.guest_command(command or [], interval=interval, once=once, as_json=as_json)
-    sinks = () if live else (_write(sys.stdout.buffer), _write(sys.stderr.buffer))
-    raise typer.Exit(top.show_guest(chosen.spec(words, device=BALLOON), live, sinks))
+    script = top.BEFORE if once else top.BESIDE
+    script = script.format(interval=interval, more=" --json" if as_json else "")
+    spec = chosen.spec(["sh", "-c", script, "sh", *(command or [])], device=BALLOON)
+    code = errors.INTERRUPTED
+    with contextlib.suppress(KeyboardInterrupt):
+        code = guest.interactive(spec) if live else guest.boot(spec, *_streams()).exit_code
+    raise typer.Exit(errors.OK if code == errors.INTERRUPTED else code)
 
 
 @app.command(context_settings=PASSED_ON)
 def conform(
     command: Annotated[
-        list[str] | None,
-        Argument(metavar="-- COMMAND...", help="Your VMM, with its serial console on stdout."),
+        Several, Argument(metavar="-- COMMAND...", help="Your VMM, with its serial console on stdout.")
     ] = None,
     kernel: Annotated[str, Option(help="A variant or a file.")] = "debug",
     arch: Annotated[str, Option(help="x86_64, or um (the kernel as a program).")] = "x86_64",

@@ -31,14 +31,12 @@ The guest prints a Markdown table on its serial console and switches itself off.
 
 
 def files(kernel: str, arch: str, folder: Path) -> tuple[Path, Path]:
-    """The kernel, and an initramfs of which the only job is the probe."""
     initrd = folder / "initramfs"
     initramfs.write(initrd, ["conform"], "none", [], [], arch)
     return resolve.kernel(kernel, arch)[0], initrd
 
 
 def bundle(target: Path, kernel: str) -> None:
-    """A tarball for machines without the lab."""
     with tempfile.TemporaryDirectory(prefix="kz-conform-") as folder:
         image, initrd = files(kernel, "x86_64", Path(folder))
         readme = Path(folder) / "README"
@@ -93,13 +91,13 @@ def check(
     image, initrd = files(kernel, arch, folder)
     values = dict(zip(PLACES, (str(image), str(initrd), APPEND[arch], memory), strict=True))
     words = _words(command, values, arch)
-    log = folder / "console.log"
+    log, null, pipe = folder / "console.log", subprocess.DEVNULL, subprocess.PIPE
     lines: list[str] = []
     dirty, reported, ended = 0, False, False
     try:
         process = subprocess.Popen(
-            words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
-        )  # fmt: skip
+            words, stdin=null, stdout=pipe, stderr=subprocess.STDOUT, start_new_session=True
+        )
     except OSError as error:
         raise UsageError(f"Bad command: {words[0]}", str(error.strerror), "name your VMM") from None
     assert process.stdout

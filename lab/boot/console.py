@@ -27,7 +27,6 @@ _TRACE_END = re.compile(r"---\[ end (?:trace|Kernel panic)")
 
 
 def violations(text: str) -> list[str]:
-    """The lines of a console log that report a fault, in order."""
     return [line.rstrip() for line in text.splitlines() if _FAULT.search(line) and not _HARMLESS.search(line)]
 
 
@@ -104,6 +103,5 @@ def taint_reasons(taint: int) -> list[str]:
 
 
 def last_lines(text: str, count: int = 8) -> str:
-    """The end of a console log, for errors; empty lines left out."""
     lines = [line for line in text.splitlines() if line.strip()]
     return "\n".join(lines[-count:]) or "(nothing was printed)"

@@ -46,7 +46,6 @@ def examine() -> list[Finding]:
 
 
 def _try(name: str, otherwise: str, look: Callable[[], tuple[str, str, str]]) -> Finding:
-    """The finding of ``look``, or its error."""
     try:
         return Finding(name, *look())
     except LabError as error:
@@ -73,8 +72,7 @@ def _space() -> Finding:
 def _tools(name: str) -> Finding:
     """Builds of kernels and QEMU need some tools; the tests need all."""
     what, built = f"tools for {name}", name in tools.DEMO
-    absent = tools.missing(name)
-    if not absent:
+    if not (absent := tools.missing(name)):
         cargo = "cargo " + ".".join(map(str, tools.version("cargo"))) if name == "daemon" else "all found"
         return Finding(what, OK, compiler() if built else cargo)
     text = "absent: " + ", ".join(absent)

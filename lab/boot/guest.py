@@ -17,7 +17,7 @@ import termios
 import threading
 import time
 import tty
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -63,14 +63,8 @@ class BootResult:
 class Guest:
     """A guest that runs. Made by ``running`` and ``boot``; ended by ``close`` at the latest."""
 
-    def __init__(
-        self,
-        spec: BootSpec,
-        interactive: bool = False,
-        talks: bool = True,
-        out: Sink = None,
-        err: Sink = None,
-    ) -> None:
+    def __init__(self, spec: BootSpec, interactive: bool = False, talks: bool = True, *sinks: Sink) -> None:
+        """``sinks`` get what the command writes to stdout and stderr, as it comes."""
         self.spec = spec
         self.images = resolve.images(spec)
         self.kernel, self.qemu, self.accel = self.images.kernel, self.images.qemu, self.images.accel
@@ -78,7 +72,7 @@ class Guest:
         self.console = self.folder / "console.log"
         self.console.touch()
         self.interactive = interactive
-        self._sinks = {"out": out, "err": err}
+        self._sinks = dict(zip(("out", "err"), sinks, strict=False))
         self._control = b""
         self._out = bytearray()
         self._err = bytearray()
@@ -99,8 +93,7 @@ class Guest:
         for name in names:
             self._ours[name], theirs[name] = socket.socketpair()
         try:
-            options = spec.daemon_options()
-            if options is not None:
+            if (options := spec.daemon_options()) is not None:
                 self.daemon = daemon.Daemon(daemon.build(spec.daemon_profile), options, self.folder)
             fds = {name: end.fileno() for name, end in theirs.items()}
             socket_path = self.daemon.socket if self.daemon else None
@@ -137,18 +130,17 @@ class Guest:
         with (self.folder / "vmm.log").open("wb") as log:
             # User-Mode Linux has its console, from the first message on, on stdout.
             output = ends["con"].fileno() if "con" in ends else None if self.interactive else log
+            stdin, fds = (
+                None if self.interactive else subprocess.DEVNULL,
+                [end.fileno() for end in ends.values()],
+            )
+            own = not self.interactive  # a terminal stays usable only in its own session
             try:
+                # Not even SIGKILL for the lab may leave a guest behind.
                 return subprocess.Popen(
-                    words,
-                    stdin=None if self.interactive else subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=log,
-                    pass_fds=[end.fileno() for end in ends.values()],
-                    # A terminal stays usable only in its own session.
-                    start_new_session=not self.interactive,
-                    # Not even SIGKILL for the lab may leave a guest behind.
+                    words, stdin=stdin, stdout=output, stderr=log, pass_fds=fds, start_new_session=own,
                     preexec_fn=_die_with_parent,
-                )
+                )  # fmt: skip
             except OSError as error:
                 fix = "check that it is a program for this machine"
                 raise LabError(f"cannot start {words[0]}", error.strerror or str(error), fix) from None
@@ -207,7 +199,7 @@ class Guest:
             *whole, self._control = (self._control + data).split(b"\n")
             for line in whole:
                 self._report(line.decode(errors="replace"))
-        if name in ("out", "err") and data and (sink := self._sinks[name]):
+        if name in ("out", "err") and data and (sink := self._sinks.get(name)):
             sink(data)
 
     def _report(self, line: str) -> None:
@@ -219,12 +211,9 @@ class Guest:
         elif match:
             self._exit, self._reported = int(match[2]), time.monotonic()
 
-    def _console_text(self) -> str:
-        return self.console.read_text(errors="replace")
-
     def ending(self) -> Ending:
         how = self._taint, self._exit, self._ready.is_set(), self._late, self.process.returncode
-        text, log = self._console_text(), self.folder / "vmm.log"
+        text, log = self.console.read_text(errors="replace"), self.folder / "vmm.log"
         return Ending(self.spec, self.accel, text, self.console, log, *how)
 
     def comes_up(self) -> bool:
@@ -235,15 +224,14 @@ class Guest:
             if not self._reader.is_alive():
                 return self._ready.is_set() or not self.ending().forgiven()
             if time.monotonic() > self._began + COMES_UP:
-                return not console.is_hang(self._console_text())
+                return not console.is_hang(self.ending().text)
         return True
 
     @property
     def lines(self) -> Iterator[str]:
         """Lines of the command's stdout as they come, without their newline; ends with the guest."""
         while True:
-            line = self._lines.get()
-            if line is None:
+            if (line := self._lines.get()) is None:
                 self._lines.put(None)
                 return
             yield line
@@ -284,12 +272,11 @@ class Guest:
         ending = self.ending()
         if self._exit is None:
             raise ending.failure()
-        out, err = (one.decode(errors="replace") for one in (self._out, self._err))
-        took, faults = self._ended - self._began, ending.faults()
-        result = BootResult(out, err, self._exit, self.console, self.accel, took, faults, bytes(self._out))
         if fault := ending.fault():
             raise fault
-        return result
+        out, err = (one.decode(errors="replace") for one in (self._out, self._err))
+        took, faults = self._ended - self._began, ending.faults()
+        return BootResult(out, err, self._exit, self.console, self.accel, took, faults, bytes(self._out))
 
     def fail_early(self) -> NoReturn:
         """Raise the error of a guest that ended while it was needed; see ``wait``."""
@@ -340,18 +327,17 @@ def running(spec: BootSpec) -> Iterator[Guest]:
         guest.close()
 
 
-def boot(spec: BootSpec, out: Sink = None, err: Sink = None) -> BootResult:
+def boot(spec: BootSpec, *sinks: Sink) -> BootResult:
     """Boot, run the command to its end, and return its output; see ``Guest.wait`` for errors.
 
-    ``out`` and ``err`` get the output as it comes. Under emulation one boot in some hundreds hangs before user
-    space, or dies there of ``console.timer_race`` or ``console.stale_section``: such a guest is started again,
-    once, with a note. No other fault is forgiven.
+    Under emulation one boot in some hundreds hangs before user space, or dies there of ``console.timer_race`` or
+    ``console.stale_section``: such a guest is started again, once, with a note. No other fault is forgiven.
     """
     try:
-        return _boot_once(spec, out, err)
+        return _boot_once(spec, sinks)
     except NeverCameUp as early:
         _note_again(f"{early.what}: {early.why}")
-    return _boot_once(spec, out, err)
+    return _boot_once(spec, sinks)
 
 
 def _note_again(why: str) -> None:
@@ -359,12 +345,9 @@ def _note_again(why: str) -> None:
     progress.note(f"starting the guest again, since it did not reach user space: {why}")
 
 
-def _boot_once(spec: BootSpec, out: Sink, err: Sink) -> BootResult:
-    guest = Guest(spec, talks=False, out=out, err=err)
-    try:
+def _boot_once(spec: BootSpec, sinks: Sequence[Sink]) -> BootResult:
+    with contextlib.closing(Guest(spec, False, False, *sinks)) as guest:
         return guest.wait()
-    finally:
-        guest.close()
 
 
 def interactive(spec: BootSpec) -> int:

@@ -15,6 +15,9 @@ FOLDERS = ("sbin", "usr/bin", "usr/sbin", "dev", "proc", "sys", "tmp", "run", "m
 RECIPE = "1"
 
 
+Added = tuple[Path, str]  # a file or folder, and its place in the guest
+
+
 class Archive:
     """A newc archive in the making."""
 
@@ -46,7 +49,6 @@ class Archive:
         self._entry(name, stat.S_IFREG | mode, data)
 
     def link(self, name: str, target: str) -> None:
-        """Add a symbolic link."""
         self._entry(name.strip("/"), stat.S_IFLNK | 0o777, target.encode())
 
     def device(self, name: str, major: int, minor: int) -> None:
@@ -96,32 +98,22 @@ def guest_path(file: Path, place: str) -> str:
 
 
 def write(
-    target: Path,
-    command: list[str],
-    mode: str,
-    add: list[tuple[Path, str]],
-    modules: list[Path],
-    arch: str = "x86_64",
+    target: Path, command: list[str], mode: str, add: list[Added], modules: list[Path], arch: str = "x86_64"
 ) -> None:
     """Write the archive of one boot: the base, then the files of this boot."""
     archive = Archive()
     archive.file("kz/argv", b"".join(word.encode(errors="surrogateescape") + b"\0" for word in command))
     archive.file("kz/mode", mode.encode() + b"\n")
-    names = []
     for module in modules:
-        names.append(f"/kz/{module.name}")
-        archive.file(names[-1], module.read_bytes())
-    archive.file("kz/modules", "".join(f"{name}\n" for name in names).encode())
+        archive.file(f"kz/{module.name}", module.read_bytes())
+    archive.file("kz/modules", "".join(f"/kz/{module.name}\n" for module in modules).encode())
     for file, place in add:
-        if file.is_dir():
-            root = guest_path(file, place)
-            for inner in sorted(p for p in file.rglob("*") if p.is_file()):
-                archive.file(
-                    f"{root}/{inner.relative_to(file)}", inner.read_bytes(), inner.stat().st_mode & 0o777
-                )
-            continue
+        root = guest_path(file, place)
+        inside = sorted(p for p in file.rglob("*") if p.is_file()) if file.is_dir() else [file]
         try:
-            archive.file(guest_path(file, place), file.read_bytes(), file.stat().st_mode & 0o777)
+            for inner in inside:
+                name = root if inner is file else f"{root}/{inner.relative_to(file)}"
+                archive.file(name, inner.read_bytes(), inner.stat().st_mode & 0o777)
         except OSError as error:
             why = error.strerror or str(error)
             raise UsageError(f"Bad --add: {file}", why, "name a file that can be read") from None

@@ -3,19 +3,15 @@
 
 import json
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from lab.boot import guest
-from lab.boot.spec import BootSpec
 from lab.build import daemon
-from lab.core import errors
 from lab.core.errors import LabError
 from lab.core.units import human
 
-# The command runs behind the view, or ends before the only look.
+# Of the guest: zeropages, and the user's command, which runs behind the view, or ends before the only look.
 BESIDE = '[ $# = 0 ] || "$@" >/dev/null 2>&1 </dev/null & exec zeropages --interval {interval}{more}'
 BEFORE = '[ $# = 0 ] || "$@" >&2 </dev/null || exit; exec zeropages --once{more}'
 # The daemon's counters in bytes.
@@ -28,12 +24,6 @@ class Look:
 
     seconds: float
     status: dict[str, Any]
-
-
-def guest_command(command: list[str], *, interval: int, once: bool, as_json: bool) -> list[str]:
-    """The guest's command: zeropages, with the user's command beside or before it."""
-    script = (BEFORE if once else BESIDE).format(interval=interval, more=" --json" if as_json else "")
-    return ["sh", "-c", script, "sh", *command]
 
 
 def ask(path: Path) -> Look:
@@ -92,11 +82,3 @@ def watch(path: Path, *, interval: int, once: bool, as_json: bool, out: IO[str])
             return
         before = now
         time.sleep(interval)
-
-
-def show_guest(spec: BootSpec, interactive: bool, sinks: Sequence[guest.Sink] = ()) -> int:
-    try:
-        code = guest.interactive(spec) if interactive else guest.boot(spec, *sinks).exit_code
-    except KeyboardInterrupt:
-        return errors.OK
-    return errors.OK if code == errors.INTERRUPTED else code

@@ -41,7 +41,6 @@ class Ending:
         return self.vmm_log.read_text(errors="replace").strip()
 
     def faults(self) -> list[str]:
-        """The kernel's complaints about itself, from the console and the taint."""
         return console.violations(self.text) + console.taint_reasons(self.taint)
 
     def shown(self) -> str:
@@ -71,7 +70,6 @@ class Ending:
         return self.emulator_fault() or TestFailure(what, self.shown(), fix)
 
     def failure(self) -> LabError:
-        """The error of a guest that ended without a report."""
         if fault := self.emulator_fault():
             return fault
         early = self.accel == "tcg" and not self.ready
@@ -89,9 +87,8 @@ class Ending:
             code = USAGE if _REFUSED.search(log) and not _NO_ROOM.search(log) else MACHINE
             return LabError("the guest did not start", why, fix, code)
         what = f"the guest died before its command reported (QEMU's exit code {self.returncode})"
-        return kind(
-            what, self.shown() + (f"\n{console.last_lines(log)}" if log else ""), "look at the console log"
-        )
+        why = self.shown() + (f"\n{console.last_lines(log)}" if log else "")
+        return kind(what, why, "look at the console log")
 
 
 def _shown(text: str, found: list[str]) -> str:

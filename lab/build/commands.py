@@ -13,9 +13,8 @@ from lab.core.options import Json, Parts, one_of
 
 app = typer.Typer()
 SERVER = "server"  # a configuration of the kernel
-build_app = typer.Typer(
-    no_args_is_help=True, help="Build a kernel or QEMU; the last line of stdout is its path."
-)
+HELP = "Build a kernel or QEMU; the last line of stdout is its path."
+build_app = typer.Typer(no_args_is_help=True, help=HELP)
 app.add_typer(build_app, name="build")
 
 
@@ -77,7 +76,7 @@ def package(
         str, Option(help="Of the kernel: server, cloud (takes hours), small (no modules) or a file.")
     ] = SERVER,
     output: Annotated[Path | None, Option(help="Where to (default: out/packages).")] = None,
-    as_json: Annotated[bool, Option("--json", help="Print JSON.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Make a Debian package of what the project builds; its path is the last line."""
     from lab.build import package as packages

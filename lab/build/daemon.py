@@ -73,7 +73,6 @@ def punch(rounds: int, size_mb: int) -> dict[str, list[float]]:
 
 
 def ask(control: Path, **request: object) -> dict[str, Any]:
-    """A request to a daemon's control socket, and its answer."""
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(15)
         connection.connect(str(control))

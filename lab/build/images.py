@@ -103,19 +103,15 @@ class Recipe:
                 return place / self.file
             log, began = paths.log_file(f"{self.what}-{self.name}"), time.monotonic()
             with tree_of(self.what, self.variant, source, self.chosen) as tree:
-                with progress.step(
-                    f"building {self.what} {source.version} {self.name.replace('-', ' ')}", log
-                ):
+                what = f"building {self.what} {source.version} {self.name.replace('-', ' ')}"
+                with progress.step(what, log):
                     self.make(tree, obj, log)
                 with lock.new_directory(place) as work:
+                    series = parts.get(self.what, self.chosen).key() if self.variant != "base" else ""
                     about = {
-                        "what": self.what,
-                        "variant": self.variant,
-                        "version": source.version,
-                        "source": source.key,
-                        "series": parts.get(self.what, self.chosen).key() if self.variant != "base" else "",
+                        **{"what": self.what, "variant": self.variant, "version": source.version},
+                        **{"source": source.key, "series": series, "key": self.key(source)},
                         "seconds": round(time.monotonic() - began, 1),
-                        "key": self.key(source),
                         **self.publish(obj, work),
                     }
                     (work / "metadata.json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")

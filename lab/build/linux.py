@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0
 """Kernels, built outside the source and kept in the cache by content."""
 
+import functools
 import re
 import shutil
 import tempfile
@@ -52,14 +53,9 @@ def fragments(variant: str, arch: str, config: str = "") -> list[Path]:
     folder = paths.REPO / "linux" / "configs"
     machine = MACHINES[arch]
     first = machine.like if machine.differs else arch
-    names = {
-        "base": [first],
-        "floor": [first],
-        "knownzero": [first, "knownzero"],
-        "off": [first, "off"],
-        "debug": [first, "knownzero", "debug", f"debug-{first}"],
-    }[variant]
-    files = [folder / f"{name}.config" for name in names if name not in ("", "debug-")]
+    debug = ["knownzero", "debug", f"debug-{first}"]
+    more = {"knownzero": ["knownzero"], "off": ["off"], "debug": debug}.get(variant, [])
+    files = [folder / f"{name}.config" for name in (first, *more) if name not in ("", "debug-")]
     if machine.differs:
         files.append(folder / f"{machine.differs}.config")
     if config:
@@ -68,7 +64,6 @@ def fragments(variant: str, arch: str, config: str = "") -> list[Path]:
 
 
 def configurations() -> list[str]:
-    """The names that ``--config`` knows."""
     return sorted(file.stem for file in (paths.REPO / "linux" / "configs" / "matrix").glob("*.config"))
 
 
@@ -100,7 +95,6 @@ def requested(files: list[Path]) -> dict[str, str]:
 
 
 def lost(wanted: dict[str, str], config: str) -> list[str]:
-    """The symbols of ``wanted`` that have another value in the final .config."""
     final = dict(re.findall(r"^(CONFIG_\w+)=(.*)$", config, re.MULTILINE))
     return [
         f"{name}={value} (became {final.get(name, 'n')})"
@@ -143,15 +137,11 @@ def _recipe(variant: str, arch: str, config: str = "", chosen: Chosen = ()) -> R
         return {**made, "release": release}
 
     name = "-".join([arch, variant, *([Path(config).stem] if config else []), *sorted(chosen)])
-
-    def key(source: fetch.Source) -> str:
-        return linux_key(variant, arch, source, config, chosen)
-
+    key = functools.partial(linux_key, variant, arch, config=config, chosen=chosen)
     return Recipe("linux", variant, name, file, key, make, publish, chosen)
 
 
 def find_linux(variant: str, arch: str = "x86_64", config: str = "", chosen: Chosen = ()) -> Path | None:
-    """The image if the cache has it; never builds."""
     return _recipe(variant, arch, config, chosen).find()
 
 
@@ -182,11 +172,10 @@ def configure_linux(
     with tempfile.TemporaryDirectory(prefix=".config-", dir=paths.sub("work")) as folder:
         merge = tree / "scripts" / "kconfig" / "merge_config.sh"
         fix = "read the log; then correct the fragment in linux/configs"
-        run.logged(
-            ["bash", merge, "-m", "-O", folder, *files], log, what, fix, cwd=tree, env=clean_environment()
-        )
+        argv: Argv = ["bash", merge, "-m", "-O", folder, *files]
+        run.logged(argv, log, what, fix, cwd=tree, env=clean_environment())
         merged = Path(folder) / ".config"
-        argv: Argv = ["make", "-s", "-C", tree, f"O={obj}", *_kbuild(arch), f"KCONFIG_ALLCONFIG={merged}"]
+        argv = ["make", "-s", "-C", tree, f"O={obj}", *_kbuild(arch), f"KCONFIG_ALLCONFIG={merged}"]
         run.logged([*argv, "allnoconfig"], log, what, fix, env=clean_environment())
     missing = lost(wanted, (obj / ".config").read_text(encoding="utf-8"))
     if lenient:
@@ -197,35 +186,23 @@ def configure_linux(
 
 
 def make_linux(
-    tree: Path,
-    obj: Path,
-    files: list[Path],
-    arch: str,
-    variant: str,
-    log: Path,
-    targets: list[str],
+    tree: Path, obj: Path, files: list[Path], arch: str, variant: str, log: Path, targets: list[str],
     step: bool = False,
-) -> None:
+) -> None:  # fmt: skip
     """Configure and build in ``obj``; ``step``: in the middle of the series, with ccache."""
     configure_linux(tree, obj, files, arch, log, lenient=step)
-    if variant in ("base", "off", "floor"):
-        ours = OURS.findall((obj / ".config").read_text(encoding="utf-8"))
-        if ours:
-            what = f"the kernel variant {variant} has options of the series on"
-            raise LabError(what, ", ".join(ours), "correct linux/configs/off.config")
+    ours = OURS.findall((obj / ".config").read_text(encoding="utf-8"))
+    if ours and variant in ("base", "off", "floor"):
+        what = f"the kernel variant {variant} has options of the series on"
+        raise LabError(what, ", ".join(ours), "correct linux/configs/off.config")
     environment = cached_environment() if step else clean_environment()
     make_targets(tree, obj, targets, log, arch, f"the kernel does not build ({arch}, {variant})", environment)
 
 
 def make_targets(
-    tree: Path,
-    obj: Path,
-    targets: list[str],
-    log: Path,
-    arch: str = "x86_64",
-    what: str = "the kernel does not build",
-    environment: dict[str, str] | None = None,
-) -> None:
+    tree: Path, obj: Path, targets: list[str], log: Path, arch: str = "x86_64",
+    what: str = "the kernel does not build", environment: dict[str, str] | None = None,
+) -> None:  # fmt: skip
     """Run make in a configured ``obj``; LabError, beginning with ``what``, when it fails."""
     argv: Argv = ["make", "-C", tree, f"O={obj}", f"-j{jobs()}", *_kbuild(arch), *targets]
     fix = "correct the first error above (the log has the rest), then run it again"
@@ -243,7 +220,6 @@ def adopt_config(
     obj.mkdir(parents=True, exist_ok=True)
     lock.write_atomically(obj / ".config", "\n".join(lines))
     make_targets(tree, obj, ["olddefconfig"], log)
-    missing = lost(requested([ours]), (obj / ".config").read_text(encoding="utf-8"))
-    if missing:
+    if missing := lost(requested([ours]), (obj / ".config").read_text(encoding="utf-8")):
         what = f"{given}: required options are missing: {', '.join(missing)}"
         raise LabError(what, "Kconfig turns them off", "turn on the options that they depend on")

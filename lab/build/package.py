@@ -35,8 +35,7 @@ fi
 
 def revision() -> str:
     """A suffix that rises with every commit, so that a newer package replaces an older one."""
-    argv = ["git", "-C", str(paths.REPO), "rev-list", "--count", "HEAD"]
-    done = run.ask(argv)
+    done = run.ask(["git", "-C", paths.REPO, "rev-list", "--count", "HEAD"])
     return f"+knownzero{done.stdout.strip() or 0}"
 
 
@@ -53,13 +52,10 @@ def package_daemon(folder: Path, profile: str = "release") -> Path:
         if not found:
             why, fix = f"no file is called {source}", "correct its Cargo.toml"
             raise LabError("cannot package the daemon", why, fix)
-        items += [
-            deb.Item(file.resolve(), f"{target}{file.name}", int(mode, 8), strip=file == binary)
-            for file in found
-        ]
-    items += _licences(
-        crate["name"], [paths.REPO / "LICENSES" / f"{name}.txt" for name in ("Apache-2.0", "BSD-3-Clause")]
-    )
+        for file in found:
+            items.append(deb.Item(file.resolve(), f"{target}{file.name}", int(mode, 8), file == binary))
+    licences = paths.REPO / "LICENSES"
+    items += _licences(crate["name"], [licences / "Apache-2.0.txt", licences / "BSD-3-Clause.txt"])
     scripts = sorted((place / about["maintainer-scripts"]).iterdir())
     made = deb.Deb(
         crate["name"], workspace["workspace"]["package"]["version"] + revision(), crate["description"],
@@ -145,10 +141,7 @@ def _kernel_with_modules(config: str) -> tuple[Path, list[deb.Item], str]:
     tools.need("linux")
     source = fetch.obtain("linux")
     log = paths.log_file(f"package-kernel-{name}")
-    with (
-        lock.locked(f"build-linux-package-{name}"),
-        apply.working_copy(parts.get("linux"), source) as tree,
-    ):
+    with lock.locked(f"build-linux-package-{name}"), apply.working_copy(parts.get("linux"), source) as tree:
         obj = paths.sub("obj") / f"linux-{source.key[:8]}-package-{name}"
         if config == SERVER:
             files = build.fragments("knownzero", "x86_64", str(given))

@@ -53,10 +53,8 @@ def build_program(source: Path, prefix: str = "") -> Path:
 def busybox(arch: str = "") -> Path:
     """Debian's static busybox; ``arch``: for another architecture, by Debian's name of it."""
     folder = debs.unpacked("busybox-static", arch)
-    found = next(
-        (file for place in ("bin", "usr/bin") if (file := folder / place / "busybox").is_file()), None
-    )
-    if found is None:
-        what = "Debian's busybox-static has no busybox"
-        raise LabError(what, f"unpacked in {folder}", "remove that folder")
-    return found
+    for place in ("bin", "usr/bin"):
+        if (file := folder / place / "busybox").is_file():
+            return file
+    what = "Debian's busybox-static has no busybox"
+    raise LabError(what, f"unpacked in {folder}", "remove that folder")

@@ -35,7 +35,6 @@ QEMU_OPTIONS = (
 
 
 def qemu_key(variant: str, source: fetch.Source) -> str:
-    """The name of a QEMU build: everything that goes into it."""
     if variant not in QEMU_VARIANTS:
         why, fix = "no QEMU has this name", f"use {', '.join(QEMU_VARIANTS)}"
         raise UsageError(f"Bad --variant: {variant}", why, fix)
@@ -54,7 +53,6 @@ def _recipe(variant: str) -> Recipe:
 
 
 def find_qemu(variant: str = "knownzero") -> Path | None:
-    """The binary if the cache has it; never builds."""
     return _recipe(variant).find()
 
 

@@ -50,6 +50,5 @@ def from_oserror(error: OSError, doing: str) -> LabError:
 
 
 def full_disk(doing: str, why: str) -> LabError:
-    """The error for a disk without room."""
     fix = "free some space (the cache needs about 12 GB), or set KNOWNZERO_CACHE to a folder on a larger disk"
     return LabError(doing, why, fix)

@@ -12,11 +12,13 @@ from lab.core.errors import LabError, full_disk
 
 Argv = Sequence[str | Path]
 Env = Mapping[str, str] | None
+Folder = Path | None
+Seconds = float | None
+Done = subprocess.CompletedProcess[str]
 NO_PROGRAM = "run `kz doctor`: it names the package"
 
 
 def tail(log: Path, lines: int = 12) -> str:
-    """The last lines of a log, for the *why* of an error."""
     try:
         text = log.read_text(errors="replace")
     except OSError:
@@ -51,9 +53,9 @@ def logged(
     what: str,
     fix: str,
     *,
-    cwd: Path | None = None,
+    cwd: Folder = None,
     env: Env = None,
-    timeout: float | None = None,
+    timeout: Seconds = None,
 ) -> None:
     """Run with all output appended to ``log``; a failure becomes a LabError quoting the log.
 
@@ -88,9 +90,7 @@ def logged(
     raise LabError(what, why, fix)
 
 
-def ask(
-    argv: Argv, cwd: Path | None = None, env: Env = None, timeout: float | None = None
-) -> subprocess.CompletedProcess[str]:
+def ask(argv: Argv, cwd: Folder = None, env: Env = None, timeout: Seconds = None) -> Done:
     """Run without input and return whatever happens."""
     words, none = [str(word) for word in argv], subprocess.DEVNULL
     return subprocess.run(
@@ -99,13 +99,12 @@ def ask(
 
 
 def output(
-    argv: Argv, what: str, fix: str, *, cwd: Path | None = None, env: Env = None, stdin: bytes | None = None
+    argv: Argv, what: str, fix: str, *, cwd: Folder = None, env: Env = None, stdin: bytes | None = None
 ) -> str:
     """Run and return stdout; a failure becomes a LabError quoting stderr."""
     try:
-        done = subprocess.run(
-            [str(a) for a in argv], cwd=cwd, env=env, input=stdin or b"", capture_output=True, check=False
-        )
+        words = [str(word) for word in argv]
+        done = subprocess.run(words, cwd=cwd, env=env, input=stdin or b"", capture_output=True, check=False)
     except FileNotFoundError:
         raise LabError(what, f"{argv[0]} is not installed", NO_PROGRAM) from None
     if done.returncode:

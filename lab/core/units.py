@@ -24,7 +24,6 @@ def digits(value: float) -> str:
 
 
 def binary(value: float) -> str:
-    """Bytes in the largest fitting binary unit."""
     for name in ("B", "KiB", "MiB"):
         if abs(value) < 1024:
             return f"{digits(value)} {name}"

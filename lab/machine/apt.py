@@ -163,8 +163,7 @@ def may_install() -> list[str] | None:
 
 def update() -> None:
     """Fetch the lists of the machine's apt when this user may; a failure is no error."""
-    prefix = may_install()
-    if prefix is None:
+    if (prefix := may_install()) is None:
         return
     log = paths.log_file("apt-update")
     with progress.step("fetching the lists of packages", log), contextlib.suppress(LabError):
@@ -174,8 +173,7 @@ def update() -> None:
 def install(packages: list[str], what: str) -> None:
     """Install Debian packages when this user may; otherwise name the command. Removes no package."""
     command = ["apt-get", "install", "-y", "--no-install-recommends", *packages]
-    prefix = may_install()
-    if prefix is None:
+    if (prefix := may_install()) is None:
         raise LabError(what, "the machine lacks " + ", ".join(packages), "run: sudo " + " ".join(command))
     log = paths.log_file("apt-install")
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}

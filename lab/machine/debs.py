@@ -50,12 +50,8 @@ def unpack(files: list[Path], target: Path) -> None:
 
 def unpacked(package: str, arch: str = "") -> Path:
     """The files of a package; ``arch``: of another architecture than the machine's, by Debian's name of it."""
-    name = f"{package}-{arch}" if arch else package
-
-    def download(folder: Path) -> list[Path]:
-        return _apt(arch).download(package, folder)
-
-    return _once(name, f"{package} {arch}".rstrip(), download)
+    name, what = f"{package}-{arch}" if arch else package, f"{package} {arch}".rstrip()
+    return _once(name, what, lambda folder: _apt(arch).download(package, folder))
 
 
 def depends(package: str) -> list[str]:
@@ -66,12 +62,8 @@ def depends(package: str) -> list[str]:
 
 def with_dependencies(package: str, marker: str, suite: str = "") -> Path:
     """A package with all it needs, with the file ``marker``; ``suite``: not the machine's own."""
-    name = "+".join([package, "everything", *suite.split()])
-
-    def download(folder: Path) -> list[Path]:
-        return _apt(suite=suite).download_with_dependencies(package, folder)
-
-    target = _once(name, f"{package} and what it needs", download)
+    name, what = "+".join([package, "everything", *suite.split()]), f"{package} and what it needs"
+    target = _once(name, what, lambda at: _apt(suite=suite).download_with_dependencies(package, at))
     if not (target / marker).exists():
         raise LabError(f"Debian's {package} lacks {marker}", f"unpacked in {target}", "name another file")
     return target

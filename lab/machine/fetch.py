@@ -9,7 +9,7 @@ import os
 import re
 import shutil
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lab.core import lock, paths, progress, run
@@ -75,9 +75,7 @@ def tree_version(name: str, tree: Path) -> str:
     text = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
     if name == "qemu":
         return text.strip()
-    fields = dict(
-        re.findall(r"^(VERSION|PATCHLEVEL|SUBLEVEL|EXTRAVERSION) =[ \t]*(\S*)$", text, re.MULTILINE)
-    )
+    fields = dict(re.findall(r"^((?:PATCH|SUB)LEVEL|(?:EXTRA)?VERSION) =[ \t]*(\S*)$", text, re.MULTILINE))
     if not fields.get("VERSION") or not fields.get("PATCHLEVEL"):
         return ""
     point, extra = fields.get("SUBLEVEL", "0"), fields.get("EXTRAVERSION", "")
@@ -102,8 +100,7 @@ def stat_key(path: Path) -> str:
 
 
 def _override(name: str) -> Source | None:
-    value = os.environ.get(variable(name))
-    if not value:
+    if not (value := os.environ.get(variable(name))):
         return None
     path = Path(value).expanduser().absolute()
     if not path.exists():
@@ -118,8 +115,7 @@ def _override(name: str) -> Source | None:
 def local(name: str, path: Path, given_as: str) -> Source:
     """The source in a folder or tarball of the user; UsageError for a folder that holds none."""
     if path.is_dir():
-        version = tree_version(name, path)
-        if not version:
+        if not (version := tree_version(name, path)):
             fix = "name the top of a source tree"
             raise UsageError(f"Bad {given_as}: {path}", f"it has no version of {name}", fix)
     else:
@@ -129,8 +125,7 @@ def local(name: str, path: Path, given_as: str) -> Source:
 
 
 def identify(name: str) -> Source:
-    chosen = _override(name)
-    if chosen:
+    if chosen := _override(name):
         return chosen
     wanted = base(name)
     archive = paths.sub("downloads") / wanted.file
@@ -163,8 +158,7 @@ def upstream(debian_version: str) -> str:
 
 def order(version: str) -> tuple[int, int, int, int]:
     """Sorts versions: ``7.4-rc1`` before ``7.4`` and ``7.4.0``, after ``7.3.9``."""
-    match = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?(?:[-~]rc(\d+))?", version)
-    if not match:
+    if not (match := re.match(r"(\d+)\.(\d+)(?:\.(\d+))?(?:[-~]rc(\d+))?", version)):
         return (0, 0, 0, 0)
     major, minor, point, candidate = match.groups()
     return int(major), int(minor), int(point or 0), int(candidate) if candidate else 1000
@@ -181,16 +175,22 @@ def record_file(record: dict[str, str], kind: str) -> tuple[str, str]:
     raise KeyError("checksums-sha256")
 
 
-def download(apt: PrivateApt, package: str, version: str, file: str, checksum: str) -> Path:
+def offered(base: Base, record: dict[str, str]) -> Base:
+    """The source in a package's record; KeyError when the record lacks a field."""
+    debian = record["version"]
+    file, checksum = record_file(record, base.kind)
+    return replace(base, version=upstream(debian), debian_version=debian, file=file, sha256=checksum)
+
+
+def download(apt: PrivateApt, wanted: Base) -> Path:
     """The file of a package, in the cache, checked against the checksum that the archive signs."""
-    archive = paths.sub("downloads") / file
-    if not verify(archive, checksum):
-        apt.download(package, archive.parent, version)
-        if not verify(archive, checksum):
+    archive = paths.sub("downloads") / wanted.file
+    if not verify(archive, wanted.sha256):
+        apt.download(wanted.package, archive.parent, wanted.debian_version)
+        if not verify(archive, wanted.sha256):
+            what = f"the download of {wanted.package} {wanted.debian_version} is corrupt"
             fix = "run it again; then check the mirror, or name a tarball in KNOWNZERO_…_SOURCE"
-            raise LabError(
-                f"the download of {package} {version} is corrupt", f"its sha256 is not {checksum}", fix
-            )
+            raise LabError(what, f"its sha256 is not {wanted.sha256}", fix)
     return archive
 
 
@@ -207,23 +207,21 @@ def _download(wanted: Base) -> Source:
             why = "it has: " + (", ".join(records) or "no package of that name")
             raise LabError(what, why, f"set {variable(wanted.name)} to a tarball of version {wanted.version}")
         chosen = max(same, key=lambda one: order(upstream(one)))
-        instead = f"{chosen} instead of {wanted.debian_version}"
-        progress.note(
-            f"Debian {wanted.suite} has {wanted.package} {instead}: using it (signed by the archive)"
-        )
+        instead = f"{wanted.package} {chosen} instead of {wanted.debian_version}"
+        progress.note(f"Debian {wanted.suite} has {instead}: using it (signed by the archive)")
     try:
-        file, checksum = record_file(records[chosen], wanted.kind)
+        found = offered(wanted, records[chosen])
     except KeyError as error:
         fix = f"set {variable(wanted.name)} to a tarball"
         raise LabError(f"cannot use {wanted.package} {chosen}", f"its record lacks {error}", fix) from None
     if chosen == wanted.debian_version:
-        checksum = wanted.sha256
-    archive = download(apt, wanted.package, chosen, file, checksum)
+        found = replace(found, sha256=wanted.sha256)
+    archive = download(apt, found)
     if chosen != wanted.debian_version:
-        data = {"instead_of": wanted.sha256, "version": upstream(chosen)}
-        data |= {"sha256": checksum, "archive": str(archive)}
+        data = {"instead_of": wanted.sha256, "version": found.version}
+        data |= {"sha256": found.sha256, "archive": str(archive)}
         lock.write_atomically(archive.parent / f"{wanted.name}.json", json.dumps(data))
-    return Source(wanted.name, upstream(chosen), checksum, archive, True)
+    return Source(wanted.name, found.version, found.sha256, archive, True)
 
 
 def obtain(name: str) -> Source:
@@ -257,10 +255,8 @@ def pristine(source: Source) -> Path:
     with lock.locked(f"unpack-{source.name}"):
         if source.tree.exists():
             return source.tree
-        with (
-            progress.step(f"unpacking {source.name} {source.version}"),
-            lock.new_directory(source.tree) as work,
-        ):
+        what = f"unpacking {source.name} {source.version}"
+        with progress.step(what), lock.new_directory(source.tree) as work:
             _unpack(source, work)
             if source.name == "qemu":
                 _stand_in_firmware(work / "pc-bios")
@@ -276,8 +272,7 @@ def _stand_in_firmware(folder: Path) -> None:
     if not listing.is_file():
         return
     for name in re.findall(r"'(edk2-[\w-]+\.fd)'", listing.read_text(encoding="utf-8")):
-        archive = folder / f"{name}.bz2"
-        if not archive.exists():
+        if not (archive := folder / f"{name}.bz2").exists():
             archive.write_bytes(bz2.compress(b""))
 
 
@@ -291,8 +286,7 @@ def _unpack(source: Source, work: Path) -> None:
         return
     if archive.suffix == ".deb":
         run.logged(["dpkg-deb", "-x", archive, work / ".deb"], log, what, fix)
-        inner = sorted((work / ".deb" / "usr" / "src").glob("*.tar.*"))
-        if not inner:
+        if not (inner := sorted((work / ".deb" / "usr" / "src").glob("*.tar.*"))):
             raise LabError(what, "no source tarball inside", fix)
         archive = inner[0]
     argv: run.Argv = ["tar", "-x", "--strip-components=1", "--no-same-owner", "-f", archive, "-C", work]

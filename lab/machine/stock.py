@@ -27,7 +27,6 @@ def kernel() -> tuple[Path, list[Path]]:
 
 
 def config() -> Path:
-    """The configuration of that kernel."""
     image, folder = _kernel_files()
     return folder / "boot" / image.name.replace("vmlinuz-", "config-", 1)
 
@@ -36,19 +35,16 @@ def _kernel_files() -> tuple[Path, Path]:
     name = f"{KERNEL_PACKAGE.removesuffix('-cloud-amd64')}-[0-9]*-cloud-amd64"
     known = sorted(one.name for one in paths.sub("debs").glob(name))
     found = known[-1:] or debs.depends(KERNEL_PACKAGE)
-    package = next((name for name in found if name.startswith("linux-image-")), "")
-    if not package:
+    if not (package := next((name for name in found if name.startswith("linux-image-")), "")):
         fix = "check the machine's release"
         raise LabError(f"{KERNEL_PACKAGE} depends on no kernel image", "its record names none", fix)
     folder = debs.unpacked(package)
-    images = sorted((folder / "boot").glob("vmlinuz-*"))
-    if not images:
+    if not (images := sorted((folder / "boot").glob("vmlinuz-*"))):
         raise LabError(f"{package} has no kernel image", f"unpacked in {folder}", "remove that folder")
     return images[0], folder
 
 
 def depmod() -> str:
-    """The program that indexes modules; installed when it is missing."""
     tools.need("stock kernel")
     return shutil.which("depmod", path=SBIN) or "depmod"
 

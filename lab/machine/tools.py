@@ -70,11 +70,7 @@ TESTS = (*DEMO, "daemon", "daemon's tests", "package", "stock kernel")
 
 
 def has(check: str) -> bool:
-    """Whether a tool is installed.
-
-    ``check``: a program, ``program>=major.minor``, a file (by its path), a header ``<x.h>`` or a pkg-config
-    file ``x.pc``.
-    """
+    """Whether this is installed: a program, ``program>=1.88``, a file's path, a header ``<x.h>``, a pkg-config ``x.pc``."""
     if check.startswith("/"):
         return Path(check).is_file()
     if check.startswith("<"):
@@ -140,12 +136,10 @@ def need(*what: str) -> None:
     from lab.machine import apt
 
     failure = "tools are missing for " + ", ".join(what)
-    absent = missing(*what, update=apt.update)
-    if not absent:
+    if not (absent := missing(*what, update=apt.update)):
         return
     apt.install(absent, failure)
-    still = missing(*what)
-    if still:
+    if still := missing(*what):
         raise LabError(failure, "still missing: " + ", ".join(still), "run `kz doctor`")
 
 

@@ -15,10 +15,7 @@ from lab.series.repo import BASE, Repo, branch_of, commit_parts, small
 
 
 def check(name: str, each: bool = False, first: str = "") -> list[Problem]:
-    """Run all checks of one project's parts; an empty list means that they pass.
-
-    ``each``: build after every patch, from patch ``first`` (PART/NNNN) on.
-    """
+    """Run all checks of a series. ``each``: build after every patch, from patch ``first`` (PART/NNNN) on."""
     series = parts.get(name)
     if series.empty():
         why, fix = f"{series.root}/parts has no patches", "kz series save"
@@ -31,10 +28,8 @@ def check(name: str, each: bool = False, first: str = "") -> list[Problem]:
     with progress.step(f"measuring and saving the {name} series"), small(series, pristine) as repo:
         commit_parts(repo, series)
         found += limits(series, repo)
-        found += [
-            Problem("save", str(f.relative_to(series.root)), "saving the unchanged series changes this file")
-            for f in tree.unsaved(repo, series)
-        ]
+        names = (str(file.relative_to(series.root)) for file in tree.unsaved(repo, series))
+        found += [Problem("save", name, "saving the unchanged series changes this file") for name in names]
     with progress.step(f"checkpatch on the {name} series"):
         found += checkpatch(series, pristine, series.patches(), jobs())
     if each:
@@ -51,12 +46,8 @@ def sizes(name: str) -> list[tuple[str, int, int]]:
 
 
 def limits(series: Series, repo: Repo) -> list[Problem]:
-    """Sizes against the limits of parts.toml; see ``measured``."""
-    return [
-        Problem("limit", what, f"{size}, at most {most}")
-        for what, size, most in measured(series, repo)
-        if size > most
-    ]
+    sizes = (one for one in measured(series, repo) if one[1] > one[2])
+    return [Problem("limit", what, f"{size}, at most {most}") for what, size, most in sizes]
 
 
 def measured(series: Series, repo: Repo) -> list[tuple[str, int, int]]:
@@ -69,9 +60,8 @@ def measured(series: Series, repo: Repo) -> list[tuple[str, int, int]]:
     found: list[tuple[str, int, int]] = []
     if most := rules.get("patches"):
         found.append(("patches in all", len(series.patches()), most))
-    found += [
-        (f"patches of {part.name}", len(part.patches()), part.limit) for part in series.parts if part.limit
-    ]
+    limited = [part for part in series.parts if part.limit]
+    found += [(f"patches of {part.name}", len(part.patches()), part.limit) for part in limited]
     if most := rules.get("added"):
         for patch in series.patches():
             lines = parts.numstat(patch).items()

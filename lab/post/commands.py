@@ -13,6 +13,8 @@ from lab.core.options import Json, Name
 from lab.series.commands import series_app
 
 app = typer.Typer()
+AGAINST = "Only a table of what applies to newest, all, 7.3.y, a version or tree."
+EACH = "Also build after each patch, on and off, x86_64 and um. Takes hours."
 
 
 @series_app.command("export")
@@ -47,16 +49,9 @@ def series_export(
 @series_app.command("check")
 def series_check(
     name: Name,
-    each: Annotated[
-        bool, Option("--each", help="Also build after each patch, on and off, x86_64 and um. Takes hours.")
-    ] = False,
+    each: Annotated[bool, Option("--each", help=EACH)] = False,
     first: Annotated[str, Option("--from", metavar="PART/NNNN", help="With --each: from here on.")] = "",
-    against: Annotated[
-        str,
-        Option(
-            metavar="SOURCE", help="Only a table of what applies to newest, all, 7.3.y, a version or tree."
-        ),
-    ] = "",
+    against: Annotated[str, Option(metavar="SOURCE", help=AGAINST)] = "",
     sizes: Annotated[bool, Option("--sizes", help="Instead, print sizes and their limits.")] = False,
     as_json: Json = False,
 ) -> None:

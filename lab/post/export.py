@@ -39,14 +39,9 @@ def sender() -> dict[str, str]:
 
 
 def export(
-    name: str,
-    part_name: str,
-    directory: Path,
-    *,
-    strict: bool = False,
-    since: Path | None = None,
+    name: str, part_name: str, directory: Path, strict: bool = False, since: Path | None = None,
     base_commit: str = "",
-) -> Exported:
+) -> Exported:  # fmt: skip
     """Write the mails of one part into a new directory, with the sender's identity and sign-off.
 
     ``strict``: fail without an identity, figures, or with a failed check; nothing is written then. ``since``: an earlier
@@ -63,9 +58,8 @@ def export(
     source = fetch.obtain(name)
     pristine = fetch.pristine(source)
     words = letter.write(name, part, source)
-    problems = [
-        Problem("letter", part.name, f"line {n} is longer than {letter.WIDTH} columns") for n in words.wide
-    ]
+    long = f"is longer than {letter.WIDTH} columns"
+    problems = [Problem("letter", part.name, f"line {n} {long}") for n in words.wide]
     benches = sorted({letter.bench_of(metric) for metric in words.gaps})
     if words.gaps:
         gap = f"no published run has {', '.join(words.gaps)}: kz bench {' '.join(benches)}, then kz publish"
@@ -75,17 +69,14 @@ def export(
             raise LabError(f"the cover letter of {part.name} lacks figures", why, fix, 1)
     who = sender()
     earlier = sorted(since.glob("*.patch"))[1:] if since else []  # without the letter
-    with (
-        small(series, pristine, also=earlier) as repo,
-        lock.new_directory(directory.absolute()) as work,
-    ):
+    target = directory.absolute()
+    with small(series, pristine, also=earlier) as repo, lock.new_directory(target) as work:
         commit_parts(repo, series)
         first = branch_of(series.parts[-2].name) if len(series.parts) > 1 else BASE
         # The same commits, with the sender as author and signer.
         repo.git("checkout", "-q", "-B", "export", branch_of(part.name))
-        repo.git(
-            "rebase", "-q", "--exec", "git commit -q --amend -s --no-edit --reset-author", first, env=who
-        )
+        sign = "git commit -q --amend -s --no-edit --reset-author"
+        repo.git("rebase", "-q", "--exec", sign, first, env=who)
         options = ["--cover-letter", "--thread=shallow", "--numbered", "--no-renames", "--abbrev=12"]
         options.append(f"--base={BASE}")
         if since:
@@ -99,10 +90,10 @@ def export(
         people = recipients(mails, pristine)
         (work / RECIPIENTS).write_text("".join(f"{line}\n" for line in people), encoding="utf-8")
         if strict and problems:
-            text = "\n".join(f"{p.check}: {p.where}: {p.text}" for p in problems)
-            why, fix = text, "correct these, then export again"
+            why = "\n".join(f"{p.check}: {p.where}: {p.text}" for p in problems)
+            fix = "correct these, then export again"
             raise LabError(f"the mails of {part.name} are not ready", why, fix, 1)
-    return Exported(sorted(directory.absolute().glob("*.patch")), problems)
+    return Exported(sorted(target.glob("*.patch")), problems)
 
 
 def _earlier(repo: Repo, first: str, since: Path, mails: list[Path]) -> str:
@@ -111,8 +102,7 @@ def _earlier(repo: Repo, first: str, since: Path, mails: list[Path]) -> str:
         why, fix = "--since names the directory of an earlier export", "kz series export"
         raise UsageError(f"{since} holds no mails", why, fix)
     repo.git("checkout", "-q", "-B", "earlier", first)
-    done = repo.am(mails, "--3way")
-    if done.returncode:
+    if (done := repo.am(mails, "--3way")).returncode:
         repo.ask("am", "--abort")
         why, fix = done.stderr.strip()[-400:], "export without --since"
         raise LabError(f"the mails in {since} do not apply", why, fix)
@@ -128,7 +118,6 @@ def _finish(mail: Path, words: letter.Letter, source: fetch.Source, base_commit:
 
 
 def recipients(mails: list[Path], pristine: Path) -> list[str]:
-    """The people and lists that the source's MAINTAINERS names for the mails."""
     script = pristine / "scripts" / "get_maintainer.pl"
     if not script.is_file() or len(mails) < 2:
         return []

@@ -57,7 +57,6 @@ class Figures:
         self.used: list[Result] = []
 
     def find(self, name: str) -> tuple[Result, Metric] | None:
-        """A metric by its name, from its own bench first."""
         own = [one for one in self.results if one.name == bench_of(name)]
         for result in own + [one for one in self.results if one not in own]:
             if metric := result.metric(name):
@@ -103,34 +102,30 @@ class Figures:
         for result in {id(result): result for result, _ in have}.values():
             counts = ", ".join(map(str, sorted({metric.ours.n for one, metric in have if one is result})))
             source = f"[{result.accelerator.upper()}, n = {counts}: {result.reproduce.removeprefix('./')}]"
-            lines += textwrap.wrap(
-                source, WIDTH, **WHOLE, initial_indent=INDENT, subsequent_indent=INDENT + " "
-            )
+            indents: Any = {"initial_indent": INDENT, "subsequent_indent": INDENT + " "}
+            lines += textwrap.wrap(source, WIDTH, **WHOLE, **indents)
         return "\n".join(lines)
 
     def provenance(self) -> str:
         """The versions and machines of the figures; call it after the tables."""
         if not self.used:
             return ""
-        words = [
-            "Medians, with the 10th and 90th percentile in brackets where they differ; ~ where the 95 % interval of the change includes 0."
-        ]
+        words = ["Medians, with the 10th and 90th percentile in brackets where they differ;"]
+        words.append("~ where the 95 % interval of the change includes 0.")
         for one in self.used:
             words.append(
                 f"Series {one.versions.get('knownzero', '?')}, {one.versions.get('qemu', '?')}, on {one.host.get('cpu', '?')} "
                 f"({one.host.get('cpus', '?')} CPUs, Linux {one.host.get('kernel', '?')})."
             )
         if any(one.accelerator == "tcg" for one in self.used):
-            words.append(
-                "TCG is QEMU's emulator: counters and instructions are exact; times only compare base with patched."
-            )
+            words.append("TCG is QEMU's emulator: counters and instructions are exact;")
+            words.append("times only compare base with patched.")
         return textwrap.fill(" ".join(dict.fromkeys(words)), 72)
 
 
 def _cell(sample: Sample, divisor: float) -> str:
-    middle, low, high = (
-        digits(value / divisor).replace(",", "") for value in (sample.median, sample.low, sample.high)
-    )
+    values = (value / divisor for value in (sample.median, sample.low, sample.high))
+    middle, low, high = (digits(value).replace(",", "") for value in values)
     return middle if low == middle == high else f"{middle} ({low}..{high})"
 
 
@@ -140,7 +135,6 @@ def _row(label: str, one: str, two: str, change: str) -> str:
 
 
 def base_paragraph(name: str, source: fetch.Source) -> str:
-    """The source that the patches are for."""
     wanted = fetch.base(name)
     text = f"The patches are for {'Linux' if name == 'linux' else 'QEMU'} {source.version}"
     if source.from_debian and source.version == wanted.version:
@@ -158,9 +152,8 @@ def write(name: str, part: Part, source: fetch.Source) -> Letter:
     environment = jinja2.Environment(undefined=jinja2.StrictUndefined, autoescape=False, trim_blocks=True)
     try:
         text = environment.from_string(file.read_text(encoding="utf-8"))
-        rendered = text.render(
-            table=figures.table, provenance=figures.provenance, base=base_paragraph(name, source)
-        )
+        base = base_paragraph(name, source)
+        rendered = text.render(table=figures.table, provenance=figures.provenance, base=base)
     except jinja2.TemplateError as error:
         line = getattr(error, "lineno", None)
         why, fix = f"{f'line {line}: ' if line else ''}{error}", "correct the placeholder"

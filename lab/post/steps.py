@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from lab.build import linux, qemu
 from lab.build.images import compiler
@@ -46,8 +46,7 @@ def steps_of(series: Series) -> list[Step]:
     patches = series.patches()
     for at, patch in enumerate(patches):
         diff = parts.diff_of(patch.read_bytes())
-        compiled = any(not BESIDE.match(name) for name in parts.touched(diff))
-        if compiled:
+        if compiled := any(not BESIDE.match(name) for name in parts.touched(diff)):
             digest.update(diff)
         symbols |= bool(option.search(diff))
         name = f"{patch.parent.name}/{patch.name}"
@@ -57,19 +56,13 @@ def steps_of(series: Series) -> list[Step]:
 
 def targets(series: Series, arch: str = "x86") -> list[str]:
     """Make targets that hold all the code a series changes: folders, or objects in folders of folders."""
-    sources = [
-        PurePosixPath(name)
-        for name in sorted(series.files())
-        if name.endswith(".c")
-        and not BESIDE.match(name)
-        and (not name.startswith("arch/") or name.startswith(f"arch/{arch}/"))
-    ]
-    return sorted(
-        {
-            f"{source.parent}/" if str(source.parent) not in LARGE else str(source.with_suffix(".o"))
-            for source in sources
-        }
-    )
+    found = set()
+    for name in series.files():
+        other = name.startswith("arch/") and not name.startswith(f"arch/{arch}/")
+        if name.endswith(".c") and not other and not BESIDE.match(name):
+            folder, _, file = name.rpartition("/")
+            found.add(f"{folder}/{file.removesuffix('c')}o" if folder in LARGE else f"{folder}/")
+    return sorted(found)
 
 
 @dataclass(frozen=True)

@@ -58,15 +58,11 @@ def _differences(what: str, one: dict[str, Any], two: dict[str, Any], keys: Iter
 
 def unlike(first: Result, second: Result) -> list[str]:
     """The reasons why two runs did not measure the same thing; empty when they did."""
-    reasons = [
-        f"{what} {one} against {two}"
-        for what, one, two in (
-            ("accelerator", first.accelerator, second.accelerator),
-            ("job", first.name, second.name),
-            ("sides", " and ".join(first.sides), " and ".join(second.sides)),
-        )
-        if one != two
-    ]
+    one, two = (
+        {"accelerator": run.accelerator, "job": run.name, "sides": " and ".join(run.sides)}
+        for run in (first, second)
+    )
+    reasons = _differences("", one, two, one)
     reasons += _differences("", first.job, second.job, {*first.job, *second.job})
     # Facts that one run does not have make no difference.
     known = [key for key in HOST if key in first.host and key in second.host]
@@ -117,8 +113,7 @@ def compare(first: Path, second: Path, *, force: bool = False) -> Comparison:
         why = "they measured different things: " + "; ".join(reasons)
         fix = "compare runs of the same job on the same accelerator and machine, or add --force"
         raise UsageError(f"Cannot compare {first} with {second}", why, fix)
-    found = rows(one, two)
-    if not found:
+    if not (found := rows(one, two)):
         fix = "give two runs of the same bench"
         raise UsageError(f"Cannot compare {first} with {second}", "no metric is in both", fix)
     common = {row.name for row in found}
@@ -139,7 +134,6 @@ CAPTION = (
 
 
 def table(found: Comparison) -> str:
-    """The comparison in Markdown."""
     names = dict(zip(SIDE_NAMES, found.sides, strict=True))
     lines = ["| metric | side | first | second | change | chance |", "|---|---|---:|---:|---:|---|"]
     for row in found.rows:

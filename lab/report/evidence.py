@@ -37,8 +37,7 @@ FILES = (
     *("/proc/meminfo", "/proc/cpuinfo"),
 )
 LINES = re.compile(
-    r"^(MemTotal|MemAvailable|SwapTotal|SwapFree|model name|microcode|cpu MHz|cache size)\s*:\s*(.*)$",
-    re.MULTILINE,
+    r"(?m)^(MemTotal|MemAvailable|SwapTotal|SwapFree|model name|microcode|cpu MHz|cache size)\s*:\s*(.*)$"
 )
 
 

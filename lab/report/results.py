@@ -118,7 +118,6 @@ class Result:
     folder: Path | None = field(default=None, compare=False)
 
     def metric(self, name: str) -> Metric | None:
-        """The metric of that name, or None."""
         return next((metric for metric in self.metrics if metric.name == name), None)
 
     def to_json(self) -> str:

@@ -70,15 +70,13 @@ def judge(base: Sequence[float], ours: Sequence[float], *, paired: bool) -> Sign
     if least > LEVEL or min(n, m) < 2:
         return Significance(TOO_FEW)
     if not paired:
-        return _tested(
-            UNPAIRED, "mannwhitneyu", (base, ours), len({*base, *ours}) < n + m, math.comb(n + m, n)
-        )
+        tied = len({*base, *ours}) < n + m
+        return _tested(UNPAIRED, "mannwhitneyu", (base, ours), tied, math.comb(n + m, n))
     some = [value for value in _changes(base, ours) if value]
     if not some:
         return Significance(f"{PAIRED}, exact", 1.0)
-    return _tested(
-        PAIRED, "wilcoxon", (some,), len({abs(value) for value in some}) < len(some), 2 ** len(some)
-    )
+    tied = len({abs(value) for value in some}) < len(some)
+    return _tested(PAIRED, "wilcoxon", (some,), tied, 2 ** len(some))
 
 
 def change_interval(base: Sequence[float], ours: Sequence[float]) -> tuple[float, float] | None:

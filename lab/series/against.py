@@ -3,7 +3,7 @@
 
 import contextlib
 import re
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,24 +11,12 @@ from lab.core import lock, progress
 from lab.core.errors import LabError, UsageError
 from lab.machine import fetch
 from lab.machine.apt import PrivateApt
+from lab.machine.fetch import Base
 from lab.series.parts import Part, Series, get
 from lab.series.repo import BASE, Repo, branch_of, commit_parts, small
 
 # Suites besides the one in base.toml.
 SUITES = ("unstable", "experimental")
-
-
-@dataclass(frozen=True)
-class Offer:
-    """A source package of the machine's mirror. ``version`` is upstream's: 7.3.4, 7.4-rc1."""
-
-    version: str
-    debian_version: str
-    suite: str
-    kind: str
-    package: str
-    file: str
-    sha256: str
 
 
 @dataclass
@@ -46,7 +34,6 @@ class Outcome:
         return "conflict" if self.conflicts else "3-way" if self.merged else "clean"
 
     def cell(self) -> str:
-        """The outcome as a cell of a table."""
         if self.conflicts:
             first, files = next(iter(self.conflicts.items()))
             return f"conflict: {len(self.conflicts)} of {self.patches}, first {first} ({', '.join(files)})"
@@ -64,17 +51,16 @@ class Report:
     outcomes: list[Outcome]
 
     def data(self) -> dict[str, Any]:
-        """The report for programs."""
         return {**asdict(self), "outcomes": [{**asdict(one), "state": one.state} for one in self.outcomes]}
 
 
 # Other sources.
 
 
-def offers(name: str) -> list[Offer]:
+def offers(name: str) -> list[Base]:
     """The sources of ``linux`` or ``qemu`` that the machine's mirror has; a suite that it lacks is left out."""
     base = fetch.base(name)
-    found: list[Offer] = []
+    found: list[Base] = []
     failed: LabError | None = None
     for suite in dict.fromkeys((base.suite, *SUITES)):
         apt = PrivateApt(suite, base.kind)
@@ -91,31 +77,24 @@ def offers(name: str) -> list[Offer]:
             if record.get("package", package) != package or "version" not in record:
                 continue
             with contextlib.suppress(KeyError):
-                file, checksum = fetch.record_file(record, base.kind)
-                version = record["version"]
-                found.append(
-                    Offer(fetch.upstream(version), version, suite, base.kind, package, file, checksum)
-                )
+                found.append(fetch.offered(replace(base, suite=suite, package=package), record))
     if not found and failed:
         raise failed
     return found
 
 
-def _packages(apt: PrivateApt, base: fetch.Base) -> list[str]:
+def _packages(apt: PrivateApt, base: Base) -> list[str]:
     """The source packages of a suite: Debian's kernel has its version in the package's name."""
-    match = re.fullmatch(r"(.+)-\d+\.\d+", base.package)
-    if not match:
+    if not (match := re.fullmatch(r"(.+)-\d+\.\d+", base.package)):
         return [base.package]
-    wanted = re.compile(rf"{re.escape(match[1])}-\d+\.\d+")
-    return sorted(
-        {name for record in apt.show(match[1]) for name in wanted.findall(record.get("depends", ""))}
-    )
+    depends = " ".join(record.get("depends", "") for record in apt.show(match[1]))
+    return sorted(set(re.findall(rf"{re.escape(match[1])}-\d+\.\d+", depends)))
 
 
-def choose(name: str, wanted: str, available: list[Offer]) -> list[Offer]:
+def choose(name: str, wanted: str, available: list[Base]) -> list[Base]:
     """The offers for ``newest``, ``all`` (each series' newest and its newest candidate), ``7.3.y`` or a version."""
     if wanted == "all":
-        newest: dict[tuple[int, int, bool], Offer] = {}
+        newest: dict[tuple[int, int, bool], Base] = {}
         for one in sorted(available, key=lambda one: fetch.order(one.version)):
             major, minor, _, candidate = fetch.order(one.version)
             newest[major, minor, candidate == 1000] = one
@@ -134,13 +113,6 @@ def choose(name: str, wanted: str, available: list[Offer]) -> list[Offer]:
     return [max(fitting, key=lambda one: fetch.order(one.version))]
 
 
-def download(offer: Offer) -> Path:
-    """The file of an offer, in the cache."""
-    with lock.locked(f"download-{offer.file}"), progress.step(f"downloading {offer.file}"):
-        apt = PrivateApt(offer.suite, offer.kind)
-        return fetch.download(apt, offer.package, offer.debian_version, offer.file, offer.sha256)
-
-
 def is_path(wanted: str) -> bool:
     """Whether the argument names a tree or a tarball; UsageError when it is neither that nor a version."""
     if wanted in ("newest", "all") or re.fullmatch(r"\d+\.\d+(?:\.\d+|\.y)?(?:[-~]rc\d+)?", wanted):
@@ -153,14 +125,15 @@ def is_path(wanted: str) -> bool:
 
 
 def as_source(name: str, wanted: str) -> fetch.Source:
-    """Another source, to make a tree of it."""
     if is_path(wanted):
         return fetch.local(name, Path(wanted).expanduser().absolute(), "source")
-    return _offered(name, choose(name, wanted, offers(name))[0])
+    return _download(choose(name, wanted, offers(name))[0])
 
 
-def _offered(name: str, offer: Offer) -> fetch.Source:
-    return fetch.Source(name, offer.version, offer.sha256, download(offer), False)
+def _download(offer: Base) -> fetch.Source:
+    with lock.locked(f"download-{offer.file}"), progress.step(f"downloading {offer.file}"):
+        archive = fetch.download(PrivateApt(offer.suite, offer.kind), offer)
+    return fetch.Source(offer.name, offer.version, offer.sha256, archive, False)
 
 
 # The attempt.
@@ -202,10 +175,7 @@ def _unmerged(repo: Repo, verb: str) -> list[str]:
 
 
 def against(name: str, wanted: str) -> list[Report]:
-    """Reports for another source, or for each source series of the mirror (``all``).
-
-    UsageError: ``wanted`` is no version and no path. LabError: the source cannot be had.
-    """
+    """Reports for another source, or for each source series of the mirror (``all``); LabError without a source."""
     series = get(name)
     own = fetch.obtain(name)
     pristine = fetch.pristine(own)
@@ -216,7 +186,7 @@ def against(name: str, wanted: str) -> list[Report]:
         for offer in choose(name, wanted, offers(name)):
             origin = f"Debian {offer.suite}, {offer.package} {offer.debian_version}"
             try:
-                found.append((origin, own if offer.sha256 == own.key else _offered(name, offer)))
+                found.append((origin, own if offer.sha256 == own.key else _download(offer)))
             except LabError as error:
                 if wanted != "all":
                     raise
@@ -233,12 +203,9 @@ def against(name: str, wanted: str) -> list[Report]:
 
 def lines(reports: list[Report]) -> list[str]:
     """The reports as a Markdown table of parts by kernels."""
-    head = ["part", *[f"{one.version}" for one in reports]]
-    rows = [head, ["---"] * len(head)]
-    rows += [
-        [part.part, *[one.outcomes[at].cell() for one in reports]]
-        for at, part in enumerate(reports[0].outcomes)
-    ]
+    rows = [["part", *(one.version for one in reports)], ["---"] * (len(reports) + 1)]
+    for outcomes in zip(*(one.outcomes for one in reports), strict=True):
+        rows.append([outcomes[0].part, *(one.cell() for one in outcomes)])
     found = ["| " + " | ".join(row) + " |" for row in rows]
     found += [f"{one.version}: {one.origin}" for one in reports]
     return [*found, f"The series is for {reports[0].base}. This compares text and builds nothing."]

@@ -12,39 +12,35 @@ from lab.series.parts import Series
 from lab.series.repo import BASE, apply, mode_of, small
 
 STATE = ".knownzero-applied"
-Content = tuple[bytes, int]  # bytes and mode
+Changes = dict[str, tuple[bytes, int] | None]  # bytes and mode of files by name; None: deleted
 
 
-def result(
-    series: Series, pristine: Path, patches: Sequence[Path] | None = None
-) -> dict[str, Content | None]:
-    """The content of each file that the patches (by default all) change; None: deleted."""
+def result(series: Series, pristine: Path, patches: Sequence[Path] | None = None) -> Changes:
+    """The content of each file that the patches (by default all) change."""
     with small(series, pristine) as repo:
         apply(repo, series, series.patches() if patches is None else patches)
-        made: dict[str, Content | None] = {}
+        made: Changes = {}
         for name in repo.git("diff", "--name-only", "--no-renames", f"{BASE}..HEAD").splitlines():
             path = repo.path / name
             made[name] = (path.read_bytes(), mode_of(path)) if path.is_file() else None
         return made
 
 
-def _sync(tree: Path, pristine: Path, made: dict[str, Content | None], key: str = "") -> None:
+def _sync(tree: Path, pristine: Path, made: Changes, key: str = "") -> None:
     """Make the working copy hold exactly base + ``made``; unchanged files keep their times."""
     state = tree / STATE
     before = set(json.loads(state.read_text(encoding="utf-8"))["files"]) if state.is_file() else set()
     # Written first: the next run repairs an interrupted one.
     lock.write_atomically(state, json.dumps({"key": "", "files": sorted(before | set(made))}))
-    for name in sorted(before - set(made)):
+    base: Changes = {}
+    for name in before - set(made):
         origin = pristine / name
-        if origin.is_file():
-            # A new file, not a link: make needs a new time.
-            lock.write_if_changed(tree / name, origin.read_bytes(), mode_of(origin))
-        else:
-            (tree / name).unlink(missing_ok=True)
-    for name, content in made.items():
+        base[name] = (origin.read_bytes(), mode_of(origin)) if origin.is_file() else None
+    for name, content in (base | made).items():
         if content is None:
             (tree / name).unlink(missing_ok=True)
         else:
+            # A new file, not a link: make needs a new time.
             (tree / name).parent.mkdir(parents=True, exist_ok=True)
             lock.write_if_changed(tree / name, *content)
     lock.write_atomically(state, json.dumps({"key": key, "files": sorted(made)}))
@@ -52,10 +48,7 @@ def _sync(tree: Path, pristine: Path, made: dict[str, Content | None], key: str 
 
 @contextlib.contextmanager
 def working_copy(series: Series, source: fetch.Source) -> Iterator[Path]:
-    """A patched tree to build from; unchanged files keep their times.
-
-    Builds share it. It does not change while one of them holds it.
-    """
+    """A patched tree that builds share: it does not change while one holds it; unchanged files keep their times."""
     pristine = fetch.pristine(source)
     if series.empty():
         yield pristine

@@ -16,10 +16,8 @@ from lab.series.repo import git_environment
 
 # Lines of a mail that differ between two exports of the same patch.
 VARIES = re.compile(
-    rb"^From [0-9a-f]{40} .*\n|^(?:Message-I[dD]|In-Reply-To|References|Date): .*\n|\[PATCH[^]]*\]",
-    re.MULTILINE,
+    rb"(?m)^From [0-9a-f]{40} .*\n|^(?:Message-I[dD]|In-Reply-To|References|Date): .*\n|\[PATCH[^]]*\]"
 )
-
 # QEMU's script has no types: header updates from Linux, and the sign-off that export adds.
 QEMU = re.compile(r"added, moved or deleted file\(s\) imported from Linux|Missing Signed-off-by")
 

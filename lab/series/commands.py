@@ -11,9 +11,8 @@ from typer import Argument, Option
 from lab.core.options import Json, Name, Parts
 
 app = typer.Typer()
-series_app = typer.Typer(
-    no_args_is_help=True, help="Save, check, rebase and export the parts of linux or qemu."
-)
+HELP = "Save, check, rebase and export the parts of linux or qemu."
+series_app = typer.Typer(no_args_is_help=True, help=HELP)
 app.add_typer(series_app, name="series")
 
 

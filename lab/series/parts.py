@@ -67,7 +67,6 @@ class Series:
     whole: bool = True
 
     def patches(self) -> list[Path]:
-        """All patches in the order in which they apply."""
         return [patch for part in self.parts for patch in part.patches()]
 
     def key(self) -> str:
@@ -83,11 +82,9 @@ class Series:
         return {name for patch in found for name in touched(patch.read_bytes())}
 
     def empty(self) -> bool:
-        """Whether there is no patch."""
         return not self.patches()
 
     def configs(self) -> set[str]:
-        """Kconfig symbols that the parts add."""
         return {symbol for part in self.parts for symbol in part.configs}
 
 
@@ -104,9 +101,7 @@ def _all(name: str) -> Series:
             if missing := [one for one in on if one not in {p.name for p in found}]:
                 raise ValueError(f"{part} stands on {missing[0]}, which does not come before it")
             fields.pop("solved", None)  # for readers
-            given: dict[str, Any] = {
-                key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()
-            }
+            given: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
             found.append(Part(part, limit=given.pop("patches", 0), root=root / "parts" / part, **given))
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise LabError(f"cannot read {file}", str(error), f"git checkout {file}") from None
@@ -114,16 +109,12 @@ def _all(name: str) -> Series:
 
 
 def get(name: str, parts: Iterable[str] = ()) -> Series:
-    """The series of ``linux`` or ``qemu``: all parts, or these and the parts they stand on.
-
-    UsageError: a part does not exist.
-    """
+    """A series: all parts, or these and the parts they stand on; UsageError for a part that does not exist."""
     series = _all(name)
     if tuple(parts) == MEASURE:
         only = Part(MEASURE[0], "Kernels to measure with", series.root / MEASURE[0])
         return Series(name, series.root, (only,), {}, whole=False)
-    wanted = set(parts)
-    if not wanted:
+    if not (wanted := set(parts)):
         return series
     known = {part.name: part for part in series.parts}
     for one in sorted(wanted):
@@ -150,7 +141,6 @@ def diff_of(patch: bytes) -> bytes:
 
 
 def touched(patch: bytes) -> list[str]:
-    """The paths a patch in git form changes, in order."""
     names = re.findall(rb"^diff --git a/(.+) b/(.+)$", diff_of(patch), re.MULTILINE)
     return list(dict.fromkeys(name.decode() for pair in names for name in pair))
 

@@ -2,9 +2,8 @@
 """A series as git commits: branch part/NAME marks the last commit of each part."""
 
 import os
-import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -46,37 +45,34 @@ class Repo:
         self.path = path
 
     def argv(self, *arguments: str) -> list[str]:
-        """A git command line with the pinned configuration."""
         return ["git", "-C", str(self.path), *[word for item in PINNED for word in ("-c", item)], *arguments]
 
-    def env(self, more: Mapping[str, str] | None = None) -> dict[str, str]:
+    def env(self, more: run.Env = None) -> dict[str, str]:
         """The environment of git: a fixed identity and nothing of the user's configuration."""
         name, mail = IDENTITY
         who = {f"GIT_{role}_NAME": name for role in ("COMMITTER", "AUTHOR")}
         who |= {f"GIT_{role}_EMAIL": mail for role in ("COMMITTER", "AUTHOR")}
         return {**git_environment(self.path.parent), **who, **(more or {})}
 
-    def git(self, *arguments: str, stdin: bytes | None = None, env: Mapping[str, str] | None = None) -> str:
+    def git(self, *arguments: str, stdin: bytes | None = None, env: run.Env = None) -> str:
         """Run git and return its stdout without the last newline; a failure is an error."""
         what = f"git {arguments[0]} failed in {self.path}"
         fix = "read the message of git; `kz tree` makes a new tree if this one cannot be repaired"
         return run.output(self.argv(*arguments), what, fix, env=self.env(env), stdin=stdin).removesuffix("\n")
 
-    def ask(self, *arguments: str, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-        """Run git and return whatever happens."""
+    def ask(self, *arguments: str, env: run.Env = None) -> run.Done:
         return run.ask(self.argv(*arguments), env=self.env(env))
 
     def find(self, name: str) -> str:
         """The commit of a name, or the empty string."""
         return self.ask("rev-parse", "-q", "--verify", f"{name}^{{commit}}").stdout.strip()
 
-    def am(self, patches: Sequence[Path], *options: str) -> subprocess.CompletedProcess[str]:
+    def am(self, patches: Sequence[Path], *options: str) -> run.Done:
         """``git am`` on HEAD; equal input gives equal commits."""
         return self.ask("am", "-q", "--committer-date-is-author-date", *options, *map(str, patches))
 
 
 def branch_of(part: str) -> str:
-    """The branch that ends a part."""
     return f"part/{part}"
 
 
@@ -89,12 +85,9 @@ def apply(repo: Repo, series: Series, patches: Sequence[Path], *options: str) ->
     if "--3way" not in options:
         repo.ask("am", "--abort")
     reason = [line for line in (done.stderr or done.stdout).splitlines() if not line.startswith("hint:")]
-    raise UsageError(
-        f"{patches[0].parent.name}: {stopped} does not apply",
-        "\n".join(reason[-8:]),
-        f"change it in the tree of `kz tree {series.name}`, then `kz series save {series.name}`; "
-        f"`kz series rebase {series.name}` is for other versions",
-    )
+    fix = f"change it in the tree of `kz tree {series.name}`, then `kz series save {series.name}`; "
+    fix += f"`kz series rebase {series.name}` is for other versions"
+    raise UsageError(f"{patches[0].parent.name}: {stopped} does not apply", "\n".join(reason[-8:]), fix)
 
 
 def commit_parts(repo: Repo, series: Series, *options: str) -> str:
@@ -160,15 +153,12 @@ def ranges(repo: Repo, series: Series) -> list[tuple[Part, str, str]]:
     found, before = [], repo.find(BASE)
     for part in present:
         end = head if part is present[-1] else repo.find(branch_of(part.name))
-        if (
-            repo.ask("merge-base", "--is-ancestor", before, end).returncode
-            or repo.ask("merge-base", "--is-ancestor", end, head).returncode
-        ):
-            raise UsageError(
-                f"branch {branch_of(part.name)} is not between the part before it and HEAD",
-                f"it is at {end[:12]}; a rebase without --update-refs leaves it behind",
-                f"git branch -f {branch_of(part.name)} COMMIT, with the last commit of that part",
-            )
+        pairs = (before, end), (end, head)
+        if any(repo.ask("merge-base", "--is-ancestor", *pair).returncode for pair in pairs):
+            what = f"branch {branch_of(part.name)} is not between the part before it and HEAD"
+            why = f"it is at {end[:12]}; a rebase without --update-refs leaves it behind"
+            fix = f"git branch -f {branch_of(part.name)} COMMIT, with the last commit of that part"
+            raise UsageError(what, why, fix)
         found.append((part, before, end))
         before = end
     return found

@@ -22,7 +22,6 @@ SETTINGS |= {"gc.auto": "0", "core.looseCompression": "1"}
 
 
 def default_path(name: str) -> Path:
-    """Where ``kz tree`` makes a tree by default."""
     return paths.cache() / "tree" / name
 
 
@@ -117,7 +116,6 @@ def make(name: str, path: Path | None, force: bool = False, chosen: Iterable[str
 
 
 def create(name: str, target: Path, source: fetch.Source) -> Repo:
-    """A git tree with one commit, the unpatched source."""
     pristine = fetch.pristine(source)
     log = paths.log_file(f"tree-{name}")
     what = f"making a git tree of {name} {source.version}"

@@ -43,7 +43,6 @@ def read(file: Path) -> list[Case]:
 
 
 def count(cases: Iterable[Case]) -> Counter[str]:
-    """The number of tests in each state."""
     return Counter(case.state for case in cases)
 
 

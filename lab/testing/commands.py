@@ -62,8 +62,7 @@ def test(
         if given and not nightly:
             raise UsageError(f"Bad {option}", "it belongs to a night", "add --nightly")
     if report:
-        last = next(night.all_nights(), None)
-        if last is None:
+        if (last := next(night.all_nights(), None)) is None:
             raise UsageError("Bad --report", f"{night.root()} has no night", "run kz test --nightly first")
         print(night.text(last))
         raise typer.Exit(last.exit_code())

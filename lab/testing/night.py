@@ -141,9 +141,8 @@ class Night:
         states = self.states()
         if FAILED in states:
             return errors.FAILED
-        return (
-            errors.OK if BROKEN not in states and states & {PASSED, WAITING, INTERRUPTED} else errors.MACHINE
-        )
+        fine = BROKEN not in states and states & {PASSED, WAITING, INTERRUPTED}
+        return errors.OK if fine else errors.MACHINE
 
 
 def load(folder: Path) -> Night:
@@ -209,9 +208,7 @@ def line(night: Night, stage: Stage) -> dict[str, Any]:
         if step.why
     ]
     return {
-        "stage": stage.name,
-        "title": stage.title,
-        "state": stage.state,
+        **{"stage": stage.name, "title": stage.title, "state": stage.state},
         "seconds": round(stage.seconds, 1),
         "tests": cases.count(found),
         "repeated": sum(bool(case.repeats) for case in found),
@@ -233,9 +230,8 @@ def _row(report: dict[str, Any]) -> str:
 
 def text(night: Night) -> str:
     """The table for the terminal; its last line is the path of the page."""
-    return "\n".join(
-        [*(_row(line(night, stage)) for stage in night.stages), str(night.folder / "index.html")]
-    )
+    rows = [_row(line(night, stage)) for stage in night.stages]
+    return "\n".join([*rows, str(night.folder / "index.html")])
 
 
 def _cut(text: str) -> str:
@@ -260,9 +256,8 @@ def _page(night: Night, reports: list[dict[str, Any]]) -> str:
             show(f"    {step.state:14}{name}", Path(stage.name, name, "report.html"))
     for report in reports:
         for found in report["findings"]:
-            console.rule(
-                Text(f"{report['stage']}: {found.get('test') or found.get('step')}: {found['state']}")
-            )
+            name = found.get("test") or found.get("step")
+            console.rule(Text(f"{report['stage']}: {name}: {found['state']}"))
             show(f"{_cut(found['why'])}\nAgain: {found['again']}")
     for stage in night.stages:
         console.rule(f"{stage.name}: tests with figures, repeats, or a reason")
@@ -273,10 +268,8 @@ def _page(night: Night, reports: list[dict[str, Any]]) -> str:
             remarks += [f"a guest was started again: {_cut(why)}" for why in case.started_again]
             remarks += [_cut(case.detail)] if case.state == FAILED else []
             if remarks:
-                show(
-                    f"{case.id}: {case.state}, {progress.duration(case.seconds)}\n    "
-                    + "\n    ".join(remarks)
-                )
+                head = f"{case.id}: {case.state}, {progress.duration(case.seconds)}"
+                show("\n    ".join([head, *remarks]))
     console.rule("where it ran")
     about = {"command": night.command, **night.facts, **night.settings}
     show("\n".join(f"{key}: {value}" for key, value in about.items()))

@@ -168,9 +168,8 @@ def main(
     if night and night.unfinished() and night.same_as(about, shard, settings, wants):
         progress.note(f"going on with the night in {night.folder}")
     else:
-        night = Night(
-            nights.new_folder(), chosen, shlex.join(["./kz", *sys.argv[1:]]), shard, settings, about
-        )
+        command = shlex.join(["./kz", *sys.argv[1:]])
+        night = Night(nights.new_folder(), chosen, command, shard, settings, about)
     # Processes whose parents have ended become children of this one, so that they can be ended with their step.
     ctypes.CDLL(None).prctl(SUBREAPER, 1, 0, 0, 0)
     try:
