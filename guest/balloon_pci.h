@@ -171,7 +171,7 @@ static bool reset(struct device *d)
 	return ms < PATIENCE;
 }
 
-/* Negotiates features (those that are offered) and starts the queues, numbered as Linux does. NULL, or what is wrong. */
+/* Negotiates features (those that are offered) and starts the queues, numbered as Linux does. Returns NULL, or the defect. */
 static const char *start(struct device *d, uint64_t wanted, unsigned int largest)
 {
 	static const uint64_t needs[QUEUES] = { 0, 0, NEEDS_STATS, NEEDS_HINTING, NEEDS_REPORTING };
@@ -238,7 +238,7 @@ static uint16_t owner(const struct ring *r, uint16_t n, bool driver)
 	return (uint16_t)((first << VRING_PACKED_DESC_F_AVAIL) | (used << VRING_PACKED_DESC_F_USED));
 }
 
-/* A packed ring has one buffer at a time here. */
+/* Here a packed ring has one buffer at a time. */
 static void give_packed(struct ring *r, const struct part *parts, int count)
 {
 	uint16_t flags = 0;

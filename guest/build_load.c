@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * build_load: what a build does to memory. One process after the other is forked, executes a program,
+ * build_load: uses memory as a build does. It forks one process after the other; each executes a program,
  * fills memory of its own to the last byte, reads its input, writes an output, and ends.
  */
 #include "common.h"
@@ -14,7 +14,7 @@ static const char usage[] =
 "writes 256 KiB to a file, and ends. Prints one JSON line.\n"
 "  --steps N        processes (default 100)\n"
 "  --size MB        memory that each of them fills (default 8)\n"
-"  --folder PATH    where the outputs are written, and removed in the end (default /tmp)\n"
+"  --folder PATH    folder for the outputs, which are removed in the end (default /tmp)\n"
 "  --help           this text\n"
 "Exit: 0 done, 2 bad usage, 3 the machine cannot do it.\n";
 

@@ -34,7 +34,7 @@ enum verdict { PASS, FAIL, NOT_OFFERED, NOT_RUN };
 
 static int failures;
 static bool distrusted;			/* the kernel trusts no device after a lie */
-static char text[256];			/* what a check has to say */
+static char text[256];			/* the observation of a check */
 
 static void row(enum verdict verdict, const char *check, const char *seen)
 {
@@ -80,14 +80,14 @@ static bool in_balloon(struct device *d, enum queue q, const unsigned char *at, 
 	return page_list(d, q, list, (int)count, NULL, 0) >= 0;
 }
 
-/* ---- the checks: each returns what is wrong, or NULL, and leaves in text what it has seen ---- */
+/* ---- the checks: each returns the defect, or NULL, and leaves its observation in text ---- */
 
 static bool is_dirt(const unsigned char *at, size_t size)
 {
 	return at[0] == DIRT && !memcmp(at, at + 1, size - 1);
 }
 
-/* A used length that has to be 0. */
+/* A used length that must be 0. */
 static const char *nothing(int64_t used)
 {
 	const char *seen = says("used length %" PRId64 "%s", used, used < 0 ? ": no answer" : "");
@@ -107,7 +107,7 @@ static const char *answer(const struct device *d, const unsigned char *at, size_
 	if ((size_t)used == size / 4096)
 		return says("used length %" PRId64 " for %zu bytes is a number of pages: bit 6 means something else here", used, size);
 	if ((size_t)used != size)
-		return says("used length %" PRId64 " for %zu bytes: it has to be all or 0", used, size);
+		return says("used length %" PRId64 " for %zu bytes: it must be all or 0", used, size);
 	bad = kz_first_nonzero(at, size);
 	return bad == size ? NULL : says("%zu bytes returned as zero, but byte %zu is 0x%02x%s", size, bad, at[bad],
 					 is_dirt(at, size) ? ": nothing was discarded" : "");
@@ -145,7 +145,7 @@ static const char *queues(struct device *d)
 	uint64_t set = offered;
 	int sets = 0;
 
-	/* Subsets of what is offered, each once, from all to none. */
+	/* Subsets of the offered features, each once, from all to none. */
 	do {
 		error = start(d, ~offered | set, MAX_RING);
 		if (!error)
@@ -264,7 +264,7 @@ static const char *inflate(struct device *d, int count, int *zeros)
 	if (used < 0 || page_list(d, DEFLATE, list, count, NULL, 0) < 0)
 		return LATE;
 	if (used && (size_t)used != length)
-		return says("used length %" PRId64 " for %d pages: it has to be %zu or 0", used, count, length);
+		return says("used length %" PRId64 " for %d pages: it must be %zu or 0", used, count, length);
 	for (n = 0; used && n < count; n++) {
 		bool clean = list[n] != NO_PFN && kz_first_nonzero(at + (size_t)n * 4096, 4096) == 4096;
 
@@ -325,7 +325,7 @@ static const char *half(struct device *d)
 	memset(block(0), DIRT, (pages - 1) * KZ_HUGE);
 	wait_ms(200);
 	says("%zu MiB", (pages - 1) * 2);
-	return is_dirt(block(0), (pages - 1) * KZ_HUGE) ? NULL : "deflated memory does not keep what is written";
+	return is_dirt(block(0), (pages - 1) * KZ_HUGE) ? NULL : "deflated memory does not keep its data";
 }
 
 /* Out of memory, a driver uses pages of the balloon at once, and deflates later, whatever the target. */
@@ -338,7 +338,7 @@ static const char *used_first(struct device *d)
 	if (!in_balloon(d, DEFLATE, block(4), MAX_LIST))
 		return LATE;
 	wait_ms(100);
-	return is_dirt(block(4), MAX_LIST * 4096) ? NULL : "what was written before the deflate request is lost";
+	return is_dirt(block(4), MAX_LIST * 4096) ? NULL : "data written before the deflate request is lost";
 }
 
 static const char *statistics(struct device *d)
@@ -496,17 +496,17 @@ static uint64_t counter(const char *name)
 	return value;
 }
 
-/* Memory is filled with dirt, freed, reported and used again; @verify: the kernel checks what it does not zero. */
+/* Memory is filled with dirt, freed, reported and used again; @verify: the kernel checks the memory that it does not zero. */
 static bool check_round(const char *check, bool verify)
 {
-	/* More is used again than stayed clean, so some of it was dirty. */
+	/* The child uses more memory than stayed clean, so some of it was dirty. */
 	size_t bytes = kz_meminfo("MemFree") / 4 * 3, used = bytes / 3 * 2;
 	uint64_t bad, skip, cleared;
 	bool filled, clean;
 	int error;
 
 	if (distrusted) {
-		row(NOT_RUN, check, "the kernel has found dirty pages, and trusts no device since");
+		row(NOT_RUN, check, "the kernel found dirty pages and distrusts all devices");
 		return false;
 	}
 	kz_write_file(VERIFY, verify ? "1" : "0");
@@ -531,7 +531,7 @@ static bool check_round(const char *check, bool verify)
 	else if (bad || !clean)
 		row(FAIL, check, says("%s; the kernel found %" PRIu64 " dirty pages", clean ? "new memory is zero" : "new memory is not zero", bad));
 	else
-		row(PASS, check, says("%zu MiB were used again, %.1f %% of the wanted zeros without zeroing", used / (size_t)KZ_MB,
+		row(PASS, check, says("%zu MiB were used again, %.1f %% of the zeroing skipped", used / (size_t)KZ_MB,
 				      100.0 * (double)skip / (double)(skip + cleared + !(skip + cleared))));
 	distrusted = bad;
 	return !error && !bad && clean;

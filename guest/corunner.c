@@ -1,25 +1,25 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * corunner: follows pointers through its own memory, and prints how far it came in a given time: less
- * if other code took its CPU or its cache. With --clear it zeroes other memory itself after each turn,
- * which does not count as its time.
+ * corunner: follows pointers through its own memory, and prints its steps in a given time: fewer if
+ * other code used its CPU or its cache. With --clear it zeroes other memory after each turn, which does
+ * not count as its time.
  */
 #include "common.h"
 
 static const char usage[] =
 "usage: corunner [options]\n"
 "Reads and writes its memory in a random order for some time; prints one JSON line.\n"
-"  --ms N           how long (default 2000)\n"
-"  --size KB        how much memory (default 1024)\n"
+"  --ms N           duration (default 2000)\n"
+"  --size KB        its memory (default 1024)\n"
 "  --clear HOW      after each turn through its memory, zero 2 MB of other memory\n"
-"                   with ordinary stores (stos) or with such that leave the caches\n"
-"                   alone (movnti); x86-64 only\n"
+"                   with ordinary stores (stos) or with stores that bypass the\n"
+"                   caches (movnti); x86-64 only\n"
 "  --help           this text\n"
 "Exit: 0 done, 2 bad usage, 3 the machine cannot do it.\n";
 
 #define LINE 64UL
 #define STRIDE 1000UL
-/* Much more than caches near a CPU hold, and a part of it as large as what kzeropaged takes at a time. */
+/* Much larger than the caches near a CPU; it is zeroed in parts of a huge page, as kzeropaged does. */
 #define CLEAR_AREA (64 * KZ_MB)
 #define CLEAR_BYTES KZ_HUGE
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
  * fillfree: makes free memory dirty. It fills a share of the free memory with a byte and frees it, so
- * that the next allocations get memory that was not zero.
+ * that the next allocations get dirty memory.
  */
 #include "common.h"
 
@@ -10,18 +10,17 @@
 static const char usage[] =
 "usage: fillfree [options]\n"
 "Fills free memory with a byte and frees it again; prints one JSON line.\n"
-"  --share PERCENT  how much of MemFree to fill (default 85)\n"
+"  --share PERCENT  the part of MemFree to fill (default 85)\n"
 "  --size MB        a fixed size instead of a share\n"
 "  --byte VALUE     the byte (default 0x5a)\n"
 "  --nothp          use small pages only\n"
-"  --gaps KB        when filled, give back every other so many KB, so that free memory is in\n"
-"                   pieces as small as that; the rest is freed in the end\n"
-"  --hold           print the line when filled, keep the memory until a line comes in on\n"
-"                   stdin, then free it\n"
+"  --gaps KB        when filled, free every other piece of KB kilobytes, so that free memory is\n"
+"                   in such pieces; the rest is freed in the end\n"
+"  --hold           print the line when filled, and free the memory when stdin has a line\n"
 "  --help           this text\n"
 "Exit: 0 done, 2 bad usage, 3 the machine cannot do it.\n";
 
-/* It fills by chunks, so that a shortage of memory ends the filling and not the program. */
+/* It fills by chunks, so that a shortage of memory ends the filling only. */
 #define CHUNK (16UL * KZ_MB)
 
 int main(int argc, char **argv)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * flush: writes a value to page_reporting's flush parameter and prints the result; can receive a
- * signal during the write, which a shell cannot.
+ * flush: writes a value to page_reporting's flush parameter and prints the result. It can receive
+ * a signal during the write; a shell cannot.
  */
 #include "common.h"
 
@@ -16,7 +16,7 @@ static const char usage[] =
 "prints one JSON line with the error (null if none) and what was reported meanwhile.\n"
 "  --signal-after US  receive a signal after this many microseconds\n"
 "  --help             this text\n"
-"Exit: 0 the write was tried, whatever its result; 2 bad usage; 3 there is no such parameter.\n";
+"Exit: 0 the write was tried; 2 bad usage; 3 there is no such parameter.\n";
 
 static void on_signal(int number KZ_MAYBE_UNUSED) { }
 

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * hotpath: short kernel paths, timed one repetition at a time.
+ * hotpath: times short kernel paths, one repetition at a time.
  *
  * Under QEMU's `-icount shift=0` every instruction advances the guest's clock by one nanosecond,
- * and the TSC of an emulated x86 CPU runs at 1 GHz: ticks are then instructions, exactly, and the
- * same run after run. A repetition is kept shorter than a timer tick, so that the median is free
- * of interrupts.
+ * and the TSC of an emulated x86 CPU runs at 1 GHz. Ticks are then instructions, exactly, and equal in
+ * each run. A repetition is shorter than a timer tick, so that the median is free of interrupts.
  */
 #include "common.h"
 
@@ -22,15 +21,15 @@ static const char usage[] =
 "Paths (default: all):\n"
 "  fault        write fault on an anonymous 4 KiB page, with its share of MADV_DONTNEED\n"
 "  thp_fault    write fault on a 2 MiB page, with its MADV_DONTNEED\n"
-"  new_fault    write fault on a 4 KiB page, and it is kept: each gets another page\n"
-"  new_thp      write fault on a 2 MiB page, and it is kept\n"
+"  new_fault    write fault on a 4 KiB page that is kept: each fault gets another page\n"
+"  new_thp      write fault on a 2 MiB page that is kept\n"
 "  pipe_deep    16 one-byte packets into a pipe and out of it again: each needs a page\n"
 "  pipe_cached  the same 16 packets one by one: the pipe keeps its page, none is allocated\n"
 "  alloc_free   an order-0 page allocated and freed: (pipe_deep - pipe_cached) / pages\n"
 "  buddy        the same with 224 packets, so that the per-CPU list overflows to the buddy lists\n"
 "  order3       32 KiB of one block allocated and freed: list3 - list0\n"
 "  order9       2 MiB of one block allocated and freed: list9 - list0\n"
-"  list3, list9 listmount(2) with room for 4096 and for 262144 mounts: the kernel allocates that room\n"
+"  list3, list9 listmount(2) with room for 4096 and for 262144 mounts, which the kernel allocates\n"
 "  list0        the same with room for none: nothing is allocated\n"
 "  fork         fork, exit and wait\n"
 "  exec         fork, execve of this program, exit and wait\n"
@@ -70,7 +69,7 @@ static inline uint64_t ticks(void)
 #define WARM_UPS 16
 
 static char *small, *huge;
-/* Memory that was never written to, and how much of it there was. */
+/* Memory that was never written to. */
 static char *fresh;
 static int shallow[2], deep[2];
 
@@ -132,8 +131,8 @@ static void run_buddy_deep(void) { fill_and_drain(deep, BUDDY_DEPTH); }
 static void run_buddy_cached(void) { one_by_one(deep, BUDDY_DEPTH); }
 
 /*
- * The kernel allocates room for as many numbers as it is asked for, with kvmalloc(), before it looks for
- * mounts. It is asked for those after the last one there can be: it finds none, whatever the room.
+ * listmount() allocates room for @count numbers with kvmalloc() before it looks for mounts. The request
+ * starts after the last possible mount, so the kernel finds none.
  */
 static void list_mounts(size_t count)
 {

@@ -33,7 +33,7 @@ static void complain(const char *what, const char *name)
 static void mount_at(const char *type, const char *dir, const char *options)
 {
 	mkdir(dir, 0755);
-	/* Not every kernel has every filesystem: a missing one shows in its use. */
+	/* A kernel may lack a filesystem: the command that needs it fails. */
 	mount(type, dir, type, 0, options);
 }
 
@@ -93,7 +93,7 @@ static int open_port(const char *wanted)
 	return fd;
 }
 
-/* Reading a port gives the end of the file until the kernel knows that the host has opened its end. */
+/* A read of a port returns end-of-file until the kernel learns that the host opened its end. */
 static int is_connected(int fd)
 {
 	struct pollfd port = { .fd = fd };

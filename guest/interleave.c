@@ -60,7 +60,7 @@ int main(int argc, char **argv)
 		kz_die(KZ_BROKEN, "cannot interleave over nodes 0 and 1: %s; boot with numa=fake=2", strerror(errno));
 
 	for (i = 0; i < COUNT; i++) {
-		/* 7 is no divisor of a power of two: every place has its turn. */
+		/* 7 does not divide a power of two, so each place has its turn. */
 		void *page = (void *)(first + i * size + (i * 7 * PAGE) % size);
 		void *other = (void *)(first + i * size + ((i * 7 + 1) * PAGE) % size);
 		int node;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * leak_hunter: dirties free memory, takes memory in every way that a program can, and reads each
- * byte that must be zero. A byte that is not is a leak: it is printed and the program fails. A
- * kind of memory that this kernel does not offer is listed with the reason and never counted.
+ * leak_hunter: dirties free memory, allocates every kind of memory that a program can get, and reads
+ * each byte that must be zero. Another value is a leak: the program prints it and fails. It lists a
+ * kind of memory that this kernel does not offer with the reason, and does not count it.
  */
 #include "common.h"
 
@@ -60,7 +60,7 @@ static int nr_kinds;
 
 static unsigned long seed = 1, fill = 0x5a, nr_workers = 2, dirty_limit = ULONG_MAX / KZ_MB;
 static char why[120];
-/* --plant: proves that the hunter sees a byte that is not zero. --setup: the guest may be changed. */
+/* --plant: proves that the hunter finds a byte that is not zero. --setup: the guest may be changed. */
 static bool plant, throwaway, whole_round;
 static int only = -1;
 
@@ -681,7 +681,7 @@ static long run_hugetlb_file(void)
 	return check_map(fd, bytes, kz_rng() & 1 ? MAP_SHARED : MAP_PRIVATE, check_populated);
 }
 
-/* A copied huge page has the content of the original, whatever was known of the new page. */
+/* A copied huge page has the content of the original, even if the new page is known zero. */
 static long hugetlb_cow_body(void)
 {
 	size_t i;
@@ -897,7 +897,7 @@ static const struct kind fixed_kinds[] = {
 	MAP(hugetlb_pool, 1, 4, KZ_HUGE, HUGETLB, check_populated),
 	/* More than the pool has: the rest is surplus, straight from the allocator. */
 	MAP(hugetlb_surplus, 9, 20, KZ_HUGE, HUGETLB, check_populated),
-	/* Without a reservation the fault itself allocates what the pool does not have. */
+	/* Without a reservation the fault itself allocates the pages that the pool lacks. */
 	MAP(hugetlb_noreserve, 9, 20, KZ_HUGE, HUGETLB | MAP_NORESERVE, check_populated),
 	MAP(hugetlb_cow, 1, 2, KZ_HUGE, HUGETLB, check_hugetlb_cow),
 	MAP(hugetlb_1g, 1, 1, 1UL << 30, HUGETLB | HUGE_1G, check_populated),
@@ -947,7 +947,7 @@ static void swap_on_zram(void)
 		swapon("/dev/zram0", 0);
 }
 
-/* Enables what is off by default, so that more kinds can run. A failure means a skipped kind. */
+/* Enables features that are off by default, for more kinds. A failure means a skipped kind. */
 static void set_up(void)
 {
 	static const char *const settings[][2] = {
@@ -1133,16 +1133,16 @@ static uint64_t report(unsigned long seconds, uint64_t began, unsigned long kill
 static const char usage[] =
 "usage: leak_hunter [options]\n"
 "Dirties free memory and reads new memory of every kind as zero; prints one JSON line.\n"
-"  --seconds S      how long (default 10)\n"
-"  --whole-round    go on until every kind had its turn, however long that takes\n"
+"  --seconds S      duration (default 10)\n"
+"  --whole-round    go on until every kind had its turn\n"
 "  --seed N         the random choices (default 1)\n"
 "  --workers N      processes, 1 to 16 (default 2)\n"
 "  --byte VALUE     dirty free memory with this byte, 1 to 255 (default 0x5a)\n"
-"  --dirty MB       dirty at most this much at once in each process (default: what is free)\n"
+"  --dirty MB       dirty at most this much at once in each process (default: free memory)\n"
 "  --kind NAME      this kind only (--list names them)\n"
 "  --setup          change the system so that more kinds run: huge page settings, KSM, swap\n"
 "                   on zram, a tmpfs; for throwaway guests\n"
-"  --plant          put a byte that is not zero where it looks: it must fail\n"
+"  --plant          plant a byte that is not zero: the hunt must fail\n"
 "  --list           name the kinds and end\n"
 "  --help           this text\n"
 "Exit: 0 all zero, 1 a byte was not zero or a worker crashed, 2 bad usage, 3 nothing checked.\n";

@@ -15,14 +15,14 @@ static const char usage[] =
 "usage: page_fault [options]\n"
 "Maps anonymous memory, writes a byte to each 4 KiB page, unmaps it, and begins again; prints one\n"
 "JSON line. An iteration is a page touched; a cycle is a whole mapping, counted until it is touched.\n"
-"  --tasks N        processes that do so side by side (default 1)\n"
-"  --size MB        what each of them maps (default 128)\n"
+"  --tasks N        processes side by side (default 1)\n"
+"  --size MB        mapping of each process (default 128)\n"
 "  --pages KIND     thp    huge pages (default)\n"
 "                   nothp  4 KiB pages\n"
-"  --ms N           how long (default 1000)\n"
-"  --pause-ms N     how long to wait before the next mapping (default 0)\n"
-"  --skip N         cycles of each process that are not counted as cycles (default 0)\n"
-"  --cycles N       go on until each process has counted so many, however long (default 0)\n"
+"  --ms N           duration (default 1000)\n"
+"  --pause-ms N     wait before the next mapping (default 0)\n"
+"  --skip N         first cycles of each process, which do not count (default 0)\n"
+"  --cycles N       go on until each process has counted N cycles (default 0)\n"
 "  --help           this text\n"
 "Exit: 0 done, 2 bad usage, 3 the machine cannot do it.\n";
 
@@ -112,7 +112,7 @@ int main(int argc, char **argv)
 	job.ns = ms * 1000000ULL;
 	job.pause_us = (useconds_t)pause_ms * 1000;
 
-	/* This covers all sizes and is inherited: the loop needs no madvise() that the other has not. */
+	/* This covers all sizes and is inherited, so both kinds have the same loop without madvise(). */
 	if (!job.huge && prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0))
 		kz_fail("PR_SET_THP_DISABLE");
 	task = kz_map(tasks * sizeof(*task), MAP_SHARED | MAP_ANONYMOUS);

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * refpage_bench: what it costs to have memory that starts with a pattern.
+ * refpage_bench: measures the cost of memory that starts with a pattern.
  *
- * Each repetition is a child process, measured from its exec to its exit: it maps a region, again
- * and again, has it start with the pattern, writes to the first byte of some of its pages, and
- * unmaps it.
+ * Each repetition is a child process, measured from its exec to its exit: it
+ * repeatedly maps a region that starts with the pattern, writes to the first byte of some of its pages,
+ * and unmaps it.
  */
 #include "common.h"
 
@@ -29,15 +29,15 @@ static const char usage[] =
 "Maps memory that starts with a pattern, in a measured child process; one JSON line per repetition.\n"
 "  --method METHOD  memset   anonymous memory, written with memset() (default)\n"
 "                   refpage  a private mapping from refpage_create()\n"
-"  --map BYTES      how much is mapped (default 4096000)\n"
-"  --touch BYTES    how much of it is used: a byte is written in each page (default 4096)\n"
-"  --byte BYTE      what the pattern consists of (default 0xaa)\n"
+"  --map BYTES      size of the mapping (default 4096000)\n"
+"  --touch BYTES    the part that is used: a byte is written in each page (default 4096)\n"
+"  --byte BYTE      the byte of the pattern (default 0xaa)\n"
 "  --readers N      N threads, each with 8 mappings at a time, read a byte in each page of --touch; memset\n"
 "                   then writes nothing: its pages are zero (default 0: one thread writes)\n"
-"  --loops N        how often it is mapped (default 1000)\n"
+"  --loops N        mappings (default 1000)\n"
 "  --reps N         repetitions (default 1)\n"
 "  --nothp          no huge pages for the child\n"
-"  --check          read what is mapped, all of it, before it is used; exit 1 if it is not the pattern\n"
+"  --check          read the whole mapping before it is used; exit 1 if it does not hold the pattern\n"
 "  --help           this text\n"
 "Exit: 0 done, 1 memory did not hold the pattern, 2 bad usage, 3 the machine cannot do it.\n";
 
@@ -79,7 +79,7 @@ static void one_loop(const struct job *job)
 				kz_die(KZ_FAILED, "page %lu does not hold the pattern: the kernel lost it; see the kernel log (dmesg)", i / PAGE);
 	for (i = 0; i < job->touch; i += PAGE) {
 		((volatile unsigned char *)mem)[i] = 0;
-		/* The rest of the page is as it was. */
+		/* The rest of the page has the pattern still. */
 		if (job->check && memcmp(mem + i + 1, job->pattern + 1, PAGE - 1))
 			kz_die(KZ_FAILED, "page %lu lost the pattern after a write; see the kernel log (dmesg)", i / PAGE);
 	}

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * refpage_fuzz: random system calls around refpage_create(2), and a model of what each page of an
- * area must hold. System calls are made directly and nothing here allocates memory, so that libc
+ * refpage_fuzz: random system calls around refpage_create(2), and a model of the content of each page
+ * of an area. System calls are made directly and nothing here allocates memory, so that libc
  * adds no mapping, no allocation and no fork of its own.
  *
  * Each step draws its choices from the seed and its own number only. Most calls get ranges over any
@@ -23,7 +23,7 @@
 #define SYS_refpage_create 473
 #endif
 
-/* Two pages that content is taken from; nothing is mapped after them. */
+/* Two pages with content for the calls; nothing is mapped after them. */
 #define SOURCE (ARENA - 64 * PAGE)
 #define NR_FILES 8
 #define MAX_RUN 512UL
@@ -223,7 +223,7 @@ static long transfer(enum op op, void *mine, void *at, size_t size)
 	}
 }
 
-/* Reads one page at @at to got, in one of the ways there are; false if that failed. */
+/* Reads one page at @at to got, by one of the methods; false if that failed. */
 static bool fetch_page(const struct page *page, void *at)
 {
 	static const enum op ways[] = { OP_process_vm_readv, OP_write_from, OP_mem_read };
@@ -256,7 +256,7 @@ static void compare(const unsigned char *mem, const struct page *page, unsigned 
 	violation("content", index, i, mem[i], wanted[i]);
 }
 
-/* x86 can read what is mapped with any access; the kernel's own reads follow the flags. */
+/* x86 can read a mapping with any access; the kernel's own reads follow the flags. */
 static void check_at(const struct page *page, unsigned long index, void *at)
 {
 	bool readable = page->kind != NONE && page->prot;
@@ -970,7 +970,7 @@ static void write_page(unsigned long index)
 		return;
 	count(op, ret);
 	if (ret == write.length) {
-		/* /proc/self/mem writes what is read-only, as debuggers do. */
+		/* /proc/self/mem writes read-only memory, as debuggers do. */
 		if (!writable && (op != OP_mem_write || page->kind == NONE))
 			violation("writable", index, write.offset, 1, 0);
 		model_write(page, write);
@@ -1148,11 +1148,11 @@ static void first_mappings(void)
 static const char usage[] =
 "usage: refpage_fuzz [options]\n"
 "Random system calls around refpage_create(2), checked against a model; one JSON line at the end.\n"
-"  --seconds S         how long (default 10, and 0 with --steps)\n"
-"  --steps N           at least this many steps, however long they take\n"
+"  --seconds S         duration (default 10, and 0 with --steps)\n"
+"  --steps N           at least this many steps\n"
 "  --seed N            the random choices (default 1)\n"
 "  --pages N           size of the area it works on, 16 to 1048576 pages (default 1024)\n"
-"  --break-model WHAT  expect something wrong from step 50 on, to see that it fails:\n"
+"  --break-model WHAT  expect a wrong result from step 50 on, so that the run fails:\n"
 "                      content, access or errno\n"
 "  --help              this text\n"
 "A violation is a JSON line with the seed and the step; --seed and --steps repeat it.\n"

@@ -4,7 +4,7 @@
  * pattern in it, so that a use of uninitialised memory shows. Large allocations are mappings of
  * their own, as in most allocators; they get the pattern by memset() or from a reference page.
  *
- * The job is a table that is made as large as it may become, and of which a part is used.
+ * The job allocates tables of their largest size and uses a part of each.
  */
 #include "common.h"
 
@@ -24,8 +24,8 @@ static const char usage[] =
 "                 auto     refpage where the kernel has it, memset elsewhere\n"
 "                 none     memory starts as zeros\n"
 "  --size BYTES   of a table (default 1048576)\n"
-"  --used PERCENT of a table that is used (default 10)\n"
-"  --tables N     how many, one after the other (default 200)\n"
+"  --used PERCENT the part of a table that is used (default 10)\n"
+"  --tables N     tables, one after the other (default 200)\n"
 "  --help         this text\n"
 "Exit: 0 done, 1 memory did not start with the pattern, 2 bad usage, 3 the machine cannot do it.\n";
 
@@ -46,7 +46,7 @@ static void heap_start(void)
 {
 	if (heap.init != INIT_REFPAGE && heap.init != INIT_AUTO)
 		return;
-	/* A page holds the byte as often as it fits in. */
+	/* The page repeats the byte. */
 	heap.fd = (int)syscall(__NR_refpage_create, &heap.fill, sizeof(heap.fill), 0);
 	if (heap.fd >= 0) {
 		heap.init = INIT_REFPAGE;
@@ -54,7 +54,7 @@ static void heap_start(void)
 	}
 	if (heap.init == INIT_REFPAGE || errno != ENOSYS)
 		kz_fail("refpage_create");
-	/* An older kernel, or one that is made without it. */
+	/* An older kernel, or one without CONFIG_REFPAGE. */
 	heap.init = INIT_MEMSET;
 }
 

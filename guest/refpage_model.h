@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * The model of refpage_fuzz: what each page of its area must hold, and what the kernel's list of
- * mappings has for it.
+ * The model of refpage_fuzz: the expected content of each page of its area, and its entry in the
+ * kernel's list of mappings.
  */
 #ifndef KZ_GUEST_REFPAGE_MODEL_H
 #define KZ_GUEST_REFPAGE_MODEL_H
@@ -11,14 +11,14 @@
 #include <sys/ioctl.h>
 
 #define PAGE 4096UL
-/* Far from all that the kernel places by itself, and a multiple of any huge page. */
+/* Far from the addresses that the kernel chooses, and aligned for any huge page. */
 #define ARENA 0x100000000000UL
 #define NR_WRITES 4
 #define EACH(i, n) (i = 0; i < (n); i++)
 
 enum style { ZEROS, BYTES, WORDS, NOISE, NR_STYLES };
 
-/* The first 1 << log2 bytes of what style and seed make, again and again. */
+/* Repeats the first 1 << log2 bytes that style and seed generate. */
 struct content {
 	uint32_t seed;
 	uint8_t style;
@@ -39,9 +39,9 @@ struct page {
 	uint8_t kind;
 	uint8_t prot;
 	uint8_t dontfork, wipe;	/* NO, YES, MAYBE */
-	bool unknown;		/* it may hold anything, except what is written from now on */
+	bool unknown;		/* its content is unknown until it is written */
 	uint8_t nr_writes;
-	struct content content;	/* with nothing written */
+	struct content content;	/* before the writes */
 	struct write writes[NR_WRITES];
 };
 

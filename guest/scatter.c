@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
  * scatter: fills memory with small pages and frees it in pieces on request, so that free blocks merge with
- * free neighbours of another age.
+ * neighbours that were freed earlier.
  */
 #include "common.h"
 
@@ -16,7 +16,7 @@ static void usage(FILE *out)
 "Fills memory, then frees parts of it as stdin says. Each line of stdin is \"COUNT MS\": free the next\n"
 "COUNT pages of each group, spread over MS milliseconds. Prints a JSON line when filled, and after each\n"
 "line of stdin. Ends at the end of stdin.\n"
-"  --size MB        how much to fill (default 128)\n"
+"  --size MB        amount to fill (default 128)\n"
 "  --group PAGES    pages of a group (default 16)\n"
 "  --help           this text\n"
 "Exit: 0 done, 2 bad usage, 3 the machine cannot do it.\n");

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * stall: a program that is always busy, and prints how long it was stopped: the longest gap, the 99th
- * percentile, and the sum of all gaps of a given length. With --report free memory is reported
- * meanwhile, and it measures for exactly that long.
+ * stall: a program that is always busy, and prints its stalls: the longest gap, the 99th percentile, and
+ * the sum of all gaps of a given length. With --report it measures while free memory is reported.
  */
 #include "common.h"
 
@@ -11,19 +10,19 @@
 
 static const char usage[] =
 "usage: stall [options]\n"
-"Does one small thing over and over and measures how long each takes; prints one JSON line.\n"
+"Repeats one small step and measures the time of each; prints one JSON line.\n"
 "  --mode MODE      spin:  read CLOCK_MONOTONIC_RAW (default)\n"
 "                   alloc: map anonymous memory, write a byte to each page, unmap it\n"
-"  --size KB        how much alloc maps, a multiple of 4 (default 4)\n"
-"  --ms N           how long (default 1000)\n"
-"  --report         as long as it takes to report all free memory instead, which is done meanwhile\n"
-"                   by a process of its own (flush parameter of page_reporting)\n"
+"  --size KB        mapping of alloc, a multiple of 4 (default 4)\n"
+"  --ms N           duration (default 1000)\n"
+"  --report         measure while another process reports all free memory (flush parameter of\n"
+"                   page_reporting)\n"
 "  --lost US        gaps of this length count as lost (default 1000)\n"
 "  --help           this text\n"
 "Exit: 0 done, 2 bad usage, 3 the machine cannot do it.\n";
 
 /*
- * How many gaps there were of each length. Lengths in one slot differ by less than a sixteenth, from a
+ * The number of gaps of each length. Lengths in one slot differ by less than a sixteenth, from a
  * nanosecond to hours.
  */
 #define SUB 16U

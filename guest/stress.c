@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * stress: disturbs memory management while something else checks it. Each driver is a process
- * that repeats one disturbance; a driver that could do nothing is an error, not a success.
+ * stress: disturbs memory management while another program checks it. Each driver is a process
+ * that repeats one disturbance. A driver that did nothing fails the run.
  */
 #include "common.h"
 
@@ -13,7 +13,7 @@
 
 static const char usage[] =
 "usage: stress [options] DRIVER...\n"
-"Runs the drivers side by side; prints one JSON line with what each did.\n"
+"Runs the drivers side by side; prints one JSON line with the steps of each.\n"
 "Drivers:\n"
 "  compact      compacts all memory through /proc/sys/vm/compact_memory\n"
 "  hotplug      takes every CPU but the first offline and online again\n"
@@ -25,7 +25,7 @@ static const char usage[] =
 "  prezero      turns kzeropaged on and off, and all its knobs\n"
 "  reporter     switches the page reporter for tests on and off\n"
 "Options:\n"
-"  --seconds S  how long (default 10)\n"
+"  --seconds S  duration (default 10)\n"
 "  --seed N     the random choices (default 1)\n"
 "  --help       this text\n"
 "Exit: 0 done, 1 a driver did nothing, 2 bad usage, 3 the machine cannot do it.\n";
@@ -63,7 +63,7 @@ static int step_hotplug(void)
 
 static int step_pressure(void)
 {
-	/* More than there is, or what fits where addresses have 32 bits. */
+	/* More memory than the machine has, or as much as addresses of 32 bits allow. */
 	const size_t chunk = 2 * KZ_MB, size = sizeof(size_t) > 4 ? 1ULL << 36 : 5ULL << 29;
 	size_t used = 0;
 	char *mem = mmap(NULL, size, PROT_READ | PROT_WRITE,

@@ -49,6 +49,7 @@ def page(top: Any) -> str:
             else:
                 seen[run] = title
     text = re.sub(r"```console\n\$ (.*)\n```", r"    \1", "".join(shown))
+    text = re.sub(r"^(\* `(?!--\w)[^`]+?) <[^>]*>`", r"\1`", text, flags=re.MULTILINE)  # types of arguments
     return HEAD + re.sub(r"\n{3,}", "\n\n", text).rstrip() + "\n"
 
 

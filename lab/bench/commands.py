@@ -164,7 +164,7 @@ def _run(name: str, chosen: RunOptions, called: str = "") -> None:
 def demo(chosen: RunOptions) -> None:
     """Do the main job end to end: fetch, build, boot base and ours side by side, measure, report.
 
-    A missed target is marked MISSED. With --strict it makes the exit code 1.
+    A missed target is marked MISSED.
     """
     _run("thp", chosen, "demo")
 
@@ -179,7 +179,7 @@ def bench(
 ) -> None:
     """Measure base and ours side by side; writes out/NAME/TIME/result.json and report.html.
 
-    A missed target is marked MISSED. With --strict it makes the exit code 1.
+    A missed target is marked MISSED.
     """
     _run(name, chosen)
 

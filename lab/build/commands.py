@@ -13,7 +13,7 @@ from lab.core.options import Json, Parts, one_of
 
 app = typer.Typer()
 SERVER = "server"  # a configuration of the kernel
-HELP = "Build a kernel or QEMU; the last line of stdout is its path."
+HELP = "Build a kernel, QEMU or the daemon; the last line of stdout is its path."
 build_app = typer.Typer(no_args_is_help=True, help=HELP)
 app.add_typer(build_app, name="build")
 
@@ -54,7 +54,7 @@ def daemon(
     profile: Annotated[str, Option(help="dev (quick) or release (to be measured).")] = "dev",
     as_json: Json = False,
 ) -> None:
-    """Build the vhost-user daemon with cargo; the last line of stdout is its path."""
+    """Build the vhost-user daemon with cargo."""
     from lab.build import daemon as daemons
 
     if profile not in daemons.PROFILES:

@@ -50,8 +50,7 @@ def test(
 ) -> None:
     """Build what the tests need, and run all except the nightly ones. Skipped tests are listed with reasons.
 
-    A night has all tests, with half an hour for each leak hunt, every bench, and both series built after
-    each patch. A stopped night goes on. --budget takes the stages with the fewest checked skips first.
+    A night also runs every bench and builds both series after each patch. A stopped night goes on.
     """
     from lab.testing import night, night_run, suite
 

@@ -241,7 +241,7 @@ def test_the_answer_follows_the_counters(machine: Machine) -> None:
     machine.vmstat["pgzeroed_bad"] = 3
     told = machine.look()
     assert told["state"] == "bad"
-    assert told["sentence"].startswith("No: 3 pages")
+    assert told["sentence"].startswith("No: 3 known-zero pages")
 
 
 def test_a_kernel_without_the_series(machine: Machine) -> None:
@@ -415,7 +415,7 @@ def test_why_it_is_off(append: str, devices: list[str], state: str, why: str) ->
     assert told["sources"]["inflated"]["on"] == (state == "waiting")
     assert told["sentence"] in text(result)
     # A count of nothing is not shown as nothing.
-    assert ("counted only when there is a source" in text(result)) == (state == "off")
+    assert ("counted once a source is on" in text(result)) == (state == "off")
     if append.startswith(("init_on_free", "page_poison")):
         # One thing is in the way of all of them.
         assert why in told["sources"]["prezeroed"]["why"]

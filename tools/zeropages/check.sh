@@ -39,7 +39,7 @@ expect 0 "Yes: "
 "$program" --root "$root" --metrics | grep -qx 'knownzero_skipped_bytes_total [1-9][0-9]*' ||
 	failed=1
 vmstat 700 10 2
-expect 1 "No: 2 pages"
+expect 1 "No: 2 known-zero pages"
 rm "$root/proc/zoneinfo"
 code=0
 "$program" --root "$root" --check 2>/dev/null || code=$?

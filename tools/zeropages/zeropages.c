@@ -129,8 +129,8 @@ static struct snapshot *now, *before;
 
 static const char usage[] =
 "usage: zeropages [options]\n"
-"Shows known-zero memory: free, known-zero and dirty memory by node and zone, the sources and\n"
-"their state, how much zeroing was skipped, and in one sentence whether it works.\n"
+"Shows free, known-zero and dirty memory by node and zone, the sources and their state,\n"
+"how much zeroing was skipped, and in one sentence whether it works.\n"
 "  --once           show it once, as totals since boot; with --interval also as rates\n"
 "  --interval S     seconds between two looks, 1 to 3600 (default 2)\n"
 "  --count N        end after N looks\n"
@@ -536,7 +536,7 @@ static void explain_device(enum source source, unsigned int bit, const char *par
 	else if (kernel_log.readable && kernel_log.whole)
 		because(source, "the device does not offer bit %u (%s)", bit, offer);
 	else
-		because(source, "bit %u is not negotiated: the device does not offer it (%s), or the driver has refused it, and the kernel log, which has the reason, cannot be read",
+		because(source, "bit %u is not negotiated: the device does not offer it (%s), or the driver declined it; the kernel log, which has the reason, cannot be read",
 			bit, offer);
 }
 
@@ -642,7 +642,7 @@ static enum state verdict(void)
 		return NO_SERIES;
 	}
 	if (now->counter[BAD].n) {
-		say("No: %" PRIu64 " pages that were known to be zero were not; the kernel distrusts all sources until the next boot, and its log (page_zeroed: BUG) has the page.",
+		say("No: %" PRIu64 " known-zero pages held data; the kernel distrusts all sources until the next boot, and its log (page_zeroed: BUG) names the page.",
 		    now->counter[BAD].n);
 		return IS_BAD;
 	}
@@ -655,19 +655,19 @@ static enum state verdict(void)
 		return OFF;
 	}
 	if (skipped) {
-		say("Yes: %s, or %.1f %% of what was wanted as zeros since there is a source, did not have to be zeroed; %s of free memory is known to be zero now.",
+		say("Yes: the kernel skipped zeroing %s, or %.1f %% of the memory allocated as zeros; %s of free memory is known zero now.",
 		    amount, 100.0 * (double)skipped / (double)(skipped + now->counter[CLEARED].n), ready);
 		return WORKING;
 	}
 	if (sum_set()) {
-		say("Ready: %s of free memory is known to be zero, and none of it was wanted as zeros so far.",
+		say("Ready: %s of free memory is known zero, and no allocation has used its zeros so far.",
 		    ready);
 		return READY;
 	}
 	if (now->on[REPORTED] && delay.known)
 		snprintf(when, sizeof(when), "; free memory is reported %" PRIu64 " ms after it was freed, or on echo 0 > " REPORTING "/flush",
 			 delay.n);
-	say("Not yet: a source is on, but nothing has become known zero so far%s.", when);
+	say("Not yet: a source is on, but no memory has become known zero so far%s.", when);
 	return WAITING;
 }
 
@@ -745,10 +745,10 @@ static void show_memory(void)
 static void show_sources(void)
 {
 	static const struct { enum counter counter; const char *name, *what; } others[] = {
-		{ SKIP, "skipped", "wanted as zeros, and not zeroed again" },
-		{ LOST, "lost", "no longer known zero, or allocated by a caller that wants no zeros" },
-		{ BAD, "bad", "known zero, and found not to be" },
-		{ CLEARED, "zeroed", "by allocation, since there is a source" },
+		{ SKIP, "skipped", "allocated as zeros without being zeroed again" },
+		{ LOST, "lost", "no longer known zero, or allocated by a caller that needs no zeros" },
+		{ BAD, "bad", "known zero, but holding data" },
+		{ CLEARED, "zeroed", "at allocation, since a source is on" },
 	};
 	int i;
 
@@ -775,7 +775,7 @@ static void show_sources(void)
 		else
 			fprintf(out, "%12s%14s", "?", "?");
 		fprintf(out, "  %s\n", counted ? others[i].what :
-			"by allocation: counted only when there is a source");
+			"at allocation: counted once a source is on");
 	}
 }
 
@@ -1058,12 +1058,12 @@ static void show_metrics(enum state state)
 			fprintf(out, "knownzero_set_bytes_total{source=\"%s\"} %" PRIu64 "\n",
 				source_names[i], now->counter[set_of[i]].n * page_size);
 	metric_of_counter(SKIP, "skipped_bytes_total", "counter",
-			  "Memory wanted as zeros that was not zeroed again.");
-	metric_of_counter(LOST, "lost_bytes_total", "counter", 
-			  "Memory that stopped being known zero, or that its user does not want as zeros.");
-	metric_of_counter(BAD, "bad_pages_total", "counter", "Known-zero pages that were found not to be zero.");
+			  "Memory allocated as zeros without being zeroed again.");
+	metric_of_counter(LOST, "lost_bytes_total", "counter",
+			  "Memory that is no longer known zero, or whose caller needs no zeros.");
+	metric_of_counter(BAD, "bad_pages_total", "counter", "Known-zero pages that held data.");
 	metric_of_counter(CLEARED, "cleared_bytes_total", "counter",
-			  "Memory zeroed at allocation since there is a source.");
+			  "Memory zeroed at allocation since a source is on.");
 	if (!now->cpu_ms.known)
 		return;
 	metric("prezero_cpu_seconds_total", "counter", "CPU time of kzeropaged.");
