@@ -6,7 +6,9 @@ from __future__ import annotations
 import pytest
 
 from lab.bench import session
+from lab.boot.argv import HUGE, WITH_HUGE
 from lab.core.errors import LabError
+from lab.core.run import ask
 from tests.devices import wait_for
 from tests.guest.guests import (
     BOTH_DEVICES,
@@ -75,6 +77,7 @@ def test_the_daemon_on_stock_qemu() -> None:
         script,
         qemu="stock",
         device="daemon,stats-interval=0,device-init-on-inflate=on",
+        shared_memory=HUGE if ask([*WITH_HUGE, "true"]).returncode == 0 else "",
         extra_qemu=["-action", "reboot=reset"],
     ) as guest:
         device = device_of(guest)

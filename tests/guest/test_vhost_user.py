@@ -55,8 +55,9 @@ def memory(guest: Guest) -> int:
     for entry in Path(f"/proc/{guest.pid}/fd").iterdir():
         with contextlib.suppress(OSError):
             name = os.readlink(entry)
-            # QEMU's memfd; User-Mode Linux has a file without a name in /dev/shm or $TMPDIR.
-            if "memfd:memory-backend" in name or re.search(r"/(vm_file[^/]*|#\d+) \(deleted\)$", name):
+            # QEMU's memfd or file; User-Mode Linux has a file without a name in /dev/shm or $TMPDIR.
+            files = r"/(vm_file[^/]*|qemu_back_mem[^/]*|#\d+) \(deleted\)$"
+            if "memfd:memory-backend" in name or re.search(files, name):
                 about = entry.stat()
                 found[about.st_ino] = about.st_blocks * 512
     assert len(found) == 1, found

@@ -125,14 +125,15 @@ QEMU = (
     "-chardev socket,id=balloon,path=/run/vm1/balloon,reconnect-ms=1000 "
     "-device vhost-user-balloon-pci,chardev=balloon"
 )
+HUGE = "memory-backend-file,id=mem,size=4G,mem-path=/dev/shm,align=2M,share=on"
 STOCK_QEMU = (
-    "qemu-system-x86_64 … -m 4G -object memory-backend-memfd,id=mem,size=4G,share=on -machine memory-backend=mem "
+    f"qemu-system-x86_64 … -m 4G -object {HUGE} -machine memory-backend=mem "
     "-chardev socket,id=balloon,path=/run/vm1/balloon "
     "-device vhost-user-test-device-pci,chardev=balloon,virtio-id=5,num_vqs=5,vq_size=128,config_size=16"
 )
 RUN = (
     f"vhost-user-balloon run {CONTROL} -- qemu-system-x86_64 … -m 4G "
-    "-object memory-backend-memfd,id=mem,size=4G,share=on -machine memory-backend=mem"
+    f"-object {HUGE} -machine memory-backend=mem"
 )
 CONFORM = (
     "./kz conform -- qemu-system-x86_64 -nographic -no-reboot -m {memory} -kernel {kernel} -initrd {initrd} "
@@ -196,6 +197,7 @@ COMPARED = "tests/bench/test_compare.py::test_the_verb_prints_json_and_a_table"
 INSTALLED = "tests/guest/test_debian.py::test_systemd_boots_and_memory_is_not_zeroed_twice"
 FUZZED = "tests/rust/test_fuzz.py::test_nothing_is_found"
 IN_ORDER = "tests/kernel/test_both_series.py::test_series_is_in_order"
+ON_STOCK = "tests/guest/test_stock.py::test_the_daemon_on_stock_qemu"
 LIBVIRT = "tests/operators/test_libvirt.py::test_the_packaged_qemu"
 UNDER_LIBVIRT = "it needs a guest under libvirt"
 STAGE = "tests/lab/test_night.py::test_what_a_stage_runs"
@@ -227,7 +229,8 @@ ELSEWHERE: dict[str, tuple[str, str]] = {
     "./kz package daemon": (MINUTES, "tests/lab/test_package.py::test_the_daemon_runs_from_its_package"),
     "sudo apt install ./out/packages/FILE.deb": (CHANGES, INSTALLED),
     "sudo apt install -t trixie-backports qemu-system-x86": (CHANGES, INSTALLED),
-    STOCK_QEMU: ("the lab adds these options", "tests/guest/test_stock.py::test_the_daemon_on_stock_qemu"),
+    "sudo mount -o remount,huge=advise /dev/shm": (CHANGES, ON_STOCK),
+    STOCK_QEMU: ("the lab adds these options", ON_STOCK),
     RUN: ("it needs a guest", "tests/guest/test_conform.py::test_stock_qemu_as_in_the_documents"),
     CONFORM: (MINUTES, "tests/guest/test_conform.py::test_the_balloon_of_stock_qemu"),
     "./kz conform --bundle conform.tar.gz": (
