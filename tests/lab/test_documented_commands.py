@@ -199,6 +199,7 @@ FUZZED = "tests/rust/test_fuzz.py::test_nothing_is_found"
 IN_ORDER = "tests/kernel/test_both_series.py::test_series_is_in_order"
 ON_STOCK = "tests/guest/test_stock.py::test_the_daemon_on_stock_qemu"
 LIBVIRT = "tests/operators/test_libvirt.py::test_the_packaged_qemu"
+AUTOBALLOON = "tests/operators/test_autoballoon.py"
 UNDER_LIBVIRT = "it needs a guest under libvirt"
 STAGE = "tests/lab/test_night.py::test_what_a_stage_runs"
 HERE = "tests/lab/test_documented_commands.py"
@@ -236,6 +237,14 @@ ELSEWHERE: dict[str, tuple[str, str]] = {
     "./kz conform --bundle conform.tar.gz": (
         MINUTES,
         "tests/guest/test_conform.py::test_the_bundle_boots_without_the_lab",
+    ),
+    "make -C tools/autoballoon install": (
+        CHANGES,
+        f"{AUTOBALLOON}::test_it_is_small_and_installed_with_its_manual",
+    ),
+    "autoballoon --dry-run qmp:/run/vm1/qmp control:/run/vm2/control": (
+        ENDLESS,
+        f"{AUTOBALLOON}::test_once_leaves_the_target_and_a_dry_run_sets_none",
     ),
     "virsh shutdown vm1": ("no program of the lab's guest answers it: the test uses destroy", LIBVIRT),
     "virsh edit vm1": ("it opens an editor: the test defines the result", LIBVIRT),
