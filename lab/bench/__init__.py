@@ -38,6 +38,7 @@ class Bench:
     """A bench: a function of its name in ``module`` takes its figures, or ``measure`` of its own module.
 
     ``accel`` is the only accelerator it can use, if any; ``both`` is False for a bench that runs our kernel only.
+    ``needs_gb`` of the machine's memory must be available.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Bench:
     module: str = ""
     accel: str = ""
     both: bool = True
+    needs_gb: float = 0.0
 
     def measure(self, run: Any) -> None:
         """Take the figures with a ``Run`` of lab/bench/runner.py."""
@@ -68,6 +70,7 @@ _ALL = (
     Bench("host", "host memory that comes back when the guest frees"),
     Bench("churn", "memory allocated and freed all the time, at report delays of 2000, 250 and 50 ms"),
     Bench("prezero", "most of a guest's memory, zeroed before it is used"),
+    Bench("fleet", "host memory of six guests with bursts of memory, by policy", needs_gb=7.2),
     Bench("scale", "the cost to report, flush and pre-zero guests of 1, 2, 4 and 8 GB, for each GiB"),
     Bench("lockhold", "how long a zone's lock is held, in instructions", accel="tcg"),
     Bench("zerobytes", "bytes zeroed, counted by the emulator", "allocation", "tcg"),

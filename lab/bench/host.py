@@ -2,10 +2,8 @@
 """Host memory: the size of the VMM before the guest fills its memory, full, and after it freed it."""
 
 import json
-import re
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 from lab.bench.repeat import NOTE as REPEATED
 from lab.bench.repeat import Values, turns
@@ -19,12 +17,6 @@ FILL_MB = 768
 BACK_AT_LEAST = 95.0
 SIZES, MORE = (1, 2, 4), 8  # GB of guests, and of one more where the machine has room
 ROOM = 1.2  # memory needed for each GB of guests that are all full
-
-
-def available_gb() -> float:
-    """Memory that the machine can give to guests, in GB."""
-    found = re.search(r"^MemAvailable: +(\d+)", Path("/proc/meminfo").read_text(), re.MULTILINE)
-    return int(found[1]) / 2**20 if found else 0.0
 
 
 def needed_gb(gbs: Sequence[int]) -> float:

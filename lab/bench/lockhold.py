@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lab.bench import session
-from lab.bench.host import available_gb, fill, fill_mb, release, sizes, until_back
+from lab.bench.host import fill, fill_mb, release, sizes, until_back
 from lab.bench.kzeropaged import PACE, zero_all
 from lab.bench.plugin import Symbols, build_plugin, symbols
 from lab.bench.runner import Run
-from lab.bench.session import MIB, Side
+from lab.bench.session import MIB, Side, available_gb
 from lab.boot.spec import BootSpec
 from lab.core.errors import LabError, TestFailure
 from lab.core.progress import step

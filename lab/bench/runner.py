@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lab.bench import Bench, BenchOptions
-from lab.bench.session import BALLOON, SHARED, Side, guests, spec_for
+from lab.bench.session import BALLOON, SHARED, Side, available_gb, guests, spec_for
 from lab.boot import resolve
 from lab.boot.argv import HUGE
 from lab.boot.spec import BootSpec
 from lab.build.images import metadata
 from lab.build.linux import VARIANTS, build_linux
+from lab.core.errors import LabError
 from lab.core.paths import REPO
 from lab.core.run import ask
 from lab.report.results import SIDES, Floats, Metric, Result, Verdict
@@ -78,6 +79,7 @@ class Run:
     job: dict[str, Any] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
     sides: Sequence[str] = SIDES
+    series: dict[str, list[float]] = field(default_factory=dict)  # see Result
 
     @property
     def pairs(self) -> int:
@@ -140,6 +142,9 @@ class Run:
 
 def measure(bench: Bench, options: BenchOptions) -> Result:
     began = time.monotonic()
+    if (available := available_gb()) < bench.needs_gb:
+        why = f"{available:.1f} GB of memory are available, {bench.needs_gb:.1f} GB are needed"
+        raise LabError(f"Cannot run the bench {bench.name}", why, "end other programs on the machine")
     if bench.accel:
         options = options.with_accel(bench.accel)
     images = built(options if bench.both else replace(options, base=options.ours))
@@ -157,6 +162,7 @@ def measure(bench: Bench, options: BenchOptions) -> Result:
         host=host_facts(),
         notes=run.notes,
         sides=list(run.sides),
+        series=run.series,
         seconds=round(time.monotonic() - began, 1),
     )
 

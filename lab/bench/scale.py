@@ -8,12 +8,12 @@ from typing import Any
 
 from lab.bench import goals
 from lab.bench import host as memory
-from lab.bench.host import MORE, SIZES, available_gb, fill, needed_gb, release, sizes, until_back
+from lab.bench.host import MORE, SIZES, fill, needed_gb, release, sizes, until_back
 from lab.bench.kzeropaged import FOLDER, OFF, PACE, zero_all
 from lab.bench.repeat import NOTE as REPEATED
 from lab.bench.repeat import Values, turns
 from lab.bench.runner import Run
-from lab.bench.session import AT_ONCE, BALLOON, DROP, FLUSH, LATE, MIB, Side, cpu_ns, resident
+from lab.bench.session import AT_ONCE, BALLOON, DROP, FLUSH, LATE, MIB, Side, available_gb, cpu_ns, resident
 from lab.boot.spec import BootSpec
 from lab.core.errors import TestFailure
 from lab.core.progress import step

@@ -5,6 +5,7 @@ import contextlib
 import json
 import mmap
 import os
+import re
 import shlex
 import time
 from collections.abc import Iterator, Sequence
@@ -57,6 +58,12 @@ class HostCost(NamedTuple):
     faults: int
     system_s: float
     user_s: float
+
+
+def available_gb() -> float:
+    """Memory that the machine can give to guests, in GB."""
+    found = re.search(r"^MemAvailable: +(\d+)", Path("/proc/meminfo").read_text(), re.MULTILINE)
+    return int(found[1]) / 2**20 if found else 0.0
 
 
 def resident(pid: int) -> int:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0
-"""Bar charts as SVG: inline, with colours from the page's CSS, or as a file for a light or a dark page."""
+"""Charts of bars, and of lines over time, as SVG: inline, with colours from the page's CSS, or as a file for a light or a dark page."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 
@@ -23,6 +23,9 @@ MAX_DOTS = 400
 # The longest axis, in multiples of the longest bar; values beyond it get a mark at the edge.
 BEYOND = 2.0
 MARGIN = 12.0
+TALL = 160.0  # of a chart over time
+OVER_TIME = "Host memory over time"
+Series = Mapping[str, Sequence[float]]
 # The colours and the rules of the charts in report.html.
 COLOURS, RULES = (Path(__file__).parent / "templates" / f"{name}.css.j2" for name in ("colours", "charts"))
 SCHEMES = ("light", "dark")
@@ -116,16 +119,40 @@ def bars(metrics: list[Metric], labels: list[str], title: str, sides: Sequence[s
     return _svg(WIDTH, height, title, body)
 
 
-def picture(charts: Sequence[Group], sides: Sequence[str], scheme: str, about: str = "") -> str:
+def _lines(series: Series) -> tuple[str, float]:
+    top, end, high = max(map(max, series.values())), max(map(len, series.values())), TALL - TITLE
+    parts = [
+        f'<path class="axis" d="M0 {TITLE}V{TALL}H{WIDTH}"/><text class="label" y="12">{top:.1f} GiB</text>',
+        f'<text class="label" y="{TALL + 15}">0 s</text>',
+        f'<text class="label" x="{WIDTH}" y="{TALL + 15}" text-anchor="end">{end} s</text>',
+    ]
+    for number, (name, values) in enumerate(series.items()):
+        points = [f"{_x(at, end, WIDTH):.1f} {TALL - _x(v, top, high):.1f}" for at, v in enumerate(values)]
+        y, text = TALL + TITLE * (number + 1.7), f"{escape(name)}: {sum(values):.0f} GiB·s"
+        parts.append(f'<path class="line line{number}" d="M{"L".join(points)}M0 {y:.1f}h28"/>')
+        parts.append(f'<text x="36" y="{y + 4:.1f}">{text}</text>')
+    return "".join(parts), TALL + TITLE * (len(series) + 1.2)
+
+
+def lines(series: Series) -> str:
+    """One chart of GiB over the seconds, with a line and its sum for each name."""
+    body, height = _lines(series)
+    return _svg(WIDTH, height, OVER_TIME, body)
+
+
+def picture(
+    charts: Sequence[Group], sides: Sequence[str], scheme: str, about: str = "", series: Series | None = None
+) -> str:
     """An SVG file with charts under each other, in the colours of a scheme, and a line about them."""
     parts, y = [], MARGIN
     for x, side, name in zip((0, WIDTH / 2), ("base", "ours"), sides, strict=True):
         parts.append(f'<rect class="{side}" x="{x}" y="{y}" width="12" height="12" rx="2"/>')
         parts.append(f'<text x="{x + 18}" y="{y + 11}">{escape(name)}</text>')
-    for chart in charts:
-        body, height = _rows(chart.metrics, chart.labels, sides)
+    bodies = [(OVER_TIME, *_lines(series))] if series else []
+    bodies += [(chart.title, *_rows(chart.metrics, chart.labels, sides)) for chart in charts]
+    for title, body, height in bodies:
         y += 2 * MARGIN + TITLE
-        parts.append(f'<text class="title" x="0" y="{y}">{escape(chart.title)}</text>')
+        parts.append(f'<text class="title" x="0" y="{y}">{escape(title)}</text>')
         parts.append(f'<g transform="translate(0 {y + MARGIN:.0f})">{body}</g>')
         y += MARGIN + height
     y += 2 * MARGIN
@@ -136,5 +163,5 @@ def picture(charts: Sequence[Group], sides: Sequence[str], scheme: str, about: s
     rules = re.sub(r"var\((--\w+)\)", lambda name: colours[name[1]], rules)
     page = f'<rect width="100%" height="100%" rx="6" style="fill:{colours["--card"]}"/>'
     body = f'<style>{rules}</style>{page}<g transform="translate({MARGIN})">{"".join(parts)}</g>'
-    title = "; ".join(chart.title for chart in charts)
+    title = "; ".join(title for title, *_ in bodies)
     return f"<!-- SPDX-License-Identifier: GPL-2.0 -->\n{_svg(WIDTH + 2 * MARGIN, y + MARGIN, title, body)}\n"

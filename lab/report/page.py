@@ -58,7 +58,9 @@ def ran_on(result: Result, metric: Metric) -> str:
 
 
 def _charts(result: Result) -> list[dict[str, str]]:
-    return [
+    over_time = {"title": charts.OVER_TIME, "caption": "", "ran_on": result.accelerator}
+    over_time |= {"svg": Markup(charts.lines(result.series))} if result.series else {}
+    return [over_time] * bool(result.series) + [
         {
             "title": group.title,
             "caption": group.caption,

@@ -108,7 +108,7 @@ def _files(result: Result) -> dict[str, str]:
     about = f"{result.accelerator}: medians, 10th to 90th percentile"
     for scheme in charts.SCHEMES if main else ():
         stem = main[0].metrics[0].name.partition(".")[0].replace("_", "-")
-        found[f"{stem}-{scheme}.svg"] = charts.picture(main, result.sides, scheme, about)
+        found[f"{stem}-{scheme}.svg"] = charts.picture(main, result.sides, scheme, about, result.series)
     return found
 
 

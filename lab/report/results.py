@@ -113,6 +113,7 @@ class Result:
     sides: list[str] = field(default_factory=lambda: list(SIDES))
     when: str = field(default_factory=lambda: time.strftime("%Y-%m-%dT%H:%M:%S%z"))
     seconds: float = 0.0
+    series: dict[str, list[float]] = field(default_factory=dict)  # GiB in each second
     format: int = FORMAT
     # The folder of its file, once it has one; not in the file.
     folder: Path | None = field(default=None, compare=False)

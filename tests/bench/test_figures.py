@@ -16,6 +16,7 @@ from lab.bench import (
     allocation,
     churn,
     device,
+    fleet,
     host,
     hotpath,
     jobs,
@@ -98,6 +99,7 @@ def everything(monkeypatch: pytest.MonkeyPatch) -> list[Metric]:
     page_fault.figures(run, Filled())
     churn.figures(run, Filled())
     device.figures(run, Filled())
+    fleet.figures(run, Filled())
     scale.figures(run, Filled(), sizes)
     holds = lockhold.Holds({"rmqueue_bulk": Counter({900: 2, 500: 9})})
     locks = lockhold.Found({(*step, gb): holds for step in lockhold.ALL_STEPS for gb in sizes})

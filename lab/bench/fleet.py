@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: GPL-2.0
+"""Six guests with bursts of memory on one host: the memory they take from it over time, by policy."""
+
+import itertools
+import random
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from contextlib import contextmanager, nullcontext, suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from lab.bench.jobs import BASE_COUNTS, Runs
+from lab.bench.kzeropaged import ON
+from lab.bench.repeat import Values
+from lab.bench.runner import Run
+from lab.bench.session import DELAY, DROP, PAGE, Side
+from lab.boot import balloon, console
+from lab.core.errors import TestFailure
+from lab.core.paths import REPO
+from lab.core.progress import step
+
+GUESTS, MEMORY, SEED, SECONDS, SETTLE_S = 6, "1G", 20, 60, 12
+SIZES_MB, HOLD_MS, REST_MS = (64, 256), (1000, 4000), (1000, 6000)
+AUTOBALLOON = REPO / "tools" / "autoballoon" / "autoballoon.py"
+USED_ONCE = f"fillfree --share 90 > /dev/null; {DROP}"  # as in a guest that has run for a while
+REPORTS = balloon.device(free_page_reporting="on")
+TARGETS = balloon.device(device_init_on_inflate="on", deflate_on_oom="on")
+
+
+class Policy(NamedTuple):
+    """How memory returns to the host; ``command`` runs in each guest before."""
+
+    words: str
+    kernel: str
+    device: str
+    command: str = "true"
+
+
+POLICIES = {
+    "none": Policy("base, no reports", "base", balloon.device()),
+    "upstream": Policy("base, reports after 2000 ms", "base", REPORTS, f"echo 2000 > {DELAY}"),
+    "late": Policy("ours, reports after 2000 ms", "ours", REPORTS, f"echo 2000 > {DELAY}"),
+    "early": Policy("ours, reports after 250 ms", "ours", REPORTS, f"echo 250 > {DELAY}"),
+    "kzeropaged": Policy("ours, 2000 ms, with kzeropaged", "ours", REPORTS, f"echo 2000 > {DELAY}; {ON}"),
+    "targets": Policy("ours, balloon targets of autoballoon", "ours", TARGETS),
+}
+KINDS = {  # of figures: unit, title
+    "memory_time": ("GiB·s", "Host memory of all guests for the same work"),
+    "burst": ("ms", "Time to map and touch a burst"),
+    "burst_p99": ("ms", "99th percentile of the bursts"),
+    "zeroed": ("bytes", "Bytes a guest zeroes when memory is used"),
+    "prezeroed": ("bytes", "Bytes that kzeropaged zeroes in a guest"),
+    "host_faults": ("faults", "Page faults the host handles for a guest"),
+    "guest_faults": ("faults", "Page faults of a guest"),
+    "cpu": ("s", "CPU time of a guest's QEMU"),
+}
+
+
+def trace(guest: int) -> list[str]:
+    """The bursts of a guest as START:SIZE:HOLD, in ms, MB and ms; the same for each policy."""
+    dice, at, found = random.Random(SEED * 1000 + guest), 0, []
+    while (at := at + dice.randint(*REST_MS)) < SECONDS * 1000:
+        size, hold = dice.randrange(SIZES_MB[0], SIZES_MB[1] + 1, 16), dice.randint(*HOLD_MS)
+        found.append(f"{at}:{size}:{hold}")
+        at += hold
+    return found
+
+
+def pss(pid: int) -> float:
+    """GiB of the host's memory that a process takes, shared pages in part; 0 when it has ended."""
+    with suppress(OSError):
+        for kib in re.findall(r"(?m)^Pss: +(\d+)", Path(f"/proc/{pid}/smaps_rollup").read_text()):
+            return int(kib) / 2**20
+    return 0.0
+
+
+@contextmanager
+def autoballoon(sockets: Sequence[Path]) -> Iterator[None]:
+    """The controller for these QMP sockets; TestFailure when it fails."""
+    argv = [sys.executable, str(AUTOBALLOON), "--interval", "1", *(f"qmp:{path}" for path in sockets)]
+    with subprocess.Popen(argv, stdout=subprocess.DEVNULL) as process:
+        try:
+            yield
+        finally:
+            process.terminate()
+    if process.returncode:
+        raise TestFailure("autoballoon failed", f"exit code {process.returncode}", "see its message above")
+
+
+def bursts(side: Side, number: int) -> dict[str, list[float]]:
+    """Run the trace in a guest; its figures by kind. TestFailure with the console's last lines."""
+    try:
+        with side.host_cost() as cost:
+            answer = side.json("burst", *trace(number))
+    except TestFailure as why:
+        last = console.last_lines(side.guest.console.read_text(errors="replace"))
+        raise TestFailure(why.what, f"{why.why}\nits console ends with:\n{last}", why.fix) from None
+    runs, counted = Runs(), answer["vmstat"]
+    runs.add(side, answer, cost[0])
+    return {
+        "burst": [ns / 1e6 for ns in answer["burst_ns"]],
+        "zeroed": runs.zeroed,
+        "prezeroed": [float((counted["pgzeroed_set_prezeroed"] or 0) * PAGE)],
+        "host_faults": runs.host_faults,
+        "guest_faults": [float(counted["pgfault"])],
+        "cpu": [cost[0].system_s + cost[0].user_s],
+    }
+
+
+def play(sides: Sequence[Side], name: str, found: Values) -> list[float]:
+    """Run all traces at once; the GiB of each second until all have ended. The first failure ends it."""
+    gib: list[float] = []
+    pool, began = ThreadPoolExecutor(max_workers=len(sides)), time.monotonic()
+    jobs = [pool.submit(bursts, side, number) for number, side in enumerate(sides)]
+    pool.shutdown(wait=False)  # a thread ends with its guest
+    while len(gib) < SECONDS or not all(job.done() for job in jobs):
+        gib.append(sum(pss(side.guest.pid) for side in sides))
+        left = began + len(gib) - time.monotonic()
+        for job in wait(jobs, max(0.0, left), FIRST_EXCEPTION).done:
+            job.result()
+        time.sleep(max(0.0, began + len(gib) - time.monotonic()))
+    for job in jobs:
+        for kind, values in job.result().items():
+            found[name, kind] += values
+    found[name, "memory_time"] = [sum(gib)]
+    found[name, "burst_p99"] = [statistics.quantiles(found[name, "burst"], n=100, method="inclusive")[-1]]
+    return gib
+
+
+def over_time(run: Run, name: str, found: Values) -> list[float]:
+    """Add the figures of a policy; its GiB in each second."""
+    policy = POLICIES[name]
+    with tempfile.TemporaryDirectory(prefix="kz-fleet-") as folder:
+        sockets = {f"{policy.kernel}-{name}-{number}": Path(folder) / str(number) for number in range(GUESTS)}
+        more = {"memory": MEMORY, "devices": [policy.device], "timeout": 400.0}
+        specs = [
+            (guest, run.spec(policy.kernel, extra_qemu=["-qmp", f"unix:{path},server=on,wait=off"], **more))
+            for guest, path in sockets.items()
+        ]
+        with run.guests(specs) as sides, step(f"{policy.words}: {GUESTS} guests, {SECONDS} s"):
+            for side in sides:
+                side.sh(f"{policy.command}; {USED_ONCE}")
+            with autoballoon([*sockets.values()]) if name == "targets" else nullcontext():
+                time.sleep(SETTLE_S)
+                return play(sides, name, found)
+
+
+def figures(run: Run, found: Values) -> None:
+    """Each policy against base without reports."""
+    for name, (kind, (unit, title)) in itertools.product([*POLICIES][1:], KINDS.items()):
+        if any(found[name, kind]):
+            words = f"{title}: {POLICIES[name].words}."
+            run.add(f"fleet.{name}.{kind}", unit, (found["none", kind], found[name, kind]), words)
+
+
+def measure(run: Run) -> None:
+    found, run.sides = Values(), [POLICIES["none"].words, "the policy named"]
+    run.job = {"guests": GUESTS, "memory": MEMORY, "cpus": 1, "seconds": SECONDS, "seed": SEED}
+    run.job |= {f"trace_{number}": " ".join(trace(number)) for number in range(GUESTS)}
+    for name, policy in POLICIES.items():
+        run.series[policy.words] = over_time(run, name, found)
+    figures(run, found)
+    run.note(
+        f"{GUESTS} guests of {MEMORY} run the same traces (START:SIZE:HOLD in ms, MB and ms) for {SECONDS} s under each "
+        f"policy. Each guest first uses most of its memory once; {SETTLE_S} s later the traces start. A burst is a mapping, "
+        "with huge pages allowed, with a byte written to each 4 KiB.",
+        "Host memory is the sum of the PSS of all QEMUs, with an emulator's translated code. CPU time includes the host's "
+        f"work for a guest. Of {len(found['none', 'burst'])} bursts, the 99th percentile is nearly the longest.",
+        "With targets nothing is reported: autoballoon keeps 20 % of each guest free and looks every second.",
+        BASE_COUNTS,
+        "Instructions are not counted: -icount gives each guest its own clock, so bursts of different guests would not meet.",
+    )

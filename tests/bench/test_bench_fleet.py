@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: GPL-2.0
+"""The bench of several guests, without one: its traces, its figures, its chart, and guests that fail."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from lab.bench import BENCHES, BenchOptions, fleet, runner
+from lab.bench.repeat import Values
+from lab.core.errors import LabError, TestFailure
+from lab.report import charts, page, publish
+from lab.report.results import Metric, Result, load
+from tests.bench.fakes import MIB, FakeSide, by_name, run_of
+
+
+def test_a_trace_is_fixed_and_fits_into_a_guest() -> None:
+    traces = [fleet.trace(number) for number in range(fleet.GUESTS)]
+    assert traces == [fleet.trace(number) for number in range(fleet.GUESTS)]
+    assert len({tuple(one) for one in traces}) == fleet.GUESTS
+    for one in traces:
+        free = 0
+        for start, size, hold in (map(int, burst.split(":")) for burst in one):
+            assert start >= free and start < fleet.SECONDS * 1000 and 64 <= size <= 256
+            free = start + hold
+    assert sum(map(len, traces)) > 40
+
+
+def test_the_policies_differ_in_what_they_should() -> None:
+    reports = {name for name, one in fleet.POLICIES.items() if "free-page-reporting=on" in one.device}
+    assert reports == {"upstream", "late", "early", "kzeropaged"}
+    assert [name for name, one in fleet.POLICIES.items() if one.kernel == "base"] == ["none", "upstream"]
+    assert "echo 250 " in fleet.POLICIES["early"].command
+    assert "zero_page" in fleet.POLICIES["kzeropaged"].command
+    assert "deflate-on-oom=on" in fleet.POLICIES["targets"].device
+
+
+def test_too_little_memory_is_an_error_before_anything_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "available_gb", lambda: 7.0)
+    monkeypatch.setattr(runner, "built", lambda options: pytest.fail("it built something"))
+    with pytest.raises(LabError, match="fleet") as error:
+        runner.measure(BENCHES["fleet"], BenchOptions())
+    assert "7.0 GB of memory are available, 7.2 GB are needed" in error.value.why
+    assert BENCHES["fleet"].needs_gb >= 1.2 * fleet.GUESTS
+
+
+ANSWER = {
+    "bytes": 320 * MIB,
+    "minor_faults": 200,
+    "task_clock_ns": 10**7,
+    "burst_ns": [10**6] * 99 + [10**9],
+    "vmstat": {"thp_fault_alloc": 160, "pgzeroed_cleared": 512, "pgzeroed_skip": 0, "pgzeroed_bad": 0}
+    | {"pgfault": 900, "pgzeroed_set_prezeroed": 256},
+}
+
+
+class Sides(list[Any]):
+    """Guests that answer at once, in this process."""
+
+    def __init__(self, tmp_path: Path, *answers: Any) -> None:
+        super().__init__()
+        for number, answer in enumerate(answers):
+            side = FakeSide(f"ours-x-{number}", answer)
+            log = tmp_path / f"console-{number}"
+            log.write_text("booting\nthe last line\n", encoding="utf-8")
+            side.guest = SimpleNamespace(pid=os.getpid(), console=log)
+            self.append(side)
+
+
+def test_host_memory_is_counted_each_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fleet, "SECONDS", 2)
+    found = Values()
+    gib = fleet.play(Sides(tmp_path, *[lambda *argv: ANSWER] * 2), "late", found)
+    assert len(gib) == 2 and all(0.01 < value < 8 for value in gib)
+    assert found["late", "memory_time"] == [sum(gib)]
+    assert found["late", "zeroed"] == [2 * MIB] * 2 and found["late", "prezeroed"] == [MIB] * 2
+    assert len(found["late", "burst"]) == 200 and 1 < found["late", "burst_p99"][0] <= 1000
+    assert fleet.pss(2**22 + 1) == 0
+
+
+def test_the_first_failure_ends_the_run_with_the_console(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = threading.Event()  # as the lines of a guest end with it
+
+    def fails(*argv: str) -> dict[str, Any]:
+        raise TestFailure("A step failed", "exit code 137", "read it")
+
+    def waits(*argv: str) -> dict[str, Any]:
+        ended.wait(30)
+        raise TestFailure("It ended", "closed", "")
+
+    began = time.monotonic()
+    with pytest.raises(TestFailure, match="A step failed") as error:
+        fleet.play(Sides(tmp_path, waits, fails, waits), "late", Values())
+    assert time.monotonic() - began < 5
+    ended.set()
+    assert error.value.why == "exit code 137\nits console ends with:\nbooting\nthe last line"
+
+
+def test_a_controller_that_fails_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fleet, "AUTOBALLOON", tmp_path / "missing.py")
+    with pytest.raises(TestFailure, match="autoballoon failed"), fleet.autoballoon([tmp_path / "nobody"]):
+        pass
+
+
+def result() -> Result:
+    series = {name.words: [2.0, 1.0 + number, 0.5] for number, name in enumerate(fleet.POLICIES.values())}
+    metrics = [Metric.of("fleet.late.memory_time", "GiB·s", [9.0], [4.0], sentence="Host memory: late.")]
+    return Result("fleet", "tcg", {}, "./kz bench fleet", metrics, series=series)
+
+
+def test_the_chart_has_a_line_for_each_policy(tmp_path: Path) -> None:
+    made = result()
+    made.save(tmp_path)
+    assert load(tmp_path).series == made.series
+    svg = charts.lines(made.series)
+    assert svg.count('<path class="line') == len(fleet.POLICIES)
+    for number, (name, values) in enumerate(made.series.items()):
+        assert f'class="line line{number}"' in svg and f"{name}: {sum(values):.0f} GiB·s" in svg
+    highest = max(value for values in made.series.values() for value in values)
+    assert f"{highest:.1f} GiB" in svg and "3 s" in svg
+    for scheme in charts.SCHEMES:
+        whole = publish._files(made)[f"fleet-{scheme}.svg"]
+        assert whole.count('<path class="line') == len(fleet.POLICIES) and "var(" not in whole
+        styles = [f".line{number}" for number in range(1, len(fleet.POLICIES))]
+        assert all(style in whole for style in styles)
+    assert charts.OVER_TIME in page.html([made])
+    made.series = {}
+    assert charts.OVER_TIME not in page.html([made])
+
+
+def test_figures_compare_each_policy_with_none() -> None:
+    found = Values()
+    for name, kind in ((name, kind) for name in fleet.POLICIES for kind in fleet.KINDS):
+        found[name, kind] = [0.0 if kind == "prezeroed" and name != "kzeropaged" else 2.0]
+    run = run_of("fleet")
+    fleet.figures(run, found)
+    names = set(by_name(run))
+    assert "fleet.kzeropaged.prezeroed" in names and "fleet.late.prezeroed" not in names
+    assert len(names) == 5 * 7 + 1
