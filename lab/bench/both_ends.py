@@ -46,7 +46,7 @@ NOTE = (
 PREZEROED = "pgzeroed_set_prezeroed"
 SHARE = 5.0  # percent of the bytes used
 MORE_MB, OUTER_MB = 64, 1024  # more than is used is made dirty; more memory than the inner guest's, outside
-STILL_S, WAIT_S = 1.5, 120.0
+STILL_S, REST_S, WAIT_S = 1.5, 4.0, 120.0  # kzeropaged pauses for a second between two batches
 BUSY, IDLE = "while :; do :; done & busy=$!", "kill $busy; "
 COUNTS = 'cat /proc/vmstat; awk \'{ print "minor_faults", $10; print "resident", $24 }\' /proc/$vmm/stat'
 
@@ -70,13 +70,13 @@ class Inner(Side):
         """The outer guest's /proc/vmstat; of the QEMU in it, page faults, and pages that it has."""
         return {name: int(value) for name, value in map(str.split, self.outer.sh(COUNTS))}
 
-    def settled(self, name: str, by: int = 0) -> int:
-        """Bytes of that count, once it has moved by at most ``by`` bytes for STILL_S seconds."""
+    def settled(self, name: str, still_s: float, by: int = 0) -> int:
+        """Bytes of that count, once it has moved by at most ``by`` bytes for ``still_s`` seconds."""
         what = f"{name} of {self.outer.name}"
-        return settled(lambda: self.counts().get(name, 0) * PAGE, WAIT_S, what, STILL_S, by)
+        return settled(lambda: self.counts().get(name, 0) * PAGE, WAIT_S, what, still_s, by)
 
     def reported(self, timeout: float = WAIT_S) -> int:
-        size = self.settled("resident", MIB)
+        size = self.settled("resident", STILL_S, MIB)
         self.sh(f"echo $delay > {DELAY}")
         return size
 
@@ -100,7 +100,7 @@ def use(inner: Inner, size_mb: int, mode: str, rest: bool = True) -> dict[str, f
     inner.sh(f"fillfree --size {size_mb + MORE_MB} > /dev/null")
     inner.settle()
     if rest:
-        inner.settled(PREZEROED)
+        inner.settled(PREZEROED, REST_S)
     before = inner.counts()
     argv = ["alloc_once", "--size", str(size_mb), "--mode", mode, "--pages", "thp"]
     answer = json.loads(inner.sh(shlex.join(argv), first="" if rest else IDLE)[-1])
