@@ -9,7 +9,7 @@ from pathlib import Path
 
 from lab.bench import goals
 from lab.bench.jobs import BASE_COUNTS, HUGE, MODES, Runs
-from lab.bench.kzeropaged import ON
+from lab.bench.kzeropaged import FOLDER, PACE
 from lab.bench.repeat import Values, turns
 from lab.bench.runner import Run
 from lab.bench.session import DELAY, DELAY_MS, MIB, PAGE, HostCost, Side, settled
@@ -39,14 +39,16 @@ MEMFD = "memory-backend-memfd,id=memory,share=on,size="
 JOBS = {"rest": [*MODES], "busy": ["touch_all"], "memfd": ["touch_all"]}
 NOTE = (
     "Each guest runs in a guest, the host here, with KVM on a processor that QEMU emulates. A turn makes memory of the "
-    "inner guest dirty, frees and reports it, and uses as much again. kzeropaged is on in the outer guest if its kernel "
-    "is ours, and off in the inner one. After a rest: the outer guest is idle until kzeropaged has no more work. "
+    "inner guest dirty, frees and reports it, and uses as much again. kzeropaged is on (all) in the outer guest if its "
+    "kernel is ours, and off in the inner one. After a rest: the outer guest is idle until kzeropaged has no more work. "
     "Never idle: another program runs in the outer guest until the use begins."
 )
 PREZEROED = "pgzeroed_set_prezeroed"
 SHARE = 5.0  # percent of the bytes used
 MORE_MB, OUTER_MB = 64, 1024  # more than is used is made dirty; more memory than the inner guest's, outside
 STILL_S, REST_S, WAIT_S = 1.5, 4.0, 120.0  # kzeropaged pauses for a second between two batches
+# A host on hardware has no other host that could use its memory: all of it is zeroed, at first without pauses.
+ALL, USUAL = f"{PACE}; echo all > {FOLDER}/enabled", f"echo 1000 > {FOLDER}/delay_millisecs"
 BUSY, IDLE = "while :; do :; done & busy=$!", "kill $busy; "
 COUNTS = 'cat /proc/vmstat; awk \'{ print "minor_faults", $10; print "resident", $24 }\' /proc/$vmm/stat'
 
@@ -122,9 +124,11 @@ def rounds(run: Run, kernels: dict[str, Path], keys: list[str], extra: list[str]
         specs.append((name, nested.outer(spec, inner[name], run.images.qemu)))
     with run.guests(specs) as sides:
         insides = [Inner(side.name.partition("-")[2], side, inner[side.name]) for side in sides]
-        for side in sides:
-            if side.name.startswith("ours"):
-                side.sh(ON)
+        for one in insides:
+            if one.outer.name.startswith("ours"):
+                one.outer.sh(ALL)
+                one.settled(PREZEROED, REST_S)
+                one.outer.sh(USUAL)
         for key, mode in [(one, mode) for one in keys for mode in JOBS[one]]:
             with step(f"both ends, {KEYS[key]}, {mode}: {run.pairs} turns of {run.options.size_mb} MB"):
                 for one, counts in turns(insides, run.pairs):

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lab.bench.both_ends import Inner, use
-from lab.bench.kzeropaged import ON
+from lab.bench.both_ends import ALL, Inner, use
 from lab.bench.session import LOOP, MIB, PAGE, Side
 from lab.boot import nested
 from lab.boot.guest import running
@@ -29,7 +28,7 @@ def test_neither_end_zeroes_memory_that_comes_back(image: Callable[..., Path], q
     )
     with running(nested.outer(host, guest, qemu)) as running_host:
         outer = Side("outer", running_host)
-        outer.sh(ON)
+        outer.sh(ALL)
         inner = Inner("ours", outer, guest)
         assert "Hypervisor detected: KVM" in running_host.console.read_text(errors="replace")
         inner.sh(f"fillfree --size {FILL} > /dev/null")
