@@ -67,6 +67,7 @@ _ALL = (
     Bench("page-fault", "page faults at full speed, while free memory is reported"),
     Bench("deflate", "memory that is used again after it was in the balloon", "allocation"),
     Bench("device", "the balloon in a process of its own, vhost-user-balloon, against the one in QEMU"),
+    Bench("both-ends", "a guest in a guest: bytes zeroed by the host and by the guest", accel="tcg"),
     Bench("host", "host memory that comes back when the guest frees"),
     Bench("churn", "memory allocated and freed all the time, at report delays of 2000, 250 and 50 ms"),
     Bench("prezero", "most of a guest's memory, zeroed before it is used"),

@@ -8,7 +8,7 @@ import os
 import re
 import shlex
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -206,19 +206,24 @@ def settle_both(sides: Sequence[Side]) -> None:
 
 def settle_resident(pid: int, *, timeout: float, what: str, still_s: float = STILL_S) -> int:
     """Wait until the resident size of a process has moved by less than 1 MiB for ``still_s`` seconds."""
+    return settled(lambda: resident(pid), timeout, f"The resident size of {what}", still_s)
+
+
+def settled(look: Callable[[], int], timeout: float, what: str, still_s: float, by: int = MIB) -> int:
+    """Wait until a number of bytes has moved by at most ``by`` for ``still_s`` seconds; TestFailure if it does not."""
     began = time.monotonic()
-    mark, since = resident(pid), began
+    mark, since = look(), began
     while True:
         time.sleep(still_s / 4)
-        now, size = time.monotonic(), resident(pid)
-        if abs(size - mark) > MIB:
+        now, size = time.monotonic(), look()
+        if abs(size - mark) > by:
             mark, since = size, now
         elif now - since >= still_s:
             return size
         if now - began > timeout:
             why = f"after {timeout:.0f} s it still moves, {size // MIB} MiB now"
             fix = "see whether something else runs in the guest, or whether the machine is swapping"
-            raise TestFailure(f"The resident size of {what} does not settle", why, fix)
+            raise TestFailure(f"{what} does not settle", why, fix)
 
 
 def spec_for(options: BenchOptions, kernel: str | Path, qemu: Path | None, **more: Any) -> BootSpec:

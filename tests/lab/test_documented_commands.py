@@ -274,6 +274,7 @@ ELSEWHERE: dict[str, tuple[str, str]] = {
     ),
     "cargo +nightly fuzz run queues": ("it wants a toolchain of its own: the same target, without", FUZZED),
     "./kz bench all": (A_BENCH, STAGE),
+    "./kz bench both-ends": (A_BENCH, STAGE),
 }
 
 # Run one by one, in their order, by test_the_tutorial_can_be_followed.
