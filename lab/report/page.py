@@ -230,7 +230,11 @@ def runs(results: list[Result]) -> str:
     rows = [heads, ("---",) * len(heads)]
     for result in results:
         origin = (result.accelerator, result.versions.get("knownzero", "unknown"), result.when[:10])
-        host = ", ".join(f"{key} {value}" for key, value in sorted(result.host.items()))
+        host = (
+            f"{result.host['cpus']} × {result.host['cpu']}"
+            if "cpus" in result.host
+            else result.host.get("cpu", "")
+        )
         name = f"[{result.name}](#{result.name})"
         rows.append((name, f"`{result.reproduce}`", *origin, verdict(result), host or "unknown"))
     return "".join(f"{'|'.join(row)}\n" for row in rows)
