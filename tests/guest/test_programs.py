@@ -61,6 +61,8 @@ def test_an_unknown_option_is_bad_usage(programs: dict[str, Path], name: str) ->
         ("alloc_once", ("--pages", "large")),
         ("alloc_once", ("--pages", "mthp=")),
         ("alloc_once", ("left over",)),
+        ("burst", ()),
+        ("burst", ("1:0:2",)),
         ("fillfree", ("--share", "101")),
         ("fillfree", ("--byte", "256")),
         ("leak_hunter", ("--kind", "unheard-of")),
