@@ -10,7 +10,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from lab.boot import nested
 from lab.boot.console import last_lines
 from lab.build import linux as build
 from lab.build import programs as guest
@@ -37,7 +36,6 @@ def prepare() -> None:
     build_qtests()
     for variant, arch in KERNELS:
         build.build_linux(variant, arch)
-    build.build_linux("knownzero", config=nested.CONFIG)
     for variant, chosen in PART_KERNELS:
         build.build_linux(variant, "um", chosen=chosen)
     guest.build_programs()

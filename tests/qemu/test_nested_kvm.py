@@ -15,7 +15,8 @@ from lab.boot.guest import running
 from lab.boot.spec import BootSpec
 from tests.guest.guests import BALLOON, CHECK, expect_at_least, expect_at_most
 
-pytestmark = [pytest.mark.boots, pytest.mark.slow]
+# Its kernel takes five minutes to build, which the day's limit from an empty cache does not have.
+pytestmark = [pytest.mark.boots, pytest.mark.slow, pytest.mark.nightly]
 
 FILL, USED = 256, 128  # MB
 
