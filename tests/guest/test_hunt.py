@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from lab.boot.guest import running
+from lab.boot.guest import BootResult, boot, running
 from lab.boot.spec import BootSpec
 from tests.guest.guests import (
     DELAY,
@@ -75,6 +75,21 @@ def test_no_byte_leaks(what: str, record_property: Record) -> None:
 RELUCTANT = "daemon,stats-interval=0,device-init-on-inflate=on,inhibit-one-in=3"
 
 
+def squeezed(spec: BootSpec, most: int) -> tuple[BootResult, dict[str, Any]]:
+    """Run a guest while its balloon has up to ``most`` MiB; also the last status of the device."""
+    sizes = random.Random(STRESS_SEED)
+    status: dict[str, Any] = {}
+    with running(spec) as guest:
+        assert guest.daemon is not None
+        # It ends with the guest.
+        with contextlib.suppress(OSError, ValueError):
+            while guest.process.poll() is None:
+                guest.daemon.ask(command="target", bytes=sizes.randrange(0, most) << 20)
+                time.sleep(sizes.uniform(0.1, 2))
+                status = guest.daemon.status()
+        return guest.wait(), status
+
+
 @pytest.mark.timeout(700 + 6 * STRESS_SECONDS)
 def test_a_device_that_says_no_at_random(record_property: Record) -> None:
     """Reports beside a balloon that takes and gives back; what the answer is no for, is dirty."""
@@ -92,17 +107,7 @@ def test_a_device_that_says_no_at_random(record_property: Record) -> None:
         timeout=480.0 + 4 * STRESS_SECONDS,
         command=["sh", "-ec", script],
     )
-    sizes = random.Random(STRESS_SEED)
-    status: dict[str, Any] = {}
-    with running(spec) as guest:
-        assert guest.daemon is not None
-        # It ends with the guest.
-        with contextlib.suppress(OSError, ValueError):
-            while guest.process.poll() is None:
-                guest.daemon.ask(command="target", bytes=sizes.randrange(0, 320) << 20)
-                time.sleep(sizes.uniform(0.1, 2))
-                status = guest.daemon.status()
-        result = guest.wait()
+    result, status = squeezed(spec, 320)
     fine(result)
     hunter = hunted(result, record_property)
     expect_at_least(len(hunter["checked_pages"]), 10)
@@ -113,3 +118,46 @@ def test_a_device_that_says_no_at_random(record_property: Record) -> None:
     found = counters(result)
     for name in ("pgzeroed_set_reported", "pgzeroed_set_freed", "pgzeroed_skip"):
         expect_at_least(found[name], 1000)
+
+
+# In User-Mode Linux: the source of zeros, with what is needed for it, and what disturbs it.
+ZP = "/sys/kernel/mm/zero_page"
+KZEROPAGED = f"echo 20 > {ZP}/delay_millisecs; echo 0 > {ZP}/mini_order; echo 1 > {ZP}/enabled"
+NATIVE = {
+    "kzeropaged": (KZEROPAGED, "prezero pressure compact", "", None),
+    "reporter": (
+        f"echo 50 > {DELAY}; {KZEROPAGED}",
+        "compact flush",
+        "page_zeroed_reporter.mode=partial",
+        None,
+    ),
+    "balloon": (f"echo 50 > {DELAY}", "compact flush", "", RELUCTANT),
+}
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(700 + 6 * STRESS_SECONDS)
+@pytest.mark.parametrize("source", NATIVE)
+def test_no_byte_leaks_in_user_mode_linux(source: str, record_property: Record) -> None:
+    before, drivers, append, device = NATIVE[source]
+    # Its transport is down when it shuts down: let the pages out before.
+    after = "echo virtio0 > /sys/bus/virtio/drivers/virtio_balloon/unbind" if device else "true"
+    script = (
+        f"{before}; stress --seconds {STRESS_SECONDS} --seed {STRESS_SEED} {drivers} > /tmp/stress & "
+        f"leak_hunter --setup --seconds {STRESS_SECONDS} --seed {STRESS_SEED} --workers 2; "
+        f"wait $!; cat /tmp/stress; {after}; grep pgzeroed_ /proc/vmstat"
+    )
+    spec = BootSpec(
+        kernel="debug",
+        arch="um",
+        devices=[device] if device else [],
+        memory="256M" if device else "128M",
+        append=append,
+        timeout=300.0 + 4 * STRESS_SECONDS,
+        command=["sh", "-ec", script],
+    )
+    result = squeezed(spec, 128)[0] if device else boot(spec)
+    fine(result)
+    hunter = hunted(result, record_property)
+    expect_at_least(len(hunter["checked_pages"]), 5)
+    expect_at_least(counters(result)["pgzeroed_skip"], 1000)
