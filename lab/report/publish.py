@@ -2,6 +2,7 @@
 """``kz publish RUN``: results, reduced, and their main charts into docs/results/."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from lab.report.results import FILE_NAME, Metric, Result, Sample, load
 
 FOLDER = REPO / "docs" / "results"
 LIMIT = 1 << 20  # bytes, of all published results
+FLOOR = re.compile(r"the floor \(([+-][\d.]+) %")  # in a target's text: how far from it
 MAIN = 2  # charts of a published run
 HEAD = """<!-- SPDX-License-Identifier: GPL-2.0 -->
 <!-- Written by `kz publish`. -->
@@ -23,7 +25,8 @@ HEAD = """<!-- SPDX-License-Identifier: GPL-2.0 -->
 
 Figures of different accelerators cannot be compared. `kz publish RUN` adds a run and writes this page;
 [measure.md](../how-to/measure.md) has the methods. Medians, in brackets the 10th to 90th percentile; the change with its
-95 % interval. result.json beside the charts has the repetitions, the p of each row and the text of each target.
+95 % interval; the distance from the floor kernel, which leaves the memory as it is. result.json beside the charts has the
+repetitions, the p of each row and the text of each target.
 
 """
 
@@ -49,7 +52,9 @@ def _row(metric: Metric) -> str:
     change, ends = percent(metric.change_percent), {percent(end): 0 for end in metric.change_interval or ()}
     if len(ends) > 1:
         change += f" ({'…'.join(ends)})"
-    target = ("met" if metric.target.met else f"MISSED: {metric.target.text}") if metric.target else ""
+    target = ("met" if metric.target.met else "MISSED") if metric.target else ""
+    if metric.target and (floor := FLOOR.search(metric.target.text)):
+        target += f", floor {floor[1]}%"
     name = f"`{metric.name}`" + ("" if metric.name.endswith(unit) else f" {unit.replace('percent', '%')}")
     return "|".join((name, cell(metric.base), cell(metric.ours), change.replace(" %", "%"), target)) + "\n"
 

@@ -89,7 +89,7 @@ def test_a_missed_target_is_refused_unless_anyway(tmp_path: Path, to: Path) -> N
     result("demo", met=False).save(tmp_path / "run")
     assert "demo: thp.populate.clock misses its target: less" in refused(tmp_path / "run", to)
     publish(tmp_path / "run", BENCHES, anyway=True, to=to)
-    assert "MISSED: less" in (to / "README.md").read_text()
+    assert "|MISSED\n" in (to / "README.md").read_text()
 
 
 def test_a_run_of_another_format_or_without_a_result_is_refused(tmp_path: Path, to: Path) -> None:
