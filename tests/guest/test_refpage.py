@@ -147,6 +147,15 @@ def test_the_selftest_in_user_mode_linux() -> None:
     assert len(found["passed"]) >= 3 * 20
 
 
+def test_first_writes_in_user_mode_linux() -> None:
+    """In seconds what mutants of the fill must fail."""
+    tests = ("first_write", "nothing_uninitialised", "fork")
+    result, found = selftest(" ".join(f"-t {test}" for test in tests), arch="um", memory="256M")
+    assert not found["failed"], f"{found['failed']} (console: {result.console})"
+    fine(result)
+    assert names(found["passed"]) == set(tests)
+
+
 @pytest.mark.parametrize(
     ("without", "count"),
     [("zero page", 1), pytest.param("", 3, marks=pytest.mark.nightly, id="all")],
