@@ -133,22 +133,16 @@ def timed(side: Side, what: Callable[[], tuple[int, float]]) -> dict[str, float]
 
 def system_calls(side: Side) -> float:
     """System calls of QEMU and the daemon for each GiB reported, counted by strace, which slows them."""
-    total, counters = 0, []
     side.sh(DIRTY)
     with tempfile.TemporaryDirectory() as folder:
-        for pid in processes(side):
-            argv = ["strace", "-f", "-c", "-U", "calls", "-o", f"{folder}/{pid}", "-p", str(pid)]
-            counters.append(subprocess.Popen(argv, stderr=subprocess.PIPE, text=True))
-        for counter in counters:
-            assert counter.stderr
-            counter.stderr.readline()  # that it is attached
-        size, _ = report(side)
-        for counter in counters:
-            counter.send_signal(signal.SIGINT)
-            counter.communicate()
-        for file in Path(folder).iterdir():
-            total += int(file.read_text().split()[-2])
-    return total / (size / (1 << 30))
+        with contextlib.ExitStack() as stack:
+            for pid in processes(side):
+                argv = ["strace", "-f", "-c", "-U", "calls", "-o", f"{folder}/{pid}", "-p", str(pid)]
+                counter = stack.enter_context(subprocess.Popen(argv, stderr=subprocess.PIPE, text=True))
+                stack.callback(counter.send_signal, signal.SIGINT)
+                assert counter.stderr and "attached" in counter.stderr.readline()
+            size, _ = report(side)
+        return sum(int(file.read_text().split()[-2]) for file in Path(folder).iterdir()) / (size / (1 << 30))
 
 
 def rounds(both: Pair, pairs: int, size_mb: int) -> Values:

@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 from lab.bench import Bench, BenchOptions
 from lab.bench.session import BALLOON, SHARED, Side, available_gb, guests, spec_for
 from lab.boot import resolve
-from lab.boot.argv import HUGE
 from lab.boot.spec import BootSpec
 from lab.build.images import metadata
 from lab.build.linux import VARIANTS, build_linux
@@ -103,7 +102,9 @@ class Run:
         image = self.floor() if kernel == "floor" else image
         spec = spec_for(self.options, image, self.images.qemu, **more)
         if self.options.qemu == "stock" and spec.daemon_options() is not None:
-            self.note(SHARED[spec.shared_memory != HUGE])
+            self.note(
+                SHARED.format("a tmpfs with huge=always" if spec.shared_memory else "a memfd of 4 KiB pages")
+            )
         return spec
 
     def floor(self) -> Path:

@@ -40,12 +40,7 @@ DROP = (
     f"for i in 1 2 3 4 5 6 7 8; do cat /proc/self/stat > /dev/null; done; echo 0 > {LISTS}"
 )
 PRIORITY = -10  # above ordinary programs, which then disturb less
-SHARED = (
-    "The daemon's guests have shared memory in a tmpfs with huge=always, which QEMU mounts for itself. A memfd has 4 KiB "
-    "pages unless shmem_enabled says otherwise, and then the host's page faults hide what the guest saves.",
-    "The daemon's guests have shared memory in a memfd, with 4 KiB pages: the host's page faults hide what the guest "
-    "saves. This machine lets no user mount a tmpfs (unshare --map-root-user --mount).",
-)
+SHARED = "The daemon's guests have shared memory: {}. The host's faults on 4 KiB pages would hide what the guest saves."
 DELAY_MS = 100  # so long that no report comes while the job still frees memory
 SETTLE_MS = 10  # while nothing runs but reports: base reports in rounds, with this delay between them
 STILL_S = 0.1

@@ -21,11 +21,10 @@ VIRTIO_ID_BALLOON = 5
 # The daemon's front end in the patched QEMU, and in any QEMU from 10.1 on.
 FRONT_END = "vhost-user-balloon-pci"
 GENERIC = f"vhost-user-test-device-pci,virtio-id={VIRTIO_ID_BALLOON},num_vqs=5,vq_size=128,config_size=16"
-# For BootSpec.shared_memory: a file in a tmpfs that gives huge pages. It is mounted for this QEMU alone, by root of a user
-# namespace, since memfd gets huge pages only where the machine's administrator has enabled them.
-HUGE = "huge"
-_HUGE_MOUNT = 'mount -t tmpfs -o huge=always none /dev/shm && exec "$0" "$@"'
-WITH_HUGE = ("unshare", "--map-root-user", "--mount", "sh", "-c", _HUGE_MOUNT)
+# BootSpec.shared_memory: a file in a tmpfs with huge pages, mounted for this QEMU alone by root of a user namespace. A
+# memfd gets huge pages only where the administrator has enabled them.
+HUGE, MOUNT = "huge", 'mount -t tmpfs -o huge=always none /dev/shm && exec "$0" "$@"'
+WITH_HUGE = ("unshare", "--map-root-user", "--mount", "sh", "-c", MOUNT)
 UM_LINES = ("ctl", "out", "err", "in")  # in the order of User-Mode Linux's serial lines
 
 

@@ -228,15 +228,11 @@ def runs(results: list[Result]) -> str:
     """A table in Markdown with the command and the origin of each result."""
     heads = ("run", "command", "accelerator", "commit", "date", "targets met", "machine")
     rows = [heads, ("---",) * len(heads)]
-    for result in results:
-        origin = (result.accelerator, result.versions.get("knownzero", "unknown"), result.when[:10])
-        host = (
-            f"{result.host['cpus']} × {result.host['cpu']}"
-            if "cpus" in result.host
-            else result.host.get("cpu", "")
-        )
-        name = f"[{result.name}](#{result.name})"
-        rows.append((name, f"`{result.reproduce}`", *origin, verdict(result), host or "unknown"))
+    for one in results:
+        machine = " × ".join(one.host[key] for key in ("cpus", "cpu") if key in one.host) or "unknown"
+        commit, day = one.versions.get("knownzero", "unknown"), one.when[:10]
+        first = (f"[{one.name}](#{one.name})", f"`{one.reproduce}`", one.accelerator)
+        rows.append((*first, commit, day, verdict(one), machine))
     return "".join(f"{'|'.join(row)}\n" for row in rows)
 
 

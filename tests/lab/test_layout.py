@@ -75,3 +75,9 @@ def test_every_dependency_is_imported() -> None:
         if not any(one == name or one.startswith(f"{name}.") for one in imported)
     }
     assert missing == set()
+
+
+def test_the_lab_is_small() -> None:
+    """Everything but bytecode, programs and templates included."""
+    files = [file for file in (REPO / "lab").rglob("*") if file.is_file() and file.suffix != ".pyc"]
+    assert sum(len(file.read_bytes().splitlines()) for file in files) <= 12_000
