@@ -18,7 +18,7 @@ from tests.guest.guests import BALLOON, CHECK, expect_at_least, expect_at_most
 # Its kernel takes five minutes to build, which the day's limit from an empty cache does not have.
 pytestmark = [pytest.mark.boots, pytest.mark.slow, pytest.mark.nightly]
 
-FILL, USED = 256, 128  # MB
+FILL, USED = 384, 256  # MB
 
 
 def test_neither_end_zeroes_memory_that_comes_back(image: Callable[..., Path], qemu: Path) -> None:
