@@ -229,7 +229,7 @@ def runs(results: list[Result]) -> str:
     heads = ("run", "command", "accelerator", "commit", "date", "targets met", "machine")
     rows = [heads, ("---",) * len(heads)]
     for one in results:
-        machine = " × ".join(one.host[key] for key in ("cpus", "cpu") if key in one.host) or "unknown"
+        machine = "×".join(one.host[key] for key in ("cpus", "cpu") if key in one.host) or "unknown"
         commit, day = one.versions.get("knownzero", "unknown"), one.when[:10]
         first = (f"[{one.name}](#{one.name})", f"`{one.reproduce}`", one.accelerator)
         rows.append((*first, commit, day, verdict(one), machine))

@@ -23,8 +23,7 @@ HEAD = """<!-- SPDX-License-Identifier: GPL-2.0 -->
 <!-- Written by `kz publish`. -->
 # Published results
 
-Figures of different accelerators cannot be compared. `kz publish RUN` adds a run and writes this page;
-[measure.md](../how-to/measure.md) has the methods. Medians, in brackets the 10th to 90th percentile; the change with its
+Figures of different accelerators cannot be compared. [Methods](../how-to/measure.md). Medians, in brackets the 10th to 90th percentile; the change with its
 95 % interval; the distance from the floor kernel, which leaves the memory as it is. result.json beside the charts has the
 repetitions, the p of each row and the text of each target.
 

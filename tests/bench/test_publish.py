@@ -66,7 +66,7 @@ def test_the_page_has_every_figure_of_every_published_run(tmp_path: Path, to: Pa
     assert [line for line in page.splitlines() if line.startswith("## ")] == ["## demo", "## order0"]
     assert page.count("\n`thp.populate.clock` ms|100 (98.5…104)|50.2 (49.2…51.8)|-50%") == 2
     assert page.count("\n`thp.third` faults|100 (98.5…104)|100 (98.5…104)|+0.00% (") == 2
-    for word in ("`./kz demo --pairs 6`", "tcg", "v1-3-gabc", "2026-11-24", "1 × Z80", "1 of 1", "|met\n"):
+    for word in ("`./kz demo --pairs 6`", "tcg", "v1-3-gabc", "2026-11-24", "1×Z80", "1 of 1", "|met\n"):
         assert word in page
     # Publishing again replaces the run.
     before = sorted(to.rglob("*"))
