@@ -57,8 +57,8 @@ class Figures:
         self.used: list[Result] = []
 
     def find(self, name: str) -> tuple[Result, Metric] | None:
-        own = [one for one in self.results if one.name == bench_of(name)]
-        for result in own + [one for one in self.results if one not in own]:
+        own = bench_of(name)
+        for result in sorted(self.results, key=lambda one: (one.name != own, one.name != "demo")):
             if metric := result.metric(name):
                 return result, metric
         return None

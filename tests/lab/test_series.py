@@ -14,6 +14,7 @@ import pytest
 from lab.core.errors import LabError, UsageError
 from lab.machine import fetch
 from lab.post import check, export, letter, steps
+from lab.report.results import Metric, Result
 from lab.series import against, apply, checkpatch, parts, repo, tree
 from tests.sets import sets
 
@@ -334,3 +335,14 @@ def test_a_letter_says_which_figures_are_missing() -> None:
     assert "[no figures]" in figures.table("time", ("populate", "order0.populate.task_clock"))
     assert figures.gaps == ["order0.populate.task_clock"] and letter.bench_of(figures.gaps[0]) == "order0"
     assert repo.branch_of("zeroed") == "part/zeroed"
+
+
+def test_a_letter_takes_a_figure_from_its_bench_then_from_the_demo() -> None:
+    def run(name: str, ours: float) -> Result:
+        metric = Metric.of("thp.populate.task_clock", "ms", [2.0], [ours], sentence="Time.")
+        return Result(name, "tcg", {}, "", [metric])
+
+    stock, demo, own = run("demo-stock", 3.0), run("demo", 4.0), run("thp", 5.0)
+    for results, expected in (([stock, demo, own], own), ([stock, demo], demo), ([stock], stock)):
+        found = letter.Figures(results).find("thp.populate.task_clock")
+        assert found and found[0] is expected
