@@ -325,14 +325,19 @@ def test_it_is_small_and_installed_with_its_manual(tmp_path: Path) -> None:
 
 
 @pytest.mark.boots
-def test_a_real_guest(place: Path, start: Start) -> None:
-    device, path = balloon.device(deflate_on_oom="on"), place / "qmp"
-    more: dict[str, Any] = {"devices": [device], "extra_qemu": ["-qmp", f"unix:{path},server=on,wait=off"]}
+@pytest.mark.parametrize("kind", ["qmp", "control"])
+def test_a_real_guest(kind: str, place: Path, start: Start) -> None:
+    path, qemu = place / "qmp", kind == "qmp"
+    more: dict[str, Any] = {"devices": ["daemon,deflate-on-oom=on"]}
+    if qemu:
+        more["devices"] = [balloon.device(deflate_on_oom="on")]
+        more["extra_qemu"] = ["-qmp", f"unix:{path},server=on,wait=off"]
     with running(BootSpec(memory="1G", command=["sh", "-c", LOOP], **more)) as vm:
         side = Side("guest", vm)
         side.sh("true")
+        name = f"qmp:{path}" if qemu else f"control:{vm.daemon and vm.daemon.control}"
         program = (str(FOLDER / "autoballoon.py"),)
-        process = start("--interval", "1", "--step", "512", f"qmp:{path}", program=program)
+        process = start("--interval", "1", "--step", "512", name, program=program)
         free = "awk '/^MemFree:/ { print int($2 / 1024) }' /proc/meminfo"
         until(lambda: side.number(free) < 256)
         assert side.number(free) > 64  # the margin is left
