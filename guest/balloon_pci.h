@@ -8,6 +8,8 @@
 
 #include "common.h"
 
+#include <sched.h>
+
 #include <linux/virtio_balloon.h>
 #include <linux/virtio_config.h>
 #include <linux/virtio_pci.h>
@@ -81,7 +83,8 @@ struct ring {
 	volatile struct vring_desc *desc;
 	volatile struct vring_avail *avail;
 	volatile struct vring_used *used;
-	volatile uint16_t *bell;
+	volatile uint16_t *bell;	/* NULL: a port of the legacy interface */
+	int ports;
 	uint16_t index, size, next, given, taken;
 	volatile struct vring_packed_desc *packed;	/* NULL: a split ring */
 };
@@ -93,7 +96,8 @@ struct device {
 	volatile unsigned char *notify;
 	uint32_t config_size, bell_size;
 	uint64_t offered, features;
-	uint16_t id;			/* of the PCI device */
+	uint16_t id;			/* of the PCI device; 0: not on virtio-pci */
+	int ports;			/* the legacy interface; -1: none */
 	bool packed;			/* start() makes packed rings */
 	struct ring rings[QUEUES];
 };
@@ -126,14 +130,18 @@ static bool find(struct device *d)
 
 	snprintf(path, sizeof(path), "%s/config", d->pci);
 	KZ_FD fd = open(path, O_RDWR | O_CLOEXEC);
+	d->ports = -1;
 	if (fd < 0 || pread(fd, space, sizeof(space), 0) < 64)
 		return false;
-	memcpy(&d->id, space + 2, 2);
-	/* Memory, bus master, and no interrupt: it has no handler. */
+	/* Ports, memory, bus master, and no interrupt: it has no handler. */
 	memcpy(&command, space + 4, 2);
-	command |= 0x406;
+	command |= 0x407;
 	if (pwrite(fd, &command, 2, 4) != 2)
 		return false;
+	memcpy(&d->id, space + 2, 2);
+	snprintf(path, sizeof(path), "%s/resource0", d->pci);
+	if (d->id == 0x1002 && space[0x10] & 1)
+		d->ports = open(path, O_RDWR | O_CLOEXEC);
 	for (at = space[0x34]; at && left--; at = space[at + 1]) {
 		const struct virtio_pci_cap *cap = (const void *)(space + at);
 		unsigned char *mapped;
@@ -171,12 +179,61 @@ static bool reset(struct device *d)
 	return ms < PATIENCE;
 }
 
+static const uint64_t needs[QUEUES] = { 0, 0, NEEDS_STATS, NEEDS_HINTING, NEEDS_REPORTING };
+
+/* Queue @q in its memory, where the legacy interface expects the parts; @size: 0 to leave it out. */
+static struct ring lay_out(const struct device *d, int q, uint16_t index, uint16_t size)
+{
+	unsigned char *at = pool + (size_t)q * 65536;
+
+	return (struct ring){ (void *)at, (void *)(at + size * 16), (void *)(at + ((size * 18 + 6 + 4095) & ~4095)),
+			      .ports = d->ports, .index = index, .size = size };
+}
+
+static uint32_t in(const struct device *d, int port, size_t size)
+{
+	uint32_t value = 0;
+
+	return pread(d->ports, &value, size, port) == (ssize_t)size ? value : 0;
+}
+
+static bool out(const struct device *d, int port, size_t size, uint32_t value)
+{
+	return pwrite(d->ports, &value, size, port) == (ssize_t)size;
+}
+
+/* As start(), through the legacy interface and with bits 0 to 5. */
+static const char *start_legacy(struct device *d)
+{
+	uint16_t index = 0;
+	int q;
+
+	if (!out(d, VIRTIO_PCI_STATUS, 1, 0) || in(d, VIRTIO_PCI_STATUS, 1))
+		return "the device does not leave its reset";
+	out(d, VIRTIO_PCI_STATUS, 1, VIRTIO_CONFIG_S_ACKNOWLEDGE | VIRTIO_CONFIG_S_DRIVER);
+	d->features = d->offered & 0x3f;
+	out(d, VIRTIO_PCI_GUEST_FEATURES, 4, (uint32_t)d->features);
+	memset(pool, 0, KZ_HUGE / 2);
+	memset(d->rings, 0, sizeof(d->rings));
+	for (q = 0; q < QUEUES; q++) {
+		if (needs[q] && !(d->features & needs[q]))
+			continue;
+		out(d, VIRTIO_PCI_QUEUE_SEL, 2, index);
+		d->rings[q] = lay_out(d, q, index++, (uint16_t)in(d, VIRTIO_PCI_QUEUE_NUM, 2));
+		if (!d->rings[q].size || d->rings[q].size > MAX_RING)
+			return "a queue is missing, or is too large";
+		out(d, VIRTIO_PCI_QUEUE_PFN, 4, (uint32_t)(address_of((const void *)d->rings[q].desc) >> 12));
+		d->rings[q].avail->flags = VRING_AVAIL_F_NO_INTERRUPT;
+	}
+	out(d, VIRTIO_PCI_STATUS, 1, VIRTIO_CONFIG_S_ACKNOWLEDGE | VIRTIO_CONFIG_S_DRIVER | VIRTIO_CONFIG_S_DRIVER_OK);
+	return NULL;
+}
+
 /* Negotiates features (those that are offered) and starts the queues, numbered as Linux does. Returns NULL, or the defect. */
 static const char *start(struct device *d, uint64_t wanted, unsigned int largest)
 {
-	static const uint64_t needs[QUEUES] = { 0, 0, NEEDS_STATS, NEEDS_HINTING, NEEDS_REPORTING };
 	volatile struct virtio_pci_common_cfg *c = d->common;
-	uint16_t index = 0;
+	uint16_t index = 0, size;
 	int q;
 
 	if (!reset(d))
@@ -196,23 +253,25 @@ static const char *start(struct device *d, uint64_t wanted, unsigned int largest
 	if (!(c->device_status & VIRTIO_CONFIG_S_FEATURES_OK))
 		return "the device refuses these features";
 	memset(pool, 0, KZ_HUGE / 2);
+	memset(d->rings, 0, sizeof(d->rings));
 	for (q = 0; q < QUEUES; q++) {
 		struct ring *r = &d->rings[q];
-		unsigned char *at = pool + (size_t)q * 65536;
-		uint64_t where[3] = { address_of(at), address_of(at + 16384), address_of(at + 32768) };
+		uint64_t where[3];
 
-		memset(r, 0, sizeof(*r));
 		if (needs[q] && !(d->features & needs[q]))
 			continue;
-		*r = (struct ring){ (void *)at, (void *)(at + 16384), (void *)(at + 32768), .index = index++ };
-		if (d->packed)
-			r->packed = (void *)at;
-		c->queue_select = r->index;
-		r->size = c->queue_size;
-		if (!r->size || (r->size & (r->size - 1)))
+		c->queue_select = index;
+		size = c->queue_size;
+		if (!size || (size & (size - 1)))
 			return "a queue is missing, or its size is no power of two";
-		if (r->size > largest)
-			c->queue_size = r->size = (uint16_t)largest;
+		if (size > largest)
+			c->queue_size = size = (uint16_t)largest;
+		*r = lay_out(d, q, index++, size);
+		if (d->packed)
+			r->packed = (void *)r->desc;
+		where[0] = address_of((const void *)r->desc);
+		where[1] = address_of((const void *)r->avail);
+		where[2] = address_of((const void *)r->used);
 		c->queue_desc_lo = (uint32_t)where[0];
 		c->queue_desc_hi = where[0] >> 32;
 		c->queue_avail_lo = (uint32_t)where[1];
@@ -295,13 +354,27 @@ static bool is_used(const struct ring *r)
 	return (r->packed[r->given % r->size].flags & both) == owner(r, r->given, false);
 }
 
+static void kick(const struct ring *r)
+{
+	if (r->bell)
+		*r->bell = r->index;
+	else if (pwrite(r->ports, &r->index, 2, VIRTIO_PCI_QUEUE_NOTIFY) != 2)
+		kz_fail("cannot write to a port");
+}
+
 /* The next used length, or -1 if there is none in time. */
 static int64_t take(struct ring *r, int ms)
 {
 	int64_t length;
+	int polls = 0;
 
-	for (*r->bell = r->index; !is_used(r); ms--) {
-		if (ms <= 0)
+	/* Most answers come before a sleep would end. */
+	for (kick(r); !is_used(r); polls++) {
+		if (polls < 200) {
+			sched_yield();
+			continue;
+		}
+		if (ms-- <= 0)
 			return -1;
 		wait_ms(1);
 	}

@@ -16,7 +16,7 @@ from lab.core import paths, progress, run
 from lab.core.errors import LabError, TestFailure, UsageError
 
 PLACES = ("{kernel}", "{initrd}", "{append}", "{memory}")
-APPEND = {"x86_64": f"{argv.APPEND} {argv.APPEND_TCG}", "um": argv.APPEND_UM}
+APPEND = {"x86_64": f"{argv.APPEND} {argv.APPEND_TCG} retain_initrd", "um": argv.APPEND_UM}
 MIB = 1 << 20
 README = """Boot bzImage with the initramfs on your VMM, with a balloon, 1 GiB of memory and this command line:
 
@@ -31,9 +31,11 @@ The guest prints a Markdown table on its serial console and switches itself off.
 
 
 def files(kernel: str, arch: str, folder: Path) -> tuple[Path, Path]:
-    initrd = folder / "initramfs"
-    initramfs.write(initrd, ["conform"], "none", [], [], arch)
-    return resolve.kernel(kernel, arch)[0], initrd
+    """The kernel, and an initramfs of the probe, which starts that kernel again."""
+    image, initrd = resolve.kernel(kernel, arch)[0], folder / "initramfs"
+    programs = ("init", "conform")
+    initramfs.write(initrd, ["conform"], "none", [(image, "/kz/kernel")], [], arch, programs)
+    return image, initrd
 
 
 def bundle(target: Path, kernel: str) -> None:
@@ -93,7 +95,7 @@ def check(
     words = _words(command, values, arch)
     log, null, pipe = folder / "console.log", subprocess.DEVNULL, subprocess.PIPE
     lines: list[str] = []
-    dirty, reported, ended = 0, False, False
+    dirty, reported, again, ended = 0, False, False, False
     try:
         process = subprocess.Popen(
             words, stdin=null, stdout=pipe, stderr=subprocess.STDOUT, start_new_session=True
@@ -122,12 +124,15 @@ def check(
                 elif line.startswith("conform: device"):
                     reported = False
                     lines.append(f"**{line.removeprefix('conform: device ')}**")
+                again = again or line == "conform: kexec"
                 ended = ended or line.startswith("conform: end")
     finally:
         watchdog.cancel()
         run.end_group(process)
-    if not ended:
-        last = log.read_text(errors="replace").splitlines()[-8:]
+    last = log.read_text(errors="replace").splitlines()[-8:]
+    if again and not ended:
+        lines.append(f"| reboot by kexec in the middle of reports | FAIL | {last[-1]} |")
+    elif not ended:
         why = "\n".join(last) or "nothing was printed: does your VMM put the serial console on its stdout?"
         raise TestFailure("the guest did not get to the end of the checks", why, f"read {log}")
     if not any("| PASS |" in line or "| FAIL |" in line for line in lines):

@@ -60,9 +60,9 @@ class Archive:
         return data + b"\0" * (-len(data) % 512)
 
 
-def base_archive(arch: str = "x86_64") -> Path:
-    """busybox, its applets, and the guest programs; cached by content."""
-    programs = guest.build_programs(arch)
+def base_archive(arch: str = "x86_64", only: tuple[str, ...] = ()) -> Path:
+    """busybox, its applets, and the guest programs (``only`` these); cached by content."""
+    programs = {name: path for name, path in guest.build_programs(arch).items() if not only or name in only}
     box = guest.busybox(guest.BINARIES[arch])
     digest = hashlib.sha256(RECIPE.encode() + box.read_bytes())
     for name, path in programs.items():
@@ -98,8 +98,9 @@ def guest_path(file: Path, place: str) -> str:
 
 
 def write(
-    target: Path, command: list[str], mode: str, add: list[Added], modules: list[Path], arch: str = "x86_64"
-) -> None:
+    target: Path, command: list[str], mode: str, add: list[Added], modules: list[Path], arch: str = "x86_64",
+    only: tuple[str, ...] = (),
+) -> None:  # fmt: skip
     """Write the archive of one boot: the base, then the files of this boot."""
     archive = Archive()
     archive.file("kz/argv", b"".join(word.encode(errors="surrogateescape") + b"\0" for word in command))
@@ -118,5 +119,5 @@ def write(
             why = error.strerror or str(error)
             raise UsageError(f"Bad --add: {file}", why, "name a file that can be read") from None
     with target.open("wb") as out:
-        out.write(base_archive(arch).read_bytes())
+        out.write(base_archive(arch, only).read_bytes())
         out.write(archive.finish())

@@ -44,6 +44,7 @@ LIES = {
 }
 # QEMU's own balloon numbers its queues by the bits that it offers, not by those that are negotiated.
 QUEUES = "each subset of queues"
+REBOOT = "reboot by kexec in the middle of reports"
 HONEST = ["--stats-interval", "0", "--device-init-on-inflate", "on"]
 SHARED = ["-object", "memory-backend-memfd,id=m,size={memory},share=on", "-machine", "memory-backend=m"]
 Table = dict[str, tuple[str, str]]
@@ -59,10 +60,10 @@ def qemu(named: str | None, *more: str) -> list[str]:
     ]  # fmt: skip
 
 
-def front_end(device: daemon.Daemon, number: int) -> list[str]:
+def front_end(device: daemon.Daemon, number: int, kind: str = argv.GENERIC) -> list[str]:
     return [
         "-chardev", f"socket,id=c{number},path={device.socket}",
-        "-device", f"{argv.GENERIC},chardev=c{number},addr={number + 16:#x}",
+        "-device", f"{kind},chardev=c{number},addr={number + 16:#x}",
     ]  # fmt: skip
 
 
@@ -87,10 +88,13 @@ def rows(lines: Iterable[str]) -> Table:
 
 
 def tables(
-    command: Sequence[str], arch: str = "x86_64", memory: str = "768M", pid: int | None = None
+    command: Sequence[str],
+    arch: str = "x86_64",
+    memory: str = "768M",
+    pid: int | None = None,
+    kernel: str = CHECKED,
 ) -> list[Table]:
     """The table of each device."""
-    kernel = "debug" if arch == "um" else CHECKED
     lines = conform.check(command, kernel=kernel, arch=arch, memory=memory, timeout=900, pid=pid)
     print("\n".join(lines))
     starts = [number for number, line in enumerate(lines) if line.startswith("**")]
@@ -114,6 +118,47 @@ def test_our_qemu() -> None:
     assert failed(table, QUEUES) == []
     for check in ("host memory", REPORTED, INFLATED, KERNEL_READS, "packed rings", "out of memory"):
         assert verdict(table, check)[0] == "PASS"
+    assert verdict(table, "legacy interface") == ("PASS", "transitional device")
+
+
+def test_a_legacy_device_and_a_reboot() -> None:
+    """The debug kernel drives a legacy device, without bits 6 and 7 (DRV6.13, DRV7.15), and has kexec."""
+    old = "virtio-balloon-pci,disable-modern=on,free-page-reporting=on,device-init-on-inflate=on"
+    with devices(daemon.build(), [[]]) as (device,):
+        command = qemu(None, *SHARED, "-device", old, *front_end(device, 0, argv.FRONT_END))
+        legacy, honest = tables(command, memory="512M", kernel="debug")
+    assert failed(legacy) == [
+        "legacy interface: bits 6 and 7 without VIRTIO_F_VERSION_1: no driver may accept that (DRV6.13, DRV7.15)"
+    ]
+    assert " 0.0 % of the zeroing skipped" in verdict(legacy, KERNEL_READS)[1]
+    assert verdict(legacy, "modern interface")[0] == "NOT OFFERED"
+    assert failed(honest) == []
+    assert verdict(honest, REBOOT)[0] == "PASS"
+
+
+# "conform=0" is what the probe adds to the command line of the second kernel.
+@pytest.mark.parametrize(
+    ("lie", "append", "message"),
+    [
+        (["--lie", "no-discard"], "", "the kernel found"),
+        ([], "page_reporting.page_reporting_delay_ms=1", "were used as zero before"),
+    ],
+    ids=["a lie", "old reports"],
+)
+def test_after_a_reboot(lie: list[str], append: str, message: str) -> None:
+    with devices(liar(), [lie]) as (device,):
+        command = qemu("stock", *SHARED, *front_end(device, 0))
+        command = [word.replace("{append}", f"{{append}} conform=0 {append}") for word in command]
+        lines = conform.check(command, kernel=CHECKED, arch="x86_64", memory="512M", timeout=900, pid=None)
+    result, seen = rows(lines)[REBOOT]
+    assert result == "FAIL" and message in seen
+
+
+def test_a_guest_that_does_not_come_back() -> None:
+    text = "| a check | PASS |  |\nconform: kexec\nno memory to start"
+    command = [sys.executable, "-c", f"print({text!r})", "{kernel} {initrd} {append}"]
+    lines = conform.check(command, kernel=CHECKED, arch="x86_64", memory="512M", timeout=60, pid=None)
+    assert rows(lines)[REBOOT] == ("FAIL", "no memory to start")
 
 
 @pytest.mark.nightly
@@ -148,7 +193,7 @@ def test_user_mode_linux_and_the_daemon_with_a_process_that_was_there_before(tmp
         try:
             words = ["{kernel}", "mem={memory}", "initrd={initrd}", "{append}"]
             words.append(f"virtio_uml.device={device.socket}:5")
-            (table,) = tables(["sh", "-c", client, "sh", *words], "um", "512M", vmm.pid)
+            (table,) = tables(["sh", "-c", client, "sh", *words], "um", "512M", vmm.pid, "debug")
         finally:
             vmm.kill()
     assert failed(table) == []

@@ -6,7 +6,8 @@ from __future__ import annotations
 import pytest
 
 from lab.bench import session
-from lab.boot.argv import HUGE, WITH_HUGE
+from lab.boot import resolve
+from lab.boot.argv import GENERIC, HUGE, WITH_HUGE
 from lab.core.errors import LabError
 from lab.core.run import ask
 from tests.devices import wait_for
@@ -147,3 +148,11 @@ def test_stock_qemu_goes_on_without_its_daemon() -> None:
         until(guest, "alive")
         assert guest.qmp("query-status")["running"] is True
         assert device.status()["regions"] == []
+
+
+def test_stock_qemu_does_not_start_with_reconnect_ms() -> None:
+    """Its device uses the connection before there is one."""
+    options = "-nodefaults -display none -S -chardev socket,id=c,path=/nowhere/socket,reconnect-ms=100"
+    done = ask([resolve.qemu("stock"), *options.split(), "-device", f"{GENERIC},chardev=c"])
+    assert done.returncode == 1
+    assert "Failed to set msg fds" in done.stderr
