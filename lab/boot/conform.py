@@ -33,8 +33,7 @@ The guest prints a Markdown table on its serial console and switches itself off.
 def files(kernel: str, arch: str, folder: Path) -> tuple[Path, Path]:
     """The kernel, and an initramfs of the probe, which starts that kernel again."""
     image, initrd = resolve.kernel(kernel, arch)[0], folder / "initramfs"
-    programs = ("init", "conform")
-    initramfs.write(initrd, ["conform"], "none", [(image, "/kz/kernel")], [], arch, programs)
+    initramfs.write(initrd, ["conform"], "none", [(image, "/kz/kernel")], [], arch, ("init", "conform"))
     return image, initrd
 
 

@@ -19,8 +19,7 @@ from lab.series.parts import Series
 
 # The kernels of each step, on and off; debug has the tests of the series.
 KERNELS = (("x86_64", "knownzero"), ("x86_64", "off"), ("um", "debug"), ("um", "off"))
-# Not compiled into a kernel.
-BESIDE = re.compile(r"^(Documentation|tools|samples)/|^(MAINTAINERS|CREDITS)$")
+BESIDE = re.compile(r"^(Documentation|tools|samples)/|^(MAINTAINERS|CREDITS)$")  # not compiled
 LARGE = ("fs", "kernel")  # too much for one file in it
 AGAIN = "KNOWNZERO_AGAIN"  # builds what passed before again
 
@@ -109,7 +108,7 @@ def build_each(series: Series, first: str = "") -> Iterator[tuple[str, str]]:
     source = fetch.obtain(series.name)
     pristine = fetch.pristine(source)
     tree = paths.sub("work") / f"each-{source.key[:12]}"
-    built = before = applied = 0
+    built = before = 0
     with lock.locked(f"each-{series.name}"):
         builds = [_kernel(series, *one) for one in KERNELS] if series.name == "linux" else [_qemu()]
         for at, step in enumerate(todo[start:], start + 1):
@@ -123,9 +122,7 @@ def build_each(series: Series, first: str = "") -> Iterator[tuple[str, str]]:
                     before += 1
                     continue
                 built += 1
-                if applied != at:
-                    apply.at_patch(series, pristine, tree, step.patches)
-                    applied = at
+                apply.at_patch(series, pristine, tree, step.patches)
                 log = paths.log_file(f"each-{at}-{one.name}")
                 with progress.step(f"{at}/{len(todo)} {step.name[:50]} {one.name}", log):
                     try:
