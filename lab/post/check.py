@@ -27,8 +27,7 @@ def check(name: str, each: bool = False, first: str = "") -> list[Problem]:
         return found
     with progress.step(f"measuring and saving the {name} series"), small(series, pristine) as repo:
         commit_parts(repo, series)
-        sizes_of = (one for one in measured(series, repo) if one[1] > one[2])
-        found += [Problem("limit", what, f"{size}, at most {most}") for what, size, most in sizes_of]
+        found += limits(series, repo)
         names = (str(file.relative_to(series.root)) for file in tree.unsaved(repo, series))
         found += [Problem("save", name, "saving the unchanged series changes this file") for name in names]
     with progress.step(f"checkpatch on the {name} series"):
@@ -44,6 +43,11 @@ def sizes(name: str) -> list[tuple[str, int, int]]:
     with small(series, fetch.pristine(fetch.obtain(name))) as repo:
         commit_parts(repo, series)
         return [one for one in measured(series, repo) if "added lines" not in one[0] or one[1] > one[2] / 2]
+
+
+def limits(series: Series, repo: Repo) -> list[Problem]:
+    sizes = (one for one in measured(series, repo) if one[1] > one[2])
+    return [Problem("limit", what, f"{size}, at most {most}") for what, size, most in sizes]
 
 
 def measured(series: Series, repo: Repo) -> list[tuple[str, int, int]]:

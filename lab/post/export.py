@@ -86,7 +86,7 @@ def export(
         for mail in mails:
             _finish(mail, words, source, base_commit)
         with progress.step(f"checkpatch on {len(mails)} mails"):
-            problems += checkpatch(series, pristine, mails[1:], jobs())
+            problems += checkpatch(series, pristine, mails[1:], jobs(), signed=True)
         people = recipients(mails, pristine)
         (work / RECIPIENTS).write_text("".join(f"{line}\n" for line in people), encoding="utf-8")
         if strict and problems:

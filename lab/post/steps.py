@@ -2,6 +2,7 @@
 """``kz series check --each``: build after every patch, with the feature on and off."""
 
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -17,11 +18,14 @@ from lab.machine import fetch, tools
 from lab.series import apply, parts
 from lab.series.parts import Series
 
-# The kernels of each step, on and off; debug has the tests of the series.
-KERNELS = (("x86_64", "knownzero"), ("x86_64", "off"), ("um", "debug"), ("um", "off"))
-BESIDE = re.compile(r"^(Documentation|tools|samples)/|^(MAINTAINERS|CREDITS)$")  # not compiled
-LARGE = ("fs", "kernel")  # too much for one file in it
-AGAIN = "KNOWNZERO_AGAIN"  # builds what passed before again
+VARIANTS = ("knownzero", "off")
+# Not compiled into a kernel.
+BESIDE = re.compile(r"^(Documentation|tools|samples)/|^(MAINTAINERS|CREDITS)$")
+# Too much for one file in it.
+LARGE = ("fs", "kernel")
+# Builds what passed before again.
+AGAIN = "KNOWNZERO_AGAIN"
+Found = tuple[str, str]
 
 
 @dataclass(frozen=True)
@@ -81,12 +85,8 @@ def _qemu() -> Build:
 def _kernel(series: Series, arch: str, variant: str) -> Build:
     wanted = targets(series, "x86" if arch == "x86_64" else arch)
     files, obj = linux.fragments(variant, arch), paths.sub("obj") / f"each-{arch}-{variant}"
-    own = {obj / f"{file.removesuffix('c')}o" for file in series.files()}
 
     def make(tree: Path, log: Path) -> None:
-        # A new header rebuilds files of the series only; every set of parts is built whole (tests/kernel/test_parts.py).
-        for other in {one for folder in wanted for one in (obj / folder).rglob("*.o")} - own:
-            other.touch()
         # Before the patch that adds an option, setting it has no effect.
         linux.make_linux(tree, obj, files, arch, variant, log, wanted, step=True)
 
@@ -94,10 +94,11 @@ def _kernel(series: Series, arch: str, variant: str) -> Build:
     return Build(f"{arch} {variant}", variant == "off", inputs, make)
 
 
-def build_each(series: Series, first: str = "") -> Iterator[tuple[str, str]]:
+def build_each(series: Series, first: str = "") -> Iterator[Found]:
     """Build after every patch from ``first`` (PART or PART/NNNN) on; yields (patch, reason) of each failure.
 
-    A step that passed is skipped until what it depends on changes; $KNOWNZERO_AGAIN builds everything.
+    A step that passed is built again only when something it depends on changes, so an interrupted run goes on where it
+    was. $KNOWNZERO_AGAIN builds everything.
     """
     todo = steps_of(series)
     start = next((at for at, step in enumerate(todo) if step.name.startswith(first)), None)
@@ -110,7 +111,8 @@ def build_each(series: Series, first: str = "") -> Iterator[tuple[str, str]]:
     tree = paths.sub("work") / f"each-{source.key[:12]}"
     built = before = 0
     with lock.locked(f"each-{series.name}"):
-        builds = [_kernel(series, *one) for one in KERNELS] if series.name == "linux" else [_qemu()]
+        kernels = itertools.product(linux.ARCHES, VARIANTS) if series.name == "linux" else ()
+        builds = [_kernel(series, *one) for one in kernels] or [_qemu()]
         for at, step in enumerate(todo[start:], start + 1):
             for one in builds if step.compiled else []:
                 if one.off and not step.symbols:

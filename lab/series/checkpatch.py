@@ -4,7 +4,6 @@
 import hashlib
 import json
 import re
-import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -19,10 +18,8 @@ from lab.series.repo import git_environment
 VARIES = re.compile(
     rb"(?m)^From [0-9a-f]{40} .*\n|^(?:Message-I[dD]|In-Reply-To|References|Date): .*\n|\[PATCH[^]]*\]"
 )
-# QEMU's script has no types: header updates from Linux.
-QEMU = re.compile(r"added, moved or deleted file\(s\) imported from Linux")
-# Kept patches have no sign-off, and QEMU's script ignores new files above the first one.
-SIGN = re.compile(rb"^(From: ([^\n]*)\n.*?\n)---$", re.DOTALL | re.MULTILINE)
+# QEMU's script has no types: header updates from Linux, and the sign-off that export adds.
+QEMU = re.compile(r"added, moved or deleted file\(s\) imported from Linux|Missing Signed-off-by")
 
 
 @dataclass(frozen=True)
@@ -55,27 +52,24 @@ def accepted(series: Series, line: str) -> bool:
     return series.name == "qemu" and bool(QEMU.search(line))
 
 
-def checkpatch(series: Series, pristine: Path, mails: Sequence[Path], jobs: int) -> list[Problem]:
-    """``checkpatch.pl --strict`` on mails; those without a sign-off get their author's."""
+def checkpatch(
+    series: Series, pristine: Path, mails: Sequence[Path], jobs: int, signed: bool = False
+) -> list[Problem]:
+    """``checkpatch.pl --strict`` on mails. ``signed``: they carry a sign-off (exported mails; kept patches do not)."""
     script = pristine / "scripts" / "checkpatch.pl"
-    options = ["--no-summary", "--terse", "--color=never"]
+    options = ["--no-summary", "--terse", "--color=never", *([] if signed else ["--no-signoff"])]
     if series.name == "linux":
         options += ["--strict", "--show-types", "--showfile"]
     rules = json.dumps([pristine.name, options, series.rules.get("checkpatch", [])]).encode()
 
     def one(mail: Path) -> list[Problem]:
-        text = mail.read_bytes()
-        if b"\nSigned-off-by: " not in text:
-            text = SIGN.sub(rb"\1\nSigned-off-by: \2\n---", text, count=1)
-        key = hashlib.sha256(rules + VARIES.sub(b"", text)).hexdigest()
+        key = hashlib.sha256(rules + VARIES.sub(b"", mail.read_bytes())).hexdigest()
         stamp = paths.sub("passed") / f"checkpatch-{series.name}-{key[:24]}"
         if stamp.is_file():
             stamp.touch()
             return []
-        with tempfile.NamedTemporaryFile(buffering=0) as copy:
-            copy.write(text)
-            lines = complaints(["perl", str(script), *options, copy.name], pristine)
-        found = [line.strip().removeprefix(f"{copy.name}:") for line in lines if not accepted(series, line)]
+        lines = complaints(["perl", str(script), *options, str(mail)], pristine)
+        found = [line.strip().removeprefix(f"{mail}:") for line in lines if not accepted(series, line)]
         if not found:
             lock.write_atomically(stamp, "")
         return [Problem("checkpatch", f"{mail.parent.name}/{mail.name}", line) for line in found]
