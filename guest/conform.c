@@ -13,6 +13,9 @@
 #include <sys/reboot.h>
 #include <sys/syscall.h>
 
+#ifndef SYS_kexec_file_load
+#define SYS_kexec_file_load -1		/* i386 has none: ENOSYS */
+#endif
 #define DIRT 0x5a
 #define NO_PFN 0xfffffff0u		/* beyond the memory of any guest here */
 #define MAX_LIST 256			/* pages in one request */
