@@ -39,7 +39,7 @@ def tree(
 @series_app.command("save")
 def series_save(
     name: Name,
-    path: Annotated[Path | None, Option(help="The git tree (default: the one of kz tree).")] = None,
+    path: Annotated[Path | None, Option(help="The git tree (default: that of kz tree).")] = None,
     as_json: Json = False,
 ) -> None:
     """Write a tree's commits back into parts/NAME; an unchanged tree changes nothing."""
