@@ -162,10 +162,7 @@ def _run(name: str, chosen: RunOptions, called: str = "") -> None:
 @app.command("demo")
 @unpacked
 def demo(chosen: RunOptions) -> None:
-    """Do the main job end to end: fetch, build, boot base and ours side by side, measure, report.
-
-    A missed target is marked MISSED.
-    """
+    """Do the main job end to end: fetch, build, boot base and ours side by side, measure, report."""
     _run("thp", chosen, "demo")
 
 
@@ -173,14 +170,16 @@ def demo(chosen: RunOptions) -> None:
 @unpacked
 def bench(
     name: Annotated[
-        str, one_of("bench", (*BENCHES, ALL), "; ".join(f"{b.name}: {b.sentence}" for b in BENCHES.values()))
+        str,
+        one_of(
+            "bench",
+            (*BENCHES, ALL),
+            "; ".join([*(f"{b.name}: {b.sentence}" for b in BENCHES.values()), f"{ALL}: every bench."]),
+        ),
     ],
     chosen: RunOptions,
 ) -> None:
-    """Measure base and ours side by side; writes out/NAME/TIME/result.json and report.html.
-
-    A missed target is marked MISSED.
-    """
+    """Measure base and ours side by side; writes out/NAME/TIME/result.json and report.html."""
     _run(name, chosen)
 
 
@@ -189,7 +188,7 @@ def publish(
     run: Annotated[Path, Argument(help="A folder under out/, also that of `kz bench all`.")],
     anyway: Annotated[bool, Option("--anyway", help="Publish what is readable.")] = False,
 ) -> None:
-    """Copy a run's main figures and charts to docs/results/, and rewrite the table there.
+    """Copy a run's results, reduced, and main charts to docs/results/; rewrite the table there.
 
     A run that is incomplete, has another format, or misses a target is refused.
     """

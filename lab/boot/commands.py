@@ -173,7 +173,7 @@ def conform(
 ) -> None:
     """Check the balloon of any VMM: whether its answers are true, and what the host gets back.
 
-    In COMMAND, {kernel}, {initrd}, {append} and {memory} are replaced. It prints a Markdown table; a check that fails
+    In COMMAND, {kernel}, {initrd}, {append} and {memory} are replaced. It prints a Markdown table; a failed check
     makes the exit code 1. Example: kz conform -- qemu-system-x86_64 -nographic -m {memory} -kernel {kernel} -initrd
     {initrd} -append {append} -device virtio-balloon-pci,free-page-reporting=on
     """

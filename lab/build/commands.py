@@ -13,7 +13,7 @@ from lab.core.options import Json, Parts, one_of
 
 app = typer.Typer()
 SERVER = "server"  # a configuration of the kernel
-HELP = "Build a kernel, QEMU or the daemon; the last line of stdout is its path."
+HELP = "Build a kernel, QEMU or the daemon; its path is the last line."
 build_app = typer.Typer(no_args_is_help=True, help=HELP)
 app.add_typer(build_app, name="build")
 
