@@ -16,7 +16,7 @@ PAGE = REPO / "docs" / "reference" / "cli.md"
 HEAD = """<!-- SPDX-License-Identifier: GPL-2.0 -->
 <!-- Written by `./kz reference`; a test compares. -->
 """
-# Every verb has --help, most have --json; its own section stands for a verb in a list; only usage with arguments is shown.
+# Every verb has --help, most have --json; its own section stands for a verb in a list; usage shows the order of arguments.
 LEFT_OUT = re.compile(
     r"\* `--help`: .*\n|\* `--json`: Print JSON\.\n|\*\*Commands\*\*:\n\n(?:\* .*\n)+\n|\*\*(?:Usage|Arguments|Options)\*\*:\n\n|  \[required\]"
     r"|```console\n\$ .*\[OPTIONS\](?: COMMAND \[ARGS\]\.\.\.)?\n```\n\n"
@@ -48,7 +48,7 @@ def page(top: Any) -> str:
                     break
             else:
                 seen[run] = title
-    text = re.sub(r"```console\n\$ (.*)\n```", r"    \1", "".join(shown))
+    text = re.sub(r"```console\n\$ (.*) \[OPTIONS\](.*)\n```", r"    \1\2", "".join(shown))
     text = re.sub(r"^(\* `[^`]+?) <[^>]*>`", r"\1`", text, flags=re.MULTILINE)  # types: the words say them
     return HEAD + re.sub(r"\n{3,}", "\n\n", text).rstrip() + "\n"
 

@@ -61,21 +61,21 @@ class Bench:
 
 
 _ALL = (
-    Bench("thp", "the main job: 256 MB of huge pages, and the costs around it", "allocation"),
+    Bench("thp", "the main job: 256 MB of huge pages", "allocation"),
     Bench("order0", "the same memory in 4 KiB pages", "allocation"),
-    Bench("hugetlb", "the same memory in huge pages of hugetlb, surplus and persistent", "allocation"),
-    Bench("page-fault", "page faults at full speed, while free memory is reported"),
-    Bench("deflate", "memory that is used again after it was in the balloon", "allocation"),
-    Bench("device", "the balloon in a process of its own, vhost-user-balloon, against the one in QEMU"),
+    Bench("hugetlb", "the same memory in hugetlb pages, surplus and persistent", "allocation"),
+    Bench("page-fault", "page faults while free memory is reported"),
+    Bench("deflate", "memory used again after it was in the balloon", "allocation"),
+    Bench("device", "vhost-user-balloon against the balloon in QEMU"),
     Bench("both-ends", "a guest in a guest: bytes zeroed by the host and by the guest", accel="tcg"),
-    Bench("host", "host memory that comes back when the guest frees"),
-    Bench("churn", "memory allocated and freed all the time, at report delays of 2000, 250 and 50 ms"),
-    Bench("prezero", "most of a guest's memory, zeroed before it is used"),
-    Bench("fleet", "host memory of six guests with bursts of memory, by policy", needs_gb=7.2),
-    Bench("scale", "the cost to report, flush and pre-zero guests of 1, 2, 4 and 8 GB, for each GiB"),
-    Bench("lockhold", "how long a zone's lock is held, in instructions", accel="tcg"),
+    Bench("host", "host memory that returns when the guest frees"),
+    Bench("churn", "memory allocated and freed all the time, by report delay"),
+    Bench("prezero", "free memory zeroed before it is used"),
+    Bench("fleet", "host memory of six guests with bursts, by policy", needs_gb=7.2),
+    Bench("scale", "reporting, flushing and pre-zeroing guests of 1 to 8 GB, per GiB"),
+    Bench("lockhold", "instructions while a zone's lock is held", accel="tcg"),
     Bench("zerobytes", "bytes zeroed, counted by the emulator", "allocation", "tcg"),
     Bench("hotpath", "instructions of the hot paths: compiled out, idle and active", accel="tcg"),
-    Bench("refpage", "memory that starts with a pattern: memset against refpage_create", both=False),
+    Bench("refpage", "filling memory with a pattern: memset against refpage_create", both=False),
 )
 BENCHES: dict[str, Bench] = {bench.name: bench for bench in _ALL}

@@ -37,7 +37,7 @@ class RunOptions:
     memory: Annotated[str, Option(help="Memory of each guest, such as 2G.")] = "2G"
     accel: Annotated[str, Option(help="auto, kvm or tcg.")] = "auto"
     base: Annotated[str, Option(help="The kernel to compare with.")] = "base"
-    ours: Annotated[str, Option(help="The kernel measured: a variant or image.")] = "knownzero"
+    ours: Annotated[str, Option(help="The kernel measured: a variant or file.")] = "knownzero"
     qemu: Annotated[str, Option(help="knownzero, or stock: Debian's, with the daemon.")] = "knownzero"
     output: Annotated[Path | None, Option(help="Where to (default: out/NAME/TIME).")] = None
     strict: Annotated[bool, Option("--strict", help="Exit with 1 when a target is missed.")] = False
@@ -162,10 +162,7 @@ def _run(name: str, chosen: RunOptions, called: str = "") -> None:
 @app.command("demo")
 @unpacked
 def demo(chosen: RunOptions) -> None:
-    """Do the main job end to end: fetch, build, boot base and ours side by side, measure, report.
-
-    A missed target is marked MISSED.
-    """
+    """Do the main job end to end: fetch, build, boot base and ours side by side, measure, report."""
     _run("thp", chosen, "demo")
 
 
@@ -173,23 +170,25 @@ def demo(chosen: RunOptions) -> None:
 @unpacked
 def bench(
     name: Annotated[
-        str, one_of("bench", (*BENCHES, ALL), "; ".join(f"{b.name}: {b.sentence}" for b in BENCHES.values()))
+        str,
+        one_of(
+            "bench",
+            (*BENCHES, ALL),
+            "; ".join([*(f"{b.name}: {b.sentence}" for b in BENCHES.values()), f"{ALL}: every bench."]),
+        ),
     ],
     chosen: RunOptions,
 ) -> None:
-    """Measure base and ours side by side; writes out/NAME/TIME/result.json and report.html.
-
-    A missed target is marked MISSED.
-    """
+    """Measure base and ours side by side; writes out/NAME/TIME/result.json and report.html."""
     _run(name, chosen)
 
 
 @app.command("publish")
 def publish(
-    run: Annotated[Path, Argument(help="A run: a folder under out/, also that of `kz bench all`.")],
+    run: Annotated[Path, Argument(help="A folder under out/, also that of `kz bench all`.")],
     anyway: Annotated[bool, Option("--anyway", help="Publish what is readable.")] = False,
 ) -> None:
-    """Copy a run's results, reduced, and its main charts to docs/results/, and rewrite the table there.
+    """Copy a run's results, reduced, and main charts to docs/results/; rewrite the table there.
 
     A run that is incomplete, has another format, or misses a target is refused.
     """

@@ -30,7 +30,7 @@ class GuestOptions:
 
     kernel: Annotated[str, Option(help="base, knownzero, off, debug, stock (Debian's) or a file.")] = KERNEL
     qemu: Annotated[str | None, Option(help="base, knownzero, stock (Debian's) or a file.")] = None
-    memory: Annotated[str, Option(help="Guest memory, in the form of QEMU's -m: 2G.")] = "2G"
+    memory: Annotated[str, Option(help="Guest memory, such as 2G.")] = "2G"
     cpus: Annotated[int, Option(min=1, max=255, help="Virtual CPUs.")] = 1
     device: Annotated[
         Several, Option(help=f"A QEMU device, as {BALLOON}, or daemon,OPTION=…. Repeatable.")
@@ -95,8 +95,8 @@ def boot(
 ) -> None:
     """Run a command in a fresh guest; its stdout, stderr and exit code are passed through.
 
-    The kernel's console goes to a log under out/boot. A kernel warning, oops or oracle
-    report fails the run with exit code 1, even if the command succeeded.
+    The kernel's console goes to a log under out/boot. A kernel warning, an oops or a dirty
+    known-zero page makes the exit code 1, even if the command succeeded.
     """
     from lab.boot import guest
     from lab.core import progress
@@ -119,7 +119,7 @@ def shell(
     chosen: GuestOptions,
     command: Annotated[Several, Argument(metavar="[-- CMD...]", help="Instead of a shell.")] = None,
 ) -> None:
-    """A shell in a fresh guest, on this terminal; leave it with exit or Ctrl-D."""
+    """Open a shell in a fresh guest; leave it with exit or Ctrl-D."""
     from lab.boot import guest
 
     raise typer.Exit(guest.interactive(chosen.spec(command or ["sh", "-i"], device=BALLOON)))
@@ -130,10 +130,10 @@ def shell(
 def watch(
     chosen: GuestOptions,
     command: Annotated[Several, Argument(metavar="[-- CMD...]", help="A command to run meanwhile.")] = None,
-    interval: Annotated[int, Option(min=1, max=3600, help="Seconds between two looks.")] = 2,
-    once: Annotated[bool, Option("--once", help="Look once, after the command's end.")] = False,
+    interval: Annotated[int, Option(min=1, max=3600, help="Seconds between two samples.")] = 2,
+    once: Annotated[bool, Option("--once", help="Sample once, after the command.")] = False,
     socket_path: Annotated[Path | None, Option("--socket", help="Watch the daemon at this socket.")] = None,
-    as_json: Annotated[bool, Option("--json", help="Print one JSON object per look.")] = False,
+    as_json: Annotated[bool, Option("--json", help="Print one JSON object per sample.")] = False,
 ) -> None:
     """Watch known-zero memory in a fresh guest (zeropages), or a vhost-user balloon; Ctrl-C ends it."""
     from lab.boot import guest, top
@@ -164,16 +164,16 @@ def conform(
     arch: Annotated[str, Option(help="x86_64, or um (the kernel as a program).")] = "x86_64",
     memory: Annotated[str, Option(help="The value of {memory}.")] = "1G",
     pid: Annotated[
-        int | None, Option(min=1, help="The process that has the guest's memory, if COMMAND has not.")
+        int | None, Option(min=1, help="The process with the guest's memory, if another one.")
     ] = None,
     timeout: Annotated[float, Option(min=1, help="Seconds until the guest is ended.")] = 300,
     bundle: Annotated[
-        Path | None, Option(help="Boot nothing: write kernel, initramfs and README to this tarball.")
+        Path | None, Option(help="Only write kernel, initramfs and README to this tarball.")
     ] = None,
 ) -> None:
-    """Check the balloon of any VMM: which statements about zeros hold, and what the host gets back.
+    """Check the balloon of any VMM: whether its answers are true, and what the host gets back.
 
-    In COMMAND, {kernel}, {initrd}, {append} and {memory} are replaced. It prints a Markdown table; a check that fails
+    In COMMAND, {kernel}, {initrd}, {append} and {memory} are replaced. It prints a Markdown table; a failed check
     makes the exit code 1. Example: kz conform -- qemu-system-x86_64 -nographic -m {memory} -kernel {kernel} -initrd
     {initrd} -append {append} -device virtio-balloon-pci,free-page-reporting=on
     """

@@ -13,7 +13,7 @@ from lab.core.options import Json, Parts, one_of
 
 app = typer.Typer()
 SERVER = "server"  # a configuration of the kernel
-HELP = "Build a kernel, QEMU or the daemon; the last line of stdout is its path."
+HELP = "Build a kernel, QEMU or the daemon; its path is the last line."
 build_app = typer.Typer(no_args_is_help=True, help=HELP)
 app.add_typer(build_app, name="build")
 
@@ -22,7 +22,7 @@ app.add_typer(build_app, name="build")
 def linux(
     variant: Annotated[str, Option(help="base, knownzero, off, debug or floor.")] = "knownzero",
     arch: Annotated[str, Option(help="x86_64, um, i386, arm64, or riscv (built only).")] = "x86_64",
-    config: Annotated[str, Option(help="A fragment to merge last: a file, or of configs/matrix.")] = "",
+    config: Annotated[str, Option(help="Last fragment: a file, or a name in configs/matrix.")] = "",
     chosen: Annotated[str, Parts] = "",
     as_json: Json = False,
 ) -> None:
@@ -36,7 +36,7 @@ def linux(
 @build_app.command("qemu")
 def qemu(
     variant: Annotated[str, Option(help="base or knownzero.")] = "knownzero",
-    base: Annotated[str, Option(help="Another source of qemu/base.toml: 10.2.")] = "",
+    base: Annotated[str, Option(help="Another version of qemu/base.toml: 10.2.")] = "",
     as_json: Json = False,
 ) -> None:
     """Build qemu-system-x86_64, unless the cache has it."""
@@ -51,7 +51,7 @@ def qemu(
 
 @build_app.command("daemon")
 def daemon(
-    profile: Annotated[str, Option(help="dev (quick) or release (to be measured).")] = "dev",
+    profile: Annotated[str, Option(help="dev (quick) or release (to measure).")] = "dev",
     as_json: Json = False,
 ) -> None:
     """Build the vhost-user daemon with cargo."""
@@ -73,12 +73,12 @@ def _print_image(image: Path, as_json: bool) -> None:
 def package(
     what: Annotated[str, one_of("package", ("kernel", "qemu", "daemon"))],
     config: Annotated[
-        str, Option(help="Of the kernel: server, cloud (takes hours), small (no modules) or a file.")
+        str, Option(help="Kernel: server, cloud (takes hours), small (no modules) or a file.")
     ] = SERVER,
     output: Annotated[Path | None, Option(help="Where to (default: out/packages).")] = None,
     as_json: Json = False,
 ) -> None:
-    """Make a Debian package of what the project builds; its path is the last line."""
+    """Make a Debian package; its path is the last line."""
     from lab.build import package as packages
     from lab.core import paths, progress
     from lab.machine import tools

@@ -15,7 +15,7 @@ from lab.core.errors import UsageError
 Several = list[str] | None
 Json = Annotated[bool, Option("--json", help="Print JSON.")]
 
-Parts = Option("--parts", metavar="NAME,…", help="Only these parts and what they stand on.")
+Parts = Option("--parts", metavar="NAME,…", help="Only these parts and what they need.")
 
 
 def one_of(kind: str, names: Sequence[str], help_text: str = "") -> Any:

@@ -24,7 +24,7 @@ def tree(
     force: Annotated[bool, Option("--force", help="Replace commits that are not saved.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Make or update a git tree with the series as commits; the last line of stdout is its path.
+    """Make or update a git tree with the series as commits; its path is the last line.
 
     Tag base is the unpatched source, branch part/NAME the last commit of a part. Work there with git
     (git rebase -i base carries the branches along), then write it back with kz series save.
@@ -39,10 +39,10 @@ def tree(
 @series_app.command("save")
 def series_save(
     name: Name,
-    path: Annotated[Path | None, Option(help="The git tree (default: the one of kz tree).")] = None,
+    path: Annotated[Path | None, Option(help="The git tree (default: that of kz tree).")] = None,
     as_json: Json = False,
 ) -> None:
-    """Write a tree's commits back into parts/NAME; an unchanged tree changes nothing."""
+    """Write a tree's commits back into parts/NAME."""
     from lab.series import parts, tree
 
     changed = tree.save(parts.get(name), (path or tree.default_path(name)).absolute())

@@ -45,7 +45,7 @@ def test(
         Several, Option(metavar="NAME", help=f"Only this stage of a night; repeatable: {', '.join(NAMES)}.")
     ] = None,
     budget: Annotated[str, Option(metavar="TIME", help="Stop a night after this time (2h).")] = "",
-    shard: Annotated[str, Option(metavar="K/N", help="Only the K-th of N parts of a night.")] = "",
+    shard: Annotated[str, Option(metavar="K/N", help="Only part K of N of a night.")] = "",
     report: Annotated[bool, Option("--report", help="Only print the last night's report.")] = False,
 ) -> None:
     """Build what the tests need, and run all except the nightly ones. Skipped tests are listed with reasons.
@@ -75,7 +75,7 @@ def test(
 def merge(
     folders: Annotated[list[Path], Argument(metavar="DIR...", help="Folders of out/night, one a shard.")],
 ) -> None:
-    """Make one night of the shards that several machines ran (kz test --nightly --shard K/N)."""
+    """Merge the shards that several machines ran (kz test --nightly --shard K/N)."""
     from lab.testing import night
 
     merged = night.merge(folders)
