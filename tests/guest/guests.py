@@ -29,7 +29,7 @@ CHECKED = (
 CHECK = "page_zeroed.verify=1"
 BALLOON = "virtio-balloon-pci,free-page-reporting=on"
 # How long each leak hunt takes: four minutes in all by day, hours by night.
-STRESS_SECONDS = int(os.environ.get("KNOWNZERO_STRESS_SECONDS", "30"))
+STRESS_SECONDS = int(os.environ.get("KNOWNZERO_STRESS_SECONDS", "20"))
 STRESS_SEED = int(os.environ.get("KNOWNZERO_STRESS_SEED", "1"))
 # The same device as a process of its own.
 VHOST_USER = "daemon,stats-interval=0"
