@@ -90,7 +90,7 @@ def rows(lines: Iterable[str]) -> Table:
 def tables(
     command: Sequence[str],
     arch: str = "x86_64",
-    memory: str = "768M",
+    memory: str = "384M",
     pid: int | None = None,
     kernel: str = CHECKED,
 ) -> list[Table]:
@@ -126,7 +126,7 @@ def test_a_legacy_device_and_a_reboot() -> None:
     old = "virtio-balloon-pci,disable-modern=on,free-page-reporting=on,device-init-on-inflate=on"
     with devices(daemon.build(), [[]]) as (device,):
         command = qemu(None, *SHARED, "-device", old, *front_end(device, 0, argv.FRONT_END))
-        legacy, honest = tables(command, memory="512M", kernel="debug")
+        legacy, honest = tables(command, memory="288M", kernel="debug")
     assert failed(legacy) == [
         "legacy interface: bits 6 and 7 without VIRTIO_F_VERSION_1: no driver may accept that (DRV6.13, DRV7.15)"
     ]
@@ -149,7 +149,7 @@ def test_after_a_reboot(lie: list[str], append: str, message: str) -> None:
     with devices(liar(), [lie]) as (device,):
         command = qemu("stock", *SHARED, *front_end(device, 0))
         command = [word.replace("{append}", f"{{append}} conform=0 {append}") for word in command]
-        lines = conform.check(command, kernel=CHECKED, arch="x86_64", memory="512M", timeout=900, pid=None)
+        lines = conform.check(command, kernel=CHECKED, arch="x86_64", memory="288M", timeout=900, pid=None)
     result, seen = rows(lines)[REBOOT]
     assert result == "FAIL" and message in seen
 
@@ -193,7 +193,7 @@ def test_user_mode_linux_and_the_daemon_with_a_process_that_was_there_before(tmp
         try:
             words = ["{kernel}", "mem={memory}", "initrd={initrd}", "{append}"]
             words.append(f"virtio_uml.device={device.socket}:5")
-            (table,) = tables(["sh", "-c", client, "sh", *words], "um", "512M", vmm.pid, "debug")
+            (table,) = tables(["sh", "-c", client, "sh", *words], "um", "288M", vmm.pid, "debug")
         finally:
             vmm.kill()
     assert failed(table) == []
