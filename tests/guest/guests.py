@@ -104,7 +104,7 @@ def run(
     checked: bool = False,
     devices: list[str] | None = None,
     cpus: int = 1,
-    memory: str = "1G",
+    memory: str = "768M",
     append: str = "",
     timeout: float = 240.0,
     allow_warnings: bool = False,
