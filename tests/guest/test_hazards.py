@@ -147,7 +147,7 @@ def test_shared_memory_is_not_zeroed_again() -> None:
 
 def test_soft_offlining_meets_offlining() -> None:
     """Whoever asks for a page of memory that is going away waits, and then is told that it is gone."""
-    result = run("stress --seconds 20 memoryblock softoffline", cpus=2)
+    result = run("stress --seconds 20 memoryblock softoffline", cpus=2, memory="1G")
     fine(result)
     (stress,) = objects(result)
     expect_at_least(min(stress["steps"].values()), 20)

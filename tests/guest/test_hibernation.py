@@ -30,6 +30,7 @@ from tests.guest.test_balloon import resize
 pytestmark = pytest.mark.boots
 
 SWAP_MB = 1024
+MEMORY_MB = 640
 INFLATED = 64 << 20
 SECONDS = 480
 # The lab's own channels are virtio ports, and the host is not connected to them after a resume:
@@ -61,7 +62,7 @@ def resumed_text(tmp_path: Path, script: str, append: str, kernel: str, cpus: in
     # test_resume writes the image, reads it back and restores it, in the running kernel.
     spec = BootSpec(
         kernel=kernel,
-        memory="1G",
+        memory=f"{MEMORY_MB}M",
         cpus=cpus,
         devices=[BALLOON, "virtio-blk-pci,drive=swap"],
         extra_qemu=["-drive", f"file={disk},if=none,id=swap,format=raw,cache=unsafe"],
@@ -203,7 +204,7 @@ def saves_and_resumes(
         return BootSpec(
             kernel=CHECKED,
             qemu=qemu,
-            memory="1G",
+            memory=f"{MEMORY_MB}M",
             devices=[device, "virtio-blk-pci,drive=swap"],
             extra_qemu=["-drive", f"file={disk},if=none,id=swap,format=raw,cache=unsafe", *extra],
             append=f"{CHECK} resume=/dev/vda",
@@ -236,7 +237,7 @@ def saves_and_resumes(
         guest.qmp("cont")
         wait_for(guest, "ready-for-the-balloon")
         for taken in (INFLATED, 0):
-            resize(guest, (1 << 30) - taken, 1 << 30)
+            resize(guest, (MEMORY_MB << 20) - taken, MEMORY_MB << 20)
         text = wait_for(guest, "hibernation-test-done")
     names = ("resumed", "reported", "unballooned", "ballooned", "bad")
     lines = [line.split() for line in text.splitlines()]

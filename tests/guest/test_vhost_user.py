@@ -69,7 +69,7 @@ def guest_with(
     script: str,
     *,
     kernel: str = "",
-    size: str = "1G",
+    size: str = "768M",
     arch: str = "x86_64",
     device: str = DEVICE,
     **more: Any,
