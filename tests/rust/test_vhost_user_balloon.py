@@ -7,11 +7,13 @@ import json
 import re
 import subprocess
 import tomllib
+from pathlib import Path
 
 import pytest
 
 from lab.build import daemon
 from lab.core import paths
+from lab.core.run import Argv
 from tests import devices
 
 pytestmark = pytest.mark.slow
@@ -110,6 +112,24 @@ def test_licences_and_duplicates() -> None:
     # Exactly the ones that are skipped are there twice.
     twice = {name for name, found in versions.items() if len(found) > 1}
     assert twice == {name.partition("@")[0] for name in skipped}
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("word", ["", "BSD-3-Clause"])
+def test_cargo_deny(word: str, tmp_path: Path) -> None:
+    """cargo-deny agrees; without one of the licences in its file, it does not. Advisories need a database from outside."""
+    place, version = paths.sub("cargo-deny"), "0.20.2"
+    program, log = place / "bin" / "cargo-deny", paths.log_file("cargo-deny")
+    if not program.is_file():
+        install = ["install", "cargo-deny", "--locked", "--version", version, "--root", str(place)]
+        daemon.cargo(install, log, f"cargo-deny {version} cannot be installed")
+    rules = tmp_path / "deny.toml"
+    text = (daemon.WORKSPACE / "deny.toml").read_text()
+    rules.write_text(text.replace(f' "{word}",', "") if word else text)
+    argv: Argv = [program, "--locked", "--config", rules, "check", "licenses", "bans", "sources"]
+    done = subprocess.run(argv, cwd=daemon.WORKSPACE, capture_output=True, text=True, check=False)
+    verdict = f"bans ok, licenses {'FAILED' if word else 'ok'}, sources ok"
+    assert verdict in done.stdout + done.stderr, done.stdout + done.stderr
 
 
 def test_the_daemon_is_built_and_runs() -> None:
