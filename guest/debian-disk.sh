@@ -26,7 +26,7 @@ fi
 perl "$mmdebstrap" --mode=$mode --variant=apt --skip=output/dev --include="$packages" \
 	--customize-hook='mkdir -p "$1/programs" "$1/kz"' \
 	--customize-hook="copy-in $* /programs" \
-	--customize-hook='for one in "$1"/programs/*; do chroot "$1" sh -eu "/programs/${one##*/}" prepare; done' \
+	--customize-hook='for one in "$1"/programs/*; do chroot "$1" sh -eu "/programs/${one##*/}" prepare || exit 1; done' \
 	--customize-hook='rm -rf "$1"/var/cache/apt/*.bin "$1"/var/lib/apt/lists/*' \
 	"$suite" "$work/root.tar" "$sources"
 mkdir "$work/tree"

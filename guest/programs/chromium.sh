@@ -17,6 +17,7 @@ if [ "${1:-}" = prepare ]; then
 	END
 	exit
 fi
-rm -rf profile
+rm -rf profile page.png
 /usr/lib/chromium/chromium --headless --no-sandbox --disable-gpu --user-data-dir=/srv/chromium/profile \
-	--dump-dom file:///srv/chromium/page.html 2>/dev/null | sha256sum
+	--window-size=640,480 --screenshot=/srv/chromium/page.png file:///srv/chromium/page.html
+sha256sum page.png

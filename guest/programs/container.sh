@@ -8,7 +8,7 @@ if [ "${1:-}" = prepare ]; then
 	cd /srv/container
 	crun spec
 	# No terminal, and a command that ends.
-	sed -i -e 's/"terminal": true/"terminal": false/' -e 's/^\( *\)"sh"$/\1"sh", "-c", "echo process $$ in a container"/' config.json
+	sed -i -e 's/"terminal": true/"terminal": false/' -e 's/^\([[:space:]]*\)"sh"$/\1"sh", "-c", "echo process $$ in a container"/' config.json
 	grep -q 'in a container' config.json
 	exit
 fi

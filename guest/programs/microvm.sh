@@ -21,4 +21,6 @@ if [ "${1:-}" = prepare ]; then
 fi
 qemu-system-x86_64 -M microvm,rtc=on,kernel-irqchip=split -accel kvm -cpu host -m 96 -nodefaults -no-user-config \
 	-no-reboot -display none -serial stdio -kernel /kz/kernel -initrd /srv/microvm/initrd \
-	-append "console=ttyS0 quiet reboot=t panic=-1 no_timer_check" </dev/null | tr -d '\r' | grep -a -o 'memory: 1\|login:'
+	-append "console=ttyS0 quiet reboot=t panic=-1 no_timer_check tsc=reliable lpj=12000000" </dev/null >/srv/microvm/console
+grep -a -o 'memory: 1' /srv/microvm/console
+grep -a -o 'login:' /srv/microvm/console
