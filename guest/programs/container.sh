@@ -1,6 +1,6 @@
 #!/bin/sh
 # SPDX-License-Identifier: GPL-2.0
-# crun starts three containers
+# crun starts ten containers
 # packages: crun busybox-static
 if [ "${1:-}" = prepare ]; then
 	mkdir -p /srv/container/rootfs/bin
@@ -13,7 +13,7 @@ if [ "${1:-}" = prepare ]; then
 	exit
 fi
 cd /srv/container
-for number in 1 2 3; do
+for number in 1 2 3 4 5 6 7 8 9 10; do
 	# The guest's root is its initramfs, which pivot_root() cannot leave.
 	crun run --no-pivot "kz$number"
 done
