@@ -3,7 +3,6 @@
 
 import functools
 import tempfile
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 
 from lab.bench import host, hotpath
 from lab.bench.jobs import BASE_COUNTS, HUGE, MODES, TOUCHED, allocate
-from lab.bench.plugin import build_plugin
+from lab.bench.plugin import build_plugin, stored
 from lab.bench.repeat import NOTE as REPEATED
 from lab.bench.repeat import Values, turns
 from lab.bench.runner import Pair, Run
@@ -25,12 +24,13 @@ from lab.report.results import Metric, Target
 SAVINGS: dict[str, float | None] = {"populate": 78.0, "touch_line": None, "touch_all": 40.0}
 SURPLUS_SAVING = 70.0
 ZEROED_LIMIT = 1.0  # percent
+CLEARED = "pgzeroed_cleared"
 SKIPPED_AT_LEAST = 21.0
 
 
 def thp(run: Run) -> None:
     run.note(BASE_COUNTS, TOUCHED)
-    with run.three() as sides:
+    with run.kernels("base", "ours", "floor") as sides:
         for mode in MODES:
             phase = allocate(run, sides, f"thp.{mode}", mode, "thp")
             phase.check_huge()
@@ -59,7 +59,7 @@ def small_pages(run: Run, sides: Sequence[Side], modes: Iterable[str] = MODES) -
 
 def order0(run: Run) -> None:
     run.note(BASE_COUNTS)
-    with run.three() as sides:
+    with run.kernels("base", "ours", "floor") as sides:
         small_pages(run, sides)
 
 
@@ -69,12 +69,6 @@ POOL_NOTE = (
     "Surplus pages are allocated while the job maps its memory, so that is part of the measurement. The persistent "
     "pool is grown before each job and given back after it, unmeasured; on ours growing it must not zero anything."
 )
-
-
-def cleared(side: Side) -> int:
-    """Bytes the guest's kernel has zeroed so far; 0 for a kernel without the counter."""
-    lines = side.sh("grep ^pgzeroed_cleared /proc/vmstat || true")
-    return int(lines[-1].split()[1]) * PAGE if lines else 0
 
 
 @contextmanager
@@ -88,9 +82,9 @@ def surplus(side: Side, pages: int) -> Iterator[None]:
 @contextmanager
 def persistent(side: Side, pages: int) -> Iterator[None]:
     """A pool of ``pages``; TestFailure when growing it zeroes memory."""
-    before = cleared(side)
+    before = side.vmstat().get(CLEARED, 0)
     side.sh(f"echo {pages} > {POOL}; test $(cat {POOL}) = {pages}")
-    if (zeroed := cleared(side) - before) > pages * HUGE * ZEROED_LIMIT / 100:
+    if (zeroed := (side.vmstat().get(CLEARED, 0) - before) * PAGE) > pages * HUGE * ZEROED_LIMIT / 100:
         why = f"{zeroed} bytes for {pages} pages in the {side.name} guest"
         fix = "find the place with the page_zeroed tracepoints"
         raise TestFailure("Growing the pool of huge pages zeroes memory", why, fix)
@@ -101,7 +95,7 @@ def persistent(side: Side, pages: int) -> Iterator[None]:
 def hugetlb(run: Run) -> None:
     run.note(BASE_COUNTS, POOL_NOTE)
     pages = run.options.size_mb * MIB // HUGE
-    with run.three() as sides:
+    with run.kernels("base", "ours", "floor") as sides:
         for prepared, words in ((surplus, "surplus pages"), (persistent, "pages of a persistent pool")):
             around, name = functools.partial(prepared, pages=pages), f"hugetlb.{prepared.__name__}.populate"
             more: dict[str, Any] = {"around": around, "kind": ", hugetlb", "words": words}
@@ -139,7 +133,7 @@ def deflate(run: Run) -> None:
     run.note(BASE_COUNTS, REST_IN_USE)
     of = ", memory that was in the balloon"
     # Without reporting: nothing else makes memory known to be zero.
-    with run.pair(balloon=balloon.device(device_init_on_inflate="on")) as both:
+    with run.kernels(devices=[balloon.device(device_init_on_inflate="on")]) as both:
         for pages, words in (("thp", "huge pages"), ("nothp", "4 KiB pages")):
             name = f"deflate.{pages}"
             phase = allocate(run, both, name, "populate", pages, prepare=in_and_out, kind=of, words=words)
@@ -150,22 +144,16 @@ def deflate(run: Run) -> None:
             phase.host()
 
 
-BEHIND_S = 0.05  # the plugin writes its count every few milliseconds
 STOS_NOTE = (
     "A TCG plugin outside the guest counts every byte the guest's kernel stores with `rep stos`, the instruction that "
     "clears pages on this CPU model. The kernel fills a little other memory that way as well."
 )
 
 
-def _stored(file: Path) -> int:
-    time.sleep(BEHIND_S)
-    return int.from_bytes(file.read_bytes()[:8], "little")
-
-
 def _job(side: Side, size_mb: int, mode: str, file: Path) -> float:
-    before = _stored(file)
+    before, _ = stored(file)
     side.json("alloc_once", "--size", str(size_mb), "--mode", mode, "--pages", "thp")
-    return float(_stored(file) - before)
+    return float(stored(file)[0] - before)
 
 
 def zerobytes(run: Run) -> None:
@@ -175,7 +163,7 @@ def zerobytes(run: Run) -> None:
         files = {name: Path(folder) / name for name in ("base", "ours")}
         extra = {name: ["-plugin", f"{plugin},out={file}"] for name, file in files.items()}
         what = f"bytes stored by rep stos: up to {run.pairs} pairs of each mode"
-        with run.pair(extra=extra) as both, step(what):
+        with run.kernels(extra=extra) as both, step(what):
             before = functools.partial(settle_both, both)
             for mode in ("populate", "touch_all"):
                 for side, _ in turns(both, run.pairs, found.both(mode), warm_ups=0, before=before):

@@ -21,24 +21,16 @@ from lab.core import paths
 from lab.core.errors import LabError, TestFailure, UsageError, from_oserror
 from lab.core.options import one_of, unpacked
 from lab.core.progress import note
-from lab.core.units import human
 from lab.report.results import FILE_NAME, Result
 
 app = typer.Typer()
 ALL = "all"
 
 
-@dataclass
-class RunOptions:
+@dataclass(frozen=True)
+class RunOptions(BenchOptions):
     """A run as the command line describes it."""
 
-    pairs: Annotated[int, Option(min=1, max=1000, help="Pairs of repetitions, by turns.")] = 10
-    size: Annotated[int, Option(min=2, max=65536, help="MB the job allocates.")] = 256
-    memory: Annotated[str, Option(help="Memory of each guest, such as 2G.")] = "2G"
-    accel: Annotated[str, Option(help="auto, kvm or tcg.")] = "auto"
-    base: Annotated[str, Option(help="The kernel to compare with.")] = "base"
-    ours: Annotated[str, Option(help="The kernel measured: a variant or file.")] = "knownzero"
-    qemu: Annotated[str, Option(help="knownzero, or stock: Debian's, with the daemon.")] = "knownzero"
     output: Annotated[Path | None, Option(help="Where to (default: out/NAME/TIME).")] = None
     strict: Annotated[bool, Option("--strict", help="Exit with 1 when a target is missed.")] = False
     as_json: Annotated[bool, Option("--json", help="Print result.json.")] = False
@@ -49,13 +41,11 @@ class RunOptions:
             raise UsageError(f"Bad --accel: {self.accel}", "it is not an accelerator", "use auto, kvm or tcg")
         if not re.fullmatch(r"\d+[MG]", self.memory):
             raise UsageError(f"Bad --memory: {self.memory}", "it is not a size", "write it as 2G or 2048M")
-        chosen = self.pairs, self.size, self.memory, self.accel, self.base, self.ours, self.qemu
-        options = BenchOptions(*chosen)
-        if options.memory_mb < self.size + 512:
-            why = f"{self.size} MB in a guest of {options.memory_mb} MB leaves less than 512 MB for the rest"
+        if self.memory_mb < self.size_mb + 512:
+            why = f"{self.size_mb} MB in a guest of {self.memory_mb} MB leaves less than 512 MB for the rest"
             fix = "give the guest more with --memory, or take a smaller --size"
             raise UsageError("The job does not fit", why, fix)
-        return options
+        return self
 
 
 def output_folder(given: Path | None, name: str) -> Path:
@@ -104,15 +94,7 @@ def run_one(name: str, options: BenchOptions, folder: Path, called: str = "") ->
 
 def check_targets(results: Sequence[Result], folder: Path) -> None:
     """TestFailure that names each missed target of these results; ``folder`` has their report."""
-    missed = [
-        f"{result.name}: {metric.name} misses its target: {metric.target.text}; "
-        f"{result.sides[0]} {human(metric.base.median, metric.unit)}, "
-        f"{result.sides[1]} {human(metric.ours.median, metric.unit)}"
-        for result in results
-        for metric in result.metrics
-        if metric.target and not metric.target.met
-    ]
-    if missed:
+    if missed := [line for result in results for line in result.missed()]:
         why = "\n".join(missed)
         fix = f"see {folder / 'report.html'}; on a busy machine, measure again with more --pairs"
         raise TestFailure(f"{len(missed)} target{'s are' if len(missed) > 1 else ' is'} missed", why, fix)

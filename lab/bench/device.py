@@ -39,8 +39,7 @@ COSTS = {
     "host_cpu": ("ms/GB", "CPU time of QEMU, guest included, and of the daemon, for each GB"),
     "daemon_cpu": ("ms/GB", "The daemon's part of that CPU time"),
 }
-# Pages of which the device has said that they are zero after a report.
-REPORTED = "awk '$1 == \"pgzeroed_set_reported\" { print $2 }' /proc/vmstat"
+REPORTED = "pgzeroed_set_reported"  # pages of which the device has said that they are zero after a report
 LATENCY_MB = 32
 COUNTED = 3  # times that system calls are counted
 PUNCH_LIMIT = 10.0  # percent
@@ -94,12 +93,12 @@ def arriving(side: Side, least: int = 64 * MIB) -> Iterator[list[int]]:
 
 def report(side: Side) -> tuple[int, float]:
     """Report everything that is free: bytes and seconds."""
-    before = side.number(REPORTED)
+    before = side.vmstat()[REPORTED]
     with arriving(side) as known:
         began = time.monotonic()
         side.sh(f"echo 0 > {FLUSH}")
         seconds = time.monotonic() - began
-        known.append((side.number(REPORTED) - before) * PAGE)
+        known.append((side.vmstat()[REPORTED] - before) * PAGE)
     return known[0], seconds
 
 
@@ -108,7 +107,7 @@ def latency(side: Side) -> float:
     side.sh(f"fillfree --size {LATENCY_MB} > /dev/null; {DROP}")
     with arriving(side, LATENCY_MB * MIB // 2) as known:
         answer = side.json("flush", "0")
-        known.append(answer["vmstat"]["pgzeroed_set_reported"] * PAGE)
+        known.append(answer["vmstat"][REPORTED] * PAGE)
     return float(answer["wall_ns"]) / 1e6
 
 
@@ -117,7 +116,7 @@ def stall(side: Side, mode: str) -> dict[str, dict[str, Any]]:
     side.sh(DIRTY)
     with arriving(side) as known:
         answer = side.json("stall", "--mode", mode, "--report")
-        known.append(answer["vmstat"]["pgzeroed_set_reported"] * PAGE)
+        known.append(answer["vmstat"][REPORTED] * PAGE)
     milliseconds = str(max(1, answer["wall_ns"] // 1_000_000))
     return {"reporting": answer, "idle": side.json("stall", "--mode", mode, "--ms", milliseconds)}
 

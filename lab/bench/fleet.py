@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lab.bench.jobs import BASE_COUNTS, Runs
-from lab.bench.kzeropaged import ON
+from lab.bench.kzeropaged import DIRTY, ON
 from lab.bench.repeat import Values
 from lab.bench.runner import Run
-from lab.bench.session import DELAY, DROP, PAGE, Side
+from lab.bench.session import DELAY, PAGE, Side
 from lab.boot import balloon, console
 from lab.core.errors import TestFailure
 from lab.core.paths import REPO
@@ -28,7 +28,6 @@ from lab.core.progress import step
 GUESTS, MEMORY, SEED, SECONDS, SETTLE_S = 6, "1G", 20, 60, 12
 SIZES_MB, HOLD_MS, REST_MS = (64, 256), (1000, 4000), (1000, 6000)
 AUTOBALLOON = REPO / "tools" / "autoballoon" / "autoballoon.py"
-USED_ONCE = f"fillfree --share 90 > /dev/null; {DROP}"  # as in a guest that has run for a while
 REPORTS = balloon.device(free_page_reporting="on")
 TARGETS = balloon.device(device_init_on_inflate="on", deflate_on_oom="on")
 
@@ -145,7 +144,7 @@ def over_time(run: Run, name: str, found: Values) -> list[float]:
         ]
         with run.guests(specs) as sides, step(f"{policy.words}: {GUESTS} guests, {SECONDS} s"):
             for side in sides:
-                side.sh(f"{policy.command}; {USED_ONCE}")
+                side.sh(f"{policy.command}; {DIRTY}")  # as in a guest that has run for a while
             with autoballoon([*sockets.values()]) if name == "targets" else nullcontext():
                 time.sleep(SETTLE_S)
                 return play(sides, name, found)

@@ -25,7 +25,7 @@ BOOTS = 2
 REPS, FEW = 1001, 101
 LIMIT = 0.5
 WARM_UPS = 16  # of guest/hotpath.c
-SKIPPED_AT_LEAST = 0.9
+SKIPPED, SKIPPED_AT_LEAST = "pgzeroed_skip", 0.9
 # The depth of the page table depends on the place of user space.
 APPEND = "nokaslr norandmaps"
 ICOUNT = ("-icount", "shift=0")
@@ -112,7 +112,7 @@ def medians(lines: Sequence[str]) -> Counts:
 
 
 def _spec(run: Run, kernel: Image, extra: Sequence[str] = (), **more: Any) -> BootSpec:
-    options = run.options.with_accel("tcg")
+    options = replace(run.options, accel="tcg")
     return spec_for(options, kernel, run.images.qemu, append=APPEND, extra_qemu=[*ICOUNT, *extra], **more)
 
 
@@ -147,18 +147,12 @@ def _active(run: Run, kernel: Image, paths: Sequence[HotPath]) -> Counts:
         side.sh(f"{REPORTED}; {LATE}")
         side.sh(SNAPSHOT)
         for path in paths:
-            before = _skipped(side)
+            before = side.vmstat()
             found |= medians(side.sh(f"hotpath --reps {path.reps} {path.name}"))
-            if before is not None and path.name in PAGES:
-                check_skipped(path, (_skipped(side) or 0) - before, side.name)
+            if SKIPPED in before and path.name in PAGES:
+                check_skipped(path, side.vmstat()[SKIPPED] - before[SKIPPED], side.name)
         side.sh(SNAPSHOT)
     return found
-
-
-def _skipped(side: Side) -> int | None:
-    """Pages that were not zeroed because they had been reported; None for a kernel without the counter."""
-    lines = side.sh("grep pgzeroed_skip /proc/vmstat || true")
-    return int(lines[-1].split()[1]) if lines else None
 
 
 def by_function(counted: str, table: Symbols) -> Counter[str]:

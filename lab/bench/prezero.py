@@ -159,7 +159,7 @@ def measure(run: Run) -> None:
     run.options = replace(run.options, size_mb=int(run.options.memory_mb * SHARE) // 2 * 2)
     run.note(BASE_COUNTS, PEERS_NOTE)
     # Without a balloon: the host would be a second source of zeros.
-    with run.pair(balloon=None) as both:
+    with run.kernels(devices=[]) as both:
         both.ours.sh(PACE)
         cost = Values()
         for pages, mode in itertools.product(WORDS, MODES):

@@ -3,7 +3,6 @@
 
 import contextlib
 import hashlib
-import os
 import platform
 import shlex
 import subprocess
@@ -15,15 +14,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lab.bench import Bench, BenchOptions
-from lab.bench.session import BALLOON, SHARED, Side, available_gb, guests, spec_for
+from lab.bench.session import SHARED, Side, available_gb, guests, spec_for
 from lab.boot import resolve
 from lab.boot.spec import BootSpec
 from lab.build.images import metadata
 from lab.build.linux import VARIANTS, build_linux
-from lab.core.errors import LabError
+from lab.core.errors import LabError, UsageError
 from lab.core.paths import REPO
 from lab.core.run import ask
+from lab.report.evidence import machine
 from lab.report.results import SIDES, Floats, Metric, Result, Verdict
+from lab.series.parts import split
 
 FLOOR = (
     "The dashed line in a chart is the floor: the base kernel with a patch (linux/measure) that leaves the memory of "
@@ -59,9 +60,10 @@ class Built:
         return found
 
 
-def built(options: BenchOptions) -> Built:
-    """Build or find QEMU and both kernels; LabError when that fails."""
-    base, ours = (build_linux(one) if one in VARIANTS else one for one in (options.base, options.ours))
+def built(options: BenchOptions, config: str = "") -> Built:
+    """Build or find QEMU and both kernels, with a fragment; LabError when that fails."""
+    named = options.base, options.ours
+    base, ours = (build_linux(one, config=config) if one in VARIANTS else one for one in named)
     return Built(resolve.qemu(options.qemu), base, ours)
 
 
@@ -122,23 +124,12 @@ class Run:
             yield sides
 
     @contextmanager
-    def three(self) -> Iterator[list[Side]]:
-        """The base kernel, ours and the floor, with the same device."""
-        with self.guests([(name, self.spec(name)) for name in ("base", "ours", "floor")]) as sides:
-            yield sides
-
-    @contextmanager
-    def pair(
-        self, balloon: str | None = BALLOON, extra: dict[str, list[str]] | None = None
-    ) -> Iterator[Pair]:
-        """The base kernel and ours, with the same device; ``extra``: further arguments of QEMU by side."""
-        devices, extra = [balloon] if balloon else [], extra or {}
-        specs = {
-            name: self.spec(name, devices=devices, extra_qemu=extra.get(name, []))
-            for name in ("base", "ours")
-        }
-        with self.guests([*specs.items()]) as sides:
-            yield Pair(*sides)
+    def kernels(self, *names: str, extra: dict[str, list[str]] | None = None, **more: Any) -> Iterator[Any]:
+        """Guests with base and ours, or these kernels, and the same device; ``extra``: arguments of QEMU by side."""
+        names, extra = names or ("base", "ours"), extra or {}
+        specs = [(name, self.spec(name, extra_qemu=extra.get(name, []), **more)) for name in names]
+        with self.guests(specs) as sides:
+            yield Pair(*sides) if len(sides) == 2 else sides
 
 
 def measure(bench: Bench, options: BenchOptions) -> Result:
@@ -146,9 +137,16 @@ def measure(bench: Bench, options: BenchOptions) -> Result:
     if (available := available_gb()) < bench.needs_gb:
         why = f"{available:.1f} GB of memory are available, {bench.needs_gb:.1f} GB are needed"
         raise LabError(f"Cannot run the bench {bench.name}", why, "end other programs on the machine")
+    if unknown := set(split(options.only)).difference(bench.parts):
+        why = f"{bench.name} has no part {min(unknown)}"
+        raise UsageError(
+            f"Bad --only: {options.only}", why, f"use {', '.join(bench.parts) or 'the whole bench'}"
+        )
+    if bench.parts:
+        bench.call("disk")  # with all that its parts need
     if bench.accel:
-        options = options.with_accel(bench.accel)
-    images = built(options if bench.both else replace(options, base=options.ours))
+        options = replace(options, accel=bench.accel)
+    images = built(options if bench.both else replace(options, base=options.ours), bench.config)
     run = Run(bench, options, images, accel=bench.accel)
     bench.measure(run)
     options = run.options
@@ -192,15 +190,14 @@ def commit() -> str:
 
 
 def host_facts() -> dict[str, str]:
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return {"cpu": next(models, "unknown"), "cpus": str(os.cpu_count() or 0), "kernel": platform.release()}
+    found = machine()
+    return {"cpu": found.get("model name", "unknown"), "cpus": found["cpus"], "kernel": platform.release()}
 
 
 def reproduce(name: str, options: BenchOptions, accel: str) -> str:
     chosen = {"pairs": options.pairs, "size": options.size_mb, "accel": accel}
     usual = BenchOptions()
-    for flag in ("memory", "base", "ours", "qemu"):
+    for flag in ("memory", "base", "ours", "qemu", "only"):
         if (value := getattr(options, flag)) != getattr(usual, flag):
             chosen[flag] = value
     words = (word for flag, value in chosen.items() for word in (f"--{flag}", str(value)))

@@ -144,6 +144,10 @@ class Side:
     def number(self, command: str) -> int:
         return int(self.sh(command)[-1])
 
+    def vmstat(self) -> dict[str, int]:
+        """The counters of the guest's kernel as they are now."""
+        return {name: int(value) for name, value in map(str.split, self.sh("cat /proc/vmstat"))}
+
     def json(self, *argv: str) -> dict[str, Any]:
         """Run a guest program that prints one JSON object; the object."""
         lines = self.sh(shlex.join(argv))

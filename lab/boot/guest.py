@@ -103,10 +103,7 @@ class Guest:
             self._began = time.monotonic()
             self.process = self._start(words, theirs)
         except BaseException:
-            for end in self._ours.values():
-                end.close()
-            if self.daemon:
-                self.daemon.close()
+            self._close_ends()
             raise
         finally:
             for end in theirs.values():
@@ -284,6 +281,12 @@ class Guest:
         why = f"its command ended with {self._exit} (console: {self.console})"
         raise TestFailure("the guest ended before it read its next command", why, "look at the console log")
 
+    def _close_ends(self) -> None:
+        for end in self._ours.values():
+            end.close()
+        if self.daemon:
+            self.daemon.close()
+
     def close(self) -> None:
         if self.process.poll() is None:
             if self.interactive:
@@ -294,10 +297,7 @@ class Guest:
         if self._monitor is not None:
             with contextlib.suppress(Exception):  # the peer has ended
                 self._monitor.close()
-        for end in self._ours.values():
-            end.close()
-        if self.daemon:
-            self.daemon.close()
+        self._close_ends()
         (self.folder / "initrd.cpio").unlink(missing_ok=True)
         for call in ended:
             call(self)

@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import tempfile
@@ -126,12 +125,7 @@ class Daemon:
     def close(self) -> int:
         """End it if it still runs; returns its exit code (negative: the signal)."""
         if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
-            try:
-                self.process.wait(5)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-                self.process.wait()
+            run.end_group(self.process, 5.0)
         with contextlib.suppress(OSError):
             self._temporary.cleanup()
         return self.process.returncode

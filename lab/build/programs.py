@@ -14,8 +14,8 @@ from lab.machine import debs, tools
 # Architectures of guest programs, with Debian's name where it differs from the machine's.
 BINARIES = {"x86_64": "", "um": "", "i386": "i386", "arm64": "arm64"}
 FLAGS = ("-std=gnu11", "-O2", "-g0", "-Wall", "-Wextra", "-static", "-pthread")
-# Programs whose model of memory is that of x86_64.
-X86_64_ONLY = ("refpage_fuzz",)
+# Programs for the memory, or the instructions, of x86_64.
+X86_64_ONLY = ("refpage_fuzz", "tsc_khz")
 
 
 def build_programs(arch: str = "x86_64") -> dict[str, Path]:

@@ -19,6 +19,7 @@ NO_PROGRAM = "run `kz doctor`: it names the package"
 
 
 def tail(log: Path, lines: int = 12) -> str:
+    """The last lines of a log; all of them for 0."""
     try:
         text = log.read_text(errors="replace")
     except OSError:
@@ -28,10 +29,7 @@ def tail(log: Path, lines: int = 12) -> str:
 
 def first_errors(log: Path, lines: int = 8) -> str:
     """The lines of a build log that name errors, or its end when none does."""
-    try:
-        text = log.read_text(errors="replace").splitlines()
-    except OSError:
-        return "(no log)"
+    text = tail(log, 0).splitlines()
     marks = ("error:", "Error ", "ERROR", "No space left")
     wanted = [line for line in text if any(mark in line for mark in marks)]
     return "\n".join(wanted[:lines] or text[-lines:])

@@ -5,11 +5,10 @@
 def human(value: float, unit: str) -> str:
     """A value with its unit, three digits or so: ``256 MiB``, ``51.2 ms``, ``1,204 instructions``."""
     if unit == "bytes":
-        return binary(value)
+        divisor, name = scale(unit, abs(value))
+        return f"{digits(value / divisor)} {name.replace('bytes', 'B')}"
     if unit == "percent":
         return f"{value:.1f} %"
-    if unit in ("ms", "s"):
-        return f"{digits(value)} {unit}"
     if unit == "instructions":
         return f"{value:,.1f}" if value < 10000 else f"{value:,.0f}"
     return f"{digits(value)} {unit}".strip()
@@ -21,14 +20,6 @@ def digits(value: float) -> str:
     if size >= 100 or size == 0:
         return f"{value:,.0f}"
     return f"{value:.1f}" if size >= 10 else f"{value:.2f}"
-
-
-def binary(value: float) -> str:
-    for name in ("B", "KiB", "MiB"):
-        if abs(value) < 1024:
-            return f"{digits(value)} {name}"
-        value /= 1024
-    return f"{digits(value)} GiB"
 
 
 def percent(value: float | None) -> str:

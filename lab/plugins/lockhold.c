@@ -123,8 +123,6 @@ static void learn(unsigned int cpu, void *unused)
 {
 	const uint64_t lock = value_of(rdi);
 
-	(void)cpu;
-	(void)unused;
 	if (known(lock) < LOCKS)
 		return;
 	if (shown->nr_locks == LOCKS)
@@ -139,8 +137,6 @@ static void entered(unsigned int cpu, void *unused)
 	const unsigned int i = known(value_of(rdi));
 	uint64_t top;
 
-	(void)cpu;
-	(void)unused;
 	if (i == LOCKS)
 		return;
 	top = value_of(rsp);
@@ -195,7 +191,6 @@ static void translated(qemu_plugin_id_t id, struct qemu_plugin_tb *tb)
 	const size_t n = qemu_plugin_tb_n_insns(tb);
 	size_t i;
 
-	(void)id;
 	qemu_plugin_register_vcpu_tb_exec_inline_per_vcpu(tb, QEMU_PLUGIN_INLINE_ADD_U64, instructions, n);
 	if (!plugin_is_kernel(qemu_plugin_tb_vaddr(tb)))
 		return;
@@ -220,8 +215,6 @@ static void cpu_began(qemu_plugin_id_t id, unsigned int cpu)
 	GArray *registers = qemu_plugin_get_registers();
 	unsigned int i;
 
-	(void)id;
-	(void)cpu;
 	for (i = 0; i < registers->len; i++) {
 		const qemu_plugin_reg_descriptor *reg =
 			&g_array_index(registers, qemu_plugin_reg_descriptor, i);

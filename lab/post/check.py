@@ -17,7 +17,7 @@ from lab.series.repo import BASE, Repo, branch_of, commit_parts, small
 def check(name: str, each: bool = False, first: str = "") -> list[Problem]:
     """Run all checks of a series. ``each``: build after every patch, from patch ``first`` (PART/NNNN) on."""
     series = parts.get(name)
-    if series.empty():
+    if not series.patches():
         why, fix = f"{series.root}/parts has no patches", "kz series save"
         raise LabError(f"there is no {name} series", why, fix, 1)
     pristine = fetch.pristine(fetch.obtain(name))

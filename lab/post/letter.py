@@ -12,7 +12,7 @@ import jinja2
 from lab.bench import BENCHES
 from lab.core import paths
 from lab.core.errors import LabError
-from lab.core.units import digits, percent, scale
+from lab.core.units import percent, scale
 from lab.machine import fetch
 from lab.report.results import SIDES, Metric, Result, Sample, results_of
 from lab.series.parts import Part
@@ -124,9 +124,7 @@ class Figures:
 
 
 def _cell(sample: Sample, divisor: float) -> str:
-    values = (value / divisor for value in (sample.median, sample.low, sample.high))
-    middle, low, high = (digits(value).replace(",", "") for value in values)
-    return middle if low == middle == high else f"{middle} ({low}..{high})"
+    return sample.text(divisor).replace(",", "").replace("…", "..")
 
 
 def _row(label: str, one: str, two: str, change: str) -> str:

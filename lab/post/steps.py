@@ -3,7 +3,6 @@
 
 import hashlib
 import itertools
-import json
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -11,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lab.build import linux, qemu
-from lab.build.images import compiler
+from lab.build.images import compiler, digest
 from lab.core import lock, paths, progress
 from lab.core.errors import LabError, UsageError
 from lab.machine import fetch, tools
@@ -41,16 +40,17 @@ class Step:
 
 def steps_of(series: Series) -> list[Step]:
     """One step for each patch in the recorded order."""
-    option = re.compile(rf"^\+config ({'|'.join(sorted(series.configs())) or '-'})$".encode(), re.MULTILINE)
-    digest, symbols, found = hashlib.sha256(), False, []
+    configs = "|".join(symbol for part in series.parts for symbol in part.configs) or "-"
+    option = re.compile(rf"^\+config ({configs})$".encode(), re.MULTILINE)
+    code, symbols, found = hashlib.sha256(), False, []
     patches = series.patches()
     for at, patch in enumerate(patches):
         diff = parts.diff_of(patch.read_bytes())
         if compiled := any(not BESIDE.match(name) for name in parts.touched(diff)):
-            digest.update(diff)
+            code.update(diff)
         symbols |= bool(option.search(diff))
         name = f"{patch.parent.name}/{patch.name}"
-        found.append(Step(name, tuple(patches[: at + 1]), compiled, digest.hexdigest(), symbols))
+        found.append(Step(name, tuple(patches[: at + 1]), compiled, code.hexdigest(), symbols))
     return found
 
 
@@ -117,9 +117,8 @@ def build_each(series: Series, first: str = "") -> Iterator[Found]:
             for one in builds if step.compiled else []:
                 if one.off and not step.symbols:
                     continue
-                key = json.dumps([source.key, step.digest, one.name, *one.inputs])
-                name = f"each-{series.name}-{hashlib.sha256(key.encode()).hexdigest()[:24]}"
-                stamp = paths.sub("passed") / name
+                key = digest([source.key, step.digest, one.name, *one.inputs])
+                stamp = paths.sub("passed") / f"each-{series.name}-{key[:24]}"
                 if stamp.is_file() and not os.environ.get(AGAIN):
                     before += 1
                     continue

@@ -9,11 +9,11 @@ from pathlib import Path
 from lab.core import lock
 from lab.core.errors import LabError, TestFailure
 from lab.core.paths import REPO
-from lab.core.units import digits, percent, scale
+from lab.core.units import percent, scale
 from lab.report import charts
 from lab.report.groups import groups
 from lab.report.page import runs
-from lab.report.results import FILE_NAME, Metric, Result, Sample, load
+from lab.report.results import FILE_NAME, Metric, Result, load
 
 FOLDER = REPO / "docs" / "results"
 LIMIT = 1 << 20  # bytes, of all published results
@@ -43,11 +43,6 @@ def page(results: list[Result]) -> str:
 
 def _row(metric: Metric) -> str:
     divisor, unit = scale(metric.unit, max(metric.base.median, metric.ours.median))
-
-    def cell(side: Sample) -> str:
-        middle, low, high = (digits(value / divisor) for value in (side.median, side.low, side.high))
-        return middle if low == middle == high else f"{middle} ({low}…{high})"
-
     change, ends = percent(metric.change_percent), {percent(end): 0 for end in metric.change_interval or ()}
     if len(ends) > 1:
         change += f" ({'…'.join(ends)})"
@@ -55,17 +50,18 @@ def _row(metric: Metric) -> str:
     if metric.target and (floor := FLOOR.search(metric.target.text)):
         target += f", floor {floor[1]}%"
     name = f"`{metric.name}`" + ("" if metric.name.endswith(unit) else f" {unit.replace('percent', '%')}")
-    return "|".join((name, cell(metric.base), cell(metric.ours), change.replace(" %", "%"), target)) + "\n"
+    return (
+        "|".join(
+            (name, metric.base.text(divisor), metric.ours.text(divisor), change.replace(" %", "%"), target)
+        )
+        + "\n"
+    )
 
 
 def refusals(run: Path, result: Result) -> list[str]:
     """The reasons against publishing a result as it is."""
     found = [] if result.metrics else [f"{run}: it has no figures"]
-    return found + [
-        f"{result.name}: {metric.name} misses its target: {metric.target.text}"
-        for metric in result.metrics
-        if metric.target and not metric.target.met
-    ]
+    return found + result.missed()
 
 
 def collect(run: Path, benches: list[str]) -> tuple[list[Result], list[str]]:

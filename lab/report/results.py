@@ -14,6 +14,7 @@ from typing import Any
 
 from lab.core import lock
 from lab.core.errors import LabError, UsageError
+from lab.core.units import digits, human
 from lab.report.significance import Significance, change_interval, judge
 
 FILE_NAME = "result.json"
@@ -41,6 +42,11 @@ class Sample:
         # Interpolation may round to a value outside.
         low, high = min(median, max(min(values), deciles[0])), max(median, min(max(values), deciles[-1]))
         return cls(median, low, high, len(values))
+
+    def text(self, divisor: float = 1.0) -> str:
+        """The median, with both percentiles where they differ."""
+        middle, low, high = (digits(value / divisor) for value in (self.median, self.low, self.high))
+        return middle if low == middle == high else f"{middle} ({low}…{high})"
 
 
 def change_percent(base: float, ours: float) -> float | None:
@@ -120,6 +126,16 @@ class Result:
 
     def metric(self, name: str) -> Metric | None:
         return next((metric for metric in self.metrics if metric.name == name), None)
+
+    def missed(self) -> list[str]:
+        """A line for each target that was missed."""
+        return [
+            f"{self.name}: {metric.name} misses its target: {metric.target.text}; "
+            f"{self.sides[0]} {human(metric.base.median, metric.unit)}, "
+            f"{self.sides[1]} {human(metric.ours.median, metric.unit)}"
+            for metric in self.metrics
+            if metric.target and not metric.target.met
+        ]
 
     def to_json(self) -> str:
         data = asdict(self)

@@ -50,7 +50,7 @@ def _sync(tree: Path, pristine: Path, made: Changes, key: str = "") -> None:
 def working_copy(series: Series, source: fetch.Source) -> Iterator[Path]:
     """A patched tree that builds share: it does not change while one holds it; unchanged files keep their times."""
     pristine = fetch.pristine(source)
-    if series.empty():
+    if not series.patches():
         yield pristine
         return
     subset = "" if series.whole else "-" + "-".join(part.name for part in series.parts)

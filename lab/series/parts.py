@@ -81,12 +81,6 @@ class Series:
         found = [path for part in self.parts for path in [*part.patches(), *part.root.glob("*/*.patch")]]
         return {name for patch in found for name in touched(patch.read_bytes())}
 
-    def empty(self) -> bool:
-        return not self.patches()
-
-    def configs(self) -> set[str]:
-        return {symbol for part in self.parts for symbol in part.configs}
-
 
 @functools.cache
 def _all(name: str) -> Series:

@@ -91,13 +91,9 @@ def save(series: Series, path: Path) -> list[str]:
         else:
             lock.write_atomically(file, data)
     repo.git("update-ref", APPLIED, "HEAD")
-    repo.git("config", KEY, parts_of.get(series.name, [p.name for p in _present(repo, series).parts]).key())
+    present = [part.name for part in series.parts if repo.find(branch_of(part.name))]
+    repo.git("config", KEY, parts_of.get(series.name, present).key())
     return sorted(str(file.relative_to(series.root)) for file in changes)
-
-
-def _present(repo: Repo, series: Series) -> Series:
-    chosen = tuple(p for p in series.parts if repo.find(branch_of(p.name)))
-    return Series(series.name, series.root, chosen, series.rules, len(chosen) == len(series.parts))
 
 
 def make(name: str, path: Path | None, force: bool = False, chosen: Iterable[str] = ()) -> Path:

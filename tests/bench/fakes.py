@@ -39,6 +39,9 @@ class FakeSide:
     def number(self, command: str) -> int:
         return int(self.sh(command)[-1])
 
+    def vmstat(self) -> dict[str, int]:
+        return {"pgfault": 1000}
+
     def json(self, *argv: str) -> dict[str, Any]:
         self.asked.append(" ".join(argv))
         return self.answer(*argv)

@@ -118,7 +118,7 @@ def options(**more: Any) -> BenchOptions:
 
 
 @pytest.mark.parametrize(
-    "more", [{"accel": "xen"}, {"memory": "much"}, {"memory": "600M"}, {"size": 1800}, {"memory": "2"}]
+    "more", [{"accel": "xen"}, {"memory": "much"}, {"memory": "600M"}, {"size_mb": 1800}, {"memory": "2"}]
 )
 def test_options_that_cannot_work_are_bad_usage(more: dict[str, Any]) -> None:
     with pytest.raises(UsageError) as caught:
@@ -155,13 +155,13 @@ def test_the_runner_makes_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
         run.add("a.b", "ms", ([2.0], [1.0]), "A time.")
         run.note("One.", "One.")
 
-    def built(wanted: BenchOptions) -> runner.Built:
+    def built(wanted: BenchOptions, config: str) -> runner.Built:
         asked.append(wanted)
         return IMAGES
 
     monkeypatch.setattr(Bench, "measure", lambda self, run: measure(run))
     monkeypatch.setattr(runner, "built", built)
-    given = options(pairs=12, memory="4096M", size=512, ours="off")
+    given = options(pairs=12, memory="4096M", size_mb=512, ours="off")
     result = runner.measure(BENCHES["thp"], given)
     assert (result.accelerator, result.notes, len(result.metrics)) == ("kvm", ["One."], 1)
     assert result.job == {"size_mb": 512, "memory": "4096M", "cpus": 1, "pairs": 12}

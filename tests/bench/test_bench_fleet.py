@@ -43,7 +43,7 @@ def test_the_policies_differ_in_what_they_should() -> None:
 
 def test_too_little_memory_is_an_error_before_anything_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "available_gb", lambda: 7.0)
-    monkeypatch.setattr(runner, "built", lambda options: pytest.fail("it built something"))
+    monkeypatch.setattr(runner, "built", lambda *_: pytest.fail("it built something"))
     with pytest.raises(LabError, match="fleet") as error:
         runner.measure(BENCHES["fleet"], BenchOptions())
     assert "7.0 GB of memory are available, 7.2 GB are needed" in error.value.why

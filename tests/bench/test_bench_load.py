@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lab.bench import churn, goals, host, page_fault, scale, session
+from lab.bench import BENCHES, BenchOptions, churn, goals, host, page_fault, runner, scale, session
 from lab.bench.repeat import Values
 from lab.core.errors import LabError, TestFailure
 from lab.report.results import Metric
@@ -251,12 +251,15 @@ def test_the_warm_up_of_churn_is_short() -> None:
         assert f"--ms {churn.RUN_MS[int(guest.name.split('-')[1])]} " in guest.asked[1]
 
 
-def test_memory_decides_how_large_guests_are() -> None:
+def test_memory_decides_how_large_guests_are(monkeypatch: pytest.MonkeyPatch) -> None:
     assert host.sizes(16.0) == host.sizes(17.9) == (1, 2, 4)
     assert host.sizes(18.0) == (1, 2, 4, 8)
     assert host.needed_gb((1, 2, 4, 8)) >= 15 + 2  # all are full at once
-    with pytest.raises(LabError, match="Not enough memory"):
-        host.sizes(6.0)
+    for name in ("scale", "lockhold"):
+        assert BENCHES[name].needs_gb == pytest.approx(host.needed_gb(host.SIZES))
+        monkeypatch.setattr(runner, "available_gb", lambda: 6.0)
+        with pytest.raises(LabError, match=f"Cannot run the bench {name}"):
+            runner.measure(BENCHES[name], BenchOptions())
 
 
 def scaled(monkeypatch: pytest.MonkeyPatch) -> Values:

@@ -62,7 +62,6 @@ def everything(monkeypatch: pytest.MonkeyPatch) -> list[Metric]:
     monkeypatch.setattr(jobs, "settle_both", lambda sides: None)
     monkeypatch.setattr(kzeropaged, "known_percent", lambda _: 1.0)
     monkeypatch.setattr(allocation, "in_and_out", lambda *_: None)
-    monkeypatch.setattr(allocation, "cleared", lambda _: 0)
     monkeypatch.setattr("lab.build.programs.build_programs", lambda: {"corunner": Path("x")})
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
     once = {"steps": 1, "wall_ns": 1, "cleared_bytes": 1, "clear_ns": 1}

@@ -1,20 +1,26 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * tsc_khz: how fast this machine's time stamp counter counts, in kHz.
+ * tsc_khz: prints how fast the time stamp counter of an x86-64 processor counts, in kHz.
  *
  * The clock is read between two reads of the counter. The two that lie closest together count, so that an
  * interrupt in between does not spoil the figure.
  */
-#include <stdint.h>
-#include <stdio.h>
-#include <time.h>
+#include "common.h"
+
 #include <x86intrin.h>
+
+static const char usage[] =
+"usage: tsc_khz\n"
+"Prints how fast the time stamp counter counts, in kHz; takes a tenth of a second.\n"
+"  --help           this text\n"
+"Exit: 0 done, 2 bad usage.\n";
 
 enum { TRIES = 1000, APART_MS = 100 };
 
-static void read_both(double *ns, uint64_t *ticks)
+static double read_both(uint64_t *ticks)
 {
 	uint64_t closest = UINT64_MAX;
+	double ns = 0;
 	int i;
 
 	for (i = 0; i < TRIES; i++) {
@@ -26,21 +32,24 @@ static void read_both(double *ns, uint64_t *ticks)
 		after = __rdtsc();
 		if (after - before < closest) {
 			closest = after - before;
-			*ns = (double)now.tv_sec * 1e9 + (double)now.tv_nsec;
+			ns = (double)now.tv_sec * 1e9 + (double)now.tv_nsec;
 			*ticks = before + closest / 2;
 		}
 	}
+	return ns;
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
 	const struct timespec apart = { .tv_nsec = APART_MS * 1000000 };
+	static const struct kz_option options[] = { { 0 } };
 	uint64_t ticks[2];
 	double ns[2];
 
-	read_both(&ns[0], &ticks[0]);
+	kz_only_options(argc, argv, "tsc_khz", usage, options);
+	ns[0] = read_both(&ticks[0]);
 	nanosleep(&apart, NULL);
-	read_both(&ns[1], &ticks[1]);
+	ns[1] = read_both(&ticks[1]);
 	printf("%.0f\n", (double)(ticks[1] - ticks[0]) * 1e6 / (ns[1] - ns[0]));
 	return 0;
 }

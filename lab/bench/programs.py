@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: GPL-2.0
+"""Real programs in a Debian, cold and warm: bytes zeroed, page faults, time, instructions and host memory."""
+
+import hashlib
+import itertools
+import re
+import tempfile
+import time
+from pathlib import Path
+
+from lab.bench import PROGRAMS
+from lab.bench.plugin import build_plugin, stored
+from lab.bench.repeat import Values, by_turns
+from lab.bench.runner import Run
+from lab.bench.session import Side, settle_both
+from lab.boot import nested
+from lab.build.images import clean_environment
+from lab.core import lock, paths
+from lab.core.errors import TestFailure
+from lab.core.progress import step
+from lab.core.run import Argv, logged
+from lab.machine import apt, debs, stock, tools
+from lab.series.parts import split
+
+MAKER = PROGRAMS.with_name("debian-disk.sh")
+PAGES = {"thp": ("always", "2 MiB pages"), "4k": ("never", "4 KiB pages")}
+FIGURES = {  # of a run: unit, title
+    "zeroed": ("bytes", "Bytes the guest sets to zero"),
+    "faults": ("faults", "Page faults of the guest"),
+    "time": ("s", "Time"),
+    "instructions": ("instructions", "Instructions of the guest"),
+    "host": ("bytes", "Host memory of the guest after the run"),
+}
+NOTE = (
+    "Before the first run of a program (cold), caches are dropped and all free memory is reported; the second (warm) follows "
+    "at once. Reports come after 2000 ms. Each run is measured once, and prints the same on both kernels. A TCG plugin "
+    "counts the bytes that the kernel stores with `rep stos`, which clears pages on this CPU model, and the instructions of "
+    "kernel and programs. `rep stos` is one instruction, however much it stores: instructions show the work added, "
+    "bytes the work saved. Host memory is that of the guest's memory, without the rest of QEMU."
+)
+
+
+def disk() -> Path:
+    """The file system with the programs, made when the cache lacks it; LabError without the packages or the space."""
+    scripts, suite = sorted(PROGRAMS.glob("*.sh")), apt.codename()
+    key = hashlib.sha256(b"".join(file.read_bytes() for file in (MAKER, *scripts))).hexdigest()[:16]
+    target, log = paths.sub("disks") / f"{suite}-{key}.ext4", paths.log_file("debian-disk")
+    if target.is_file():
+        return target
+    tools.need("debian")
+    what, sources = "installing the programs in a Debian", apt.PrivateApt(suite).root / "mirror.sources"
+    argv: Argv = ["sh", MAKER, debs.unpacked("mmdebstrap"), suite, sources]
+    fix = "install what is named there, or free some space; users other than root need ranges in /etc/subuid"
+    environment = {**clean_environment(), "PATH": stock.SBIN}
+    with lock.locked("disk"), step(what, log), lock.new_file(target) as work:
+        logged([*argv, work, *scripts], log, f"{what} fails", fix, env=environment)
+    return target
+
+
+def on_host(pid: int, size_mb: int) -> int:
+    """Bytes of the guest's memory that the host has: of QEMU's mapping of that size, since QEMU itself grows."""
+    smaps = Path(f"/proc/{pid}/smaps").read_text(encoding="utf-8")
+    found = re.search(rf"(?s)\nSize: +{size_mb * 1024} kB\n.*?\nRss: +(\d+) kB", smaps)
+    return int(found[1]) * 1024 if found else 0
+
+
+def play(side: Side, name: str, counts: Path, size_mb: int) -> tuple[dict[str, float], list[str]]:
+    """Run a program once: the values of FIGURES, and its output."""
+    before, (zeroed, instructions), began = side.vmstat(), stored(counts), time.monotonic()
+    output = side.sh(f"HOME=/root chroot /debian /bin/sh -eu /programs/{name}.sh")
+    found = {"time": time.monotonic() - began, "host": on_host(side.guest.pid, size_mb)}
+    done, after = stored(counts), side.vmstat()
+    found |= {"zeroed": done[0] - zeroed, "instructions": done[1] - instructions}
+    return found | {"faults": after["pgfault"] - before["pgfault"]}, output
+
+
+def measure(run: Run) -> None:
+    run.note(NOTE)
+    names, plugin, found = split(run.options.only) or run.bench.parts, build_plugin("zerobytes"), Values()
+    run.job = {"memory": run.options.memory, "cpus": 1, "programs": ", ".join(names)}
+    drive = f"if=virtio,format=raw,snapshot=on,file={str(disk()).replace(',', ',,')}"
+    more = ["-drive", drive, "-cpu", nested.CPU, "-plugin"]
+    added = [(PROGRAMS / "setup", "/kz/"), (Path(run.images.base), "/kz/kernel")]  # the kernel of the microVM
+    with tempfile.TemporaryDirectory(prefix="programs-") as folder:
+        counts = {name: Path(folder) / name for name in ("base", "ours")}
+        args = {name: [*more, f"{plugin},out={file}"] for name, file in counts.items()}
+        with run.kernels(extra=args, add=added, timeout=7200.0) as both:
+            for side in both:
+                side.sh("sh /kz/setup")
+            for turn, (pages, name) in enumerate(itertools.product(PAGES, names)):
+                thp = f"echo {PAGES[pages][0]} > /sys/kernel/mm/transparent_hugepage/enabled"
+                outputs = {side.name: side.sh(thp) for side in both}
+                with step(f"{name}, {PAGES[pages][1]}"):
+                    settle_both(both)
+                    for side, phase in itertools.product(by_turns(both, turn), ("cold", "warm")):
+                        figures, lines = play(side, name, counts[side.name], run.options.memory_mb)
+                        found.note(side.name, pages, name, phase, **figures)
+                        outputs[side.name] += lines
+                if outputs["base"] != outputs["ours"]:
+                    why = "\n".join(f"{side}: {line}" for side, lines in outputs.items() for line in lines)
+                    fix = f"repeat it: kz bench programs --only {name} --ours debug, which checks each page"
+                    raise TestFailure(f"{name} computes something else on our kernel", why, fix)
+    for what, phase, pages, name in itertools.product(FIGURES, ("cold", "warm"), PAGES, names):
+        unit, title = FIGURES[what]
+        words = re.findall(r"(?m)^# (.+)\n# packages: ", (PROGRAMS / f"{name}.sh").read_text())[0]
+        sentence = f"{title}, {PAGES[pages][1]}, {phase}: {words}."
+        run.add(
+            f"programs.{name}.{pages}.{phase}.{what}", unit, found.both(pages, name, phase, what), sentence
+        )

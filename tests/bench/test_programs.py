@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: GPL-2.0
+"""The bench of real programs, without a guest: its scripts, its disk, its figures, and outputs that differ."""
+
+from __future__ import annotations
+
+import os
+import re
+import struct
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from lab.bench import BENCHES, PARTS, PROGRAMS, BenchOptions, programs, runner
+from lab.bench.runner import Pair, Run
+from lab.bench.session import Side
+from lab.build import linux as build
+from lab.core.errors import LabError, TestFailure, UsageError
+from lab.core.run import Argv
+from lab.machine import apt, debs, tools
+from lab.report.groups import groups, words
+from lab.report.results import Result
+from tests.bench.fakes import FakeSide, by_name, run_of
+
+NAMES = {
+    "chromium",
+    "container",
+    "gcc",
+    "java",
+    "java-touched",
+    "microvm",
+    "numpy",
+    "postgres",
+    "redis",
+    "rust",
+    "sqlite",
+}
+
+
+def test_each_program_is_a_script() -> None:
+    assert set(PARTS) == NAMES == set(BENCHES["programs"].parts)
+    for name in PARTS:
+        file = PROGRAMS / f"{name}.sh"
+        subprocess.run(["sh", "-n", file], check=True)
+        head = file.read_text(encoding="utf-8").splitlines()[:4]
+        assert head[0] == "#!/bin/sh" and head[1] == "# SPDX-License-Identifier: GPL-2.0"
+        assert re.fullmatch(r"# .{8,52}", head[2]) and ":" not in head[2]
+        assert re.fullmatch(r"# packages:( [a-z0-9.+-]+)+", head[3])
+    for other in (PROGRAMS / "setup", programs.MAKER):
+        subprocess.run(["sh", "-n", other], check=True)
+
+
+def test_the_kernels_have_what_the_programs_need() -> None:
+    assert BENCHES["programs"].config in build.configurations()
+    wanted = build.requested(build.fragments("base", "x86_64", BENCHES["programs"].config))
+    for option in ("EXT4_FS", "UNIX", "NET_NS", "SECCOMP_FILTER", "KVM_AMD", "TRANSPARENT_HUGEPAGE"):
+        assert wanted[f"CONFIG_{option}"] == "y"
+
+
+# The disk.
+
+
+@pytest.fixture
+def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The commands that make disks; nothing is downloaded."""
+    asked: list[list[str]] = []
+
+    def logged(argv: list[Any], *_: Any, **more: Any) -> None:
+        asked.append([str(word) for word in argv])
+        Path(argv[5]).write_text("a disk", encoding="utf-8")
+
+    monkeypatch.setenv("KNOWNZERO_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(programs, "logged", logged)
+    monkeypatch.setattr(tools, "need", lambda *_: None)
+    monkeypatch.setattr(debs, "unpacked", lambda name: tmp_path / name)
+    monkeypatch.setattr(apt, "codename", lambda: "bookworm")
+    return asked
+
+
+def test_a_disk_is_made_once(made: list[list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
+    first = programs.disk()
+    assert programs.disk() == first and first.read_text(encoding="utf-8") == "a disk"
+    (argv,) = made
+    assert argv[:2] == ["sh", str(programs.MAKER)] and argv[3] == "bookworm"
+    assert {Path(word).stem for word in argv[6:]} == NAMES
+    monkeypatch.setattr(apt, "codename", lambda: "trixie")
+    assert programs.disk() != first and len(made) == 2
+
+
+def maker(folder: Path, tool: str, **more: str) -> subprocess.CompletedProcess[str]:
+    """Run the script that makes a disk, with another mmdebstrap."""
+    program = folder / "unpacked" / "usr" / "bin" / "mmdebstrap"
+    program.parent.mkdir(parents=True)
+    program.write_text(tool, encoding="utf-8")
+    script = PROGRAMS / "sqlite.sh"
+    argv: Argv = [
+        "sh",
+        programs.MAKER,
+        folder / "unpacked",
+        "bookworm",
+        "sources",
+        folder / "disk",
+        script,
+        PROGRAMS / "gcc.sh",
+    ]
+    return subprocess.run(argv, capture_output=True, text=True, check=False, env={**os.environ, **more})
+
+
+def test_a_missing_package_is_named(tmp_path: Path) -> None:
+    done = maker(tmp_path, 'print STDERR "E: Unable to locate package sqlite3 (@ARGV)\\n"; exit 1')
+    assert done.returncode and "Unable to locate package sqlite3" in done.stderr
+    # Packages of all scripts, each once.
+    assert "--include=gcc,libc6-dev,libstb-dev,sqlite3 " in done.stderr
+    assert not (tmp_path / "disk").exists() and {one.name for one in tmp_path.iterdir()} == {"unpacked"}
+
+
+def test_a_full_disk_is_an_error_before_anything_is_fetched(tmp_path: Path) -> None:
+    (tmp_path / "df").write_text("#!/bin/sh\necho Avail\necho 3\n", encoding="utf-8")
+    (tmp_path / "df").chmod(0o755)
+    done = maker(tmp_path, "die", PATH=f"{tmp_path}:{os.environ['PATH']}")
+    assert done.returncode == 1
+    assert f"error: 3 GB are free in {tmp_path}, 14 GB are needed: free some space" in done.stdout
+
+
+def test_the_disk_comes_before_the_builds(monkeypatch: pytest.MonkeyPatch) -> None:
+    def disk() -> Path:
+        raise LabError("installing the programs in a Debian fails", "no such package", "install it")
+
+    monkeypatch.setattr(programs, "disk", disk)
+    monkeypatch.setattr(runner, "built", lambda *_: pytest.fail("it built something"))
+    monkeypatch.setattr(runner, "available_gb", lambda: 16.0)
+    with pytest.raises(LabError, match="installing the programs"):
+        runner.measure(BENCHES["programs"], BenchOptions())
+    for bench, given in (("programs", "redis,emacs"), ("thp", "redis")):
+        with pytest.raises(UsageError, match="Bad --only") as error:
+            runner.measure(BENCHES[bench], BenchOptions(only=given))
+        assert ("emacs" in error.value.why) is (bench == "programs") and error.value.fix
+    monkeypatch.setattr(runner, "available_gb", lambda: 3.0)
+    with pytest.raises(LabError, match="Cannot run the bench programs"):
+        runner.measure(BENCHES["programs"], BenchOptions())
+
+
+# The figures.
+
+
+class Guest(FakeSide):
+    """A guest in which each run of a program zeroes ``zeroed`` bytes; ``says`` is its output."""
+
+    def __init__(self, name: str, zeroed: int, says: str = "the sum") -> None:
+        super().__init__(name)
+        self.zeroed, self.says, self.ran = zeroed, says, list[str]()
+        self.counts = Path()
+
+    def sh(self, command: str) -> list[str]:
+        if not (found := re.search(r"chroot /debian .*/programs/(.+)\.sh", command)):
+            return super().sh(command)[:0]
+        self.ran.append(found[1])
+        self.counts.write_bytes(struct.pack("=QQ", len(self.ran) * self.zeroed, len(self.ran) * 1000))
+        return [self.says]
+
+    def vmstat(self) -> dict[str, int]:
+        return {"pgfault": 70 * len(self.ran)}
+
+
+def measured(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, only: str, says: str = "the sum"
+) -> tuple[Run, Guest, Guest]:
+    base, ours = Guest("base", 4096), Guest("ours", 1024, says)
+
+    @contextmanager
+    def kernels(extra: dict[str, list[str]], **more: Any) -> Iterator[Pair]:
+        for side in (base, ours):
+            assert f"file={tmp_path},,x" in extra[side.name][1]
+            side.counts = Path(extra[side.name][-1].partition(",out=")[2])
+            side.counts.write_bytes(bytes(16))
+        yield Pair(cast(Side, base), cast(Side, ours))
+
+    run = run_of("programs", only=only)
+    monkeypatch.setattr(Run, "kernels", lambda self, **more: kernels(**more))
+    monkeypatch.setattr(programs, "disk", lambda: Path(f"{tmp_path},x"))
+    monkeypatch.setattr(programs, "build_plugin", lambda name: Path(f"{name}.so"))
+    monkeypatch.setattr(programs, "settle_both", lambda sides: None)
+    programs.measure(run)
+    return run, base, ours
+
+
+def test_each_program_has_its_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, base, ours = measured(monkeypatch, tmp_path, "")
+    # Cold and warm, with huge pages and without.
+    assert base.ran == ours.ran and {name: base.ran.count(name) for name in NAMES} == dict.fromkeys(NAMES, 4)
+    found = by_name(run)
+    assert len(found) == len(NAMES) * 4 * len(programs.FIGURES)
+    zeroed = found["programs.redis.thp.cold.zeroed"]
+    assert (zeroed.base.median, zeroed.ours.median, zeroed.change_percent) == (4096, 1024, -75)
+    assert found["programs.sqlite.4k.warm.faults"].ours.median == 70
+    assert found["programs.java.4k.cold.instructions"].change_percent == 0
+    assert found["programs.gcc.thp.warm.time"].unit == "s"
+
+
+def test_each_chart_has_every_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, _, _ = measured(monkeypatch, tmp_path, "")
+    charts = groups(Result("programs", "tcg", {}, "", run.metrics))
+    assert len(charts) == 4 * len(programs.FIGURES)
+    assert charts[0].title == "Bytes the guest sets to zero, 2 MiB pages, cold"
+    assert {len(chart.labels) for chart in charts} == {len(NAMES)}
+    labels = [words(metric)[1] for metric in charts[0].metrics]
+    assert labels[sorted(NAMES).index("redis")] == "Redis filled with 200 MB, then BGSAVE"
+
+
+def test_one_program_runs_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, base, _ = measured(monkeypatch, tmp_path, "redis, sqlite")
+    assert base.ran == ["redis"] * 2 + ["sqlite"] * 2 + ["redis"] * 2 + ["sqlite"] * 2
+    assert run.job["programs"] == "redis, sqlite"
+    assert "--only 'redis, sqlite'" in runner.reproduce("programs", run.options, "tcg")
+
+
+def test_another_output_fails_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(TestFailure, match="sqlite computes something else") as error:
+        measured(monkeypatch, tmp_path, "sqlite", says="another sum")
+    assert "base: the sum\n" in error.value.why and "ours: another sum" in error.value.why
+    assert "--only sqlite" in error.value.fix
