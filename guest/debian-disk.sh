@@ -9,13 +9,15 @@ set -eu
 mmdebstrap=$1/usr/bin/mmdebstrap suite=$2 sources=$3 disk=$4
 shift 4
 # The archive of the system, its files, and the disk.
-need=14
+need=10
 free=$(($(df --output=avail -B 1000000000 "${disk%/*}" | tail -n 1)))
 if [ "$free" -lt $need ]; then
 	echo "error: $free GB are free in ${disk%/*}, $need GB are needed: free some space, or set KNOWNZERO_CACHE"
 	exit 1
 fi
 packages=$(sed -n 's/^# packages: //p' "$@" | tr ' ' '\n' | sort -u | paste -sd, -)
+# Disks of older scripts.
+find "${disk%/*}" -name '*.ext4' -mtime +7 -delete
 work=$(mktemp -d "$disk.XXXXXX")
 trap 'rm -rf "$work"' EXIT
 # As root, this mode has namespaces of mounts and processes; for other users mmdebstrap finds a mode.

@@ -19,5 +19,5 @@ if [ "${1:-}" = prepare ]; then
 fi
 rm -rf profile page.png
 /usr/lib/chromium/chromium --headless --no-sandbox --disable-gpu --user-data-dir=/srv/chromium/profile \
-	--window-size=640,480 --screenshot=/srv/chromium/page.png file:///srv/chromium/page.html
+	--window-size=640,480 --screenshot=/srv/chromium/page.png file:///srv/chromium/page.html >log 2>&1 || tail log
 sha256sum page.png

@@ -67,7 +67,7 @@ def on_host(pid: int, size_mb: int) -> int:
 def play(side: Side, name: str, counts: Path, size_mb: int) -> tuple[dict[str, float], list[str]]:
     """Run a program once: the values of FIGURES, and its output."""
     before, (zeroed, instructions), began = side.vmstat(), stored(counts), time.monotonic()
-    output = side.sh(f"HOME=/root chroot /debian /bin/sh -eu /programs/{name}.sh")
+    output = side.sh(f"HOME=/root chroot /debian /bin/sh -eu /programs/{name}.sh 2>&1")
     found = {"time": time.monotonic() - began, "host": on_host(side.guest.pid, size_mb)}
     done, after = stored(counts), side.vmstat()
     found |= {"zeroed": done[0] - zeroed, "instructions": done[1] - instructions}

@@ -122,7 +122,7 @@ def test_a_full_disk_is_an_error_before_anything_is_fetched(tmp_path: Path) -> N
     (tmp_path / "df").chmod(0o755)
     done = maker(tmp_path, "die", PATH=f"{tmp_path}:{os.environ['PATH']}")
     assert done.returncode == 1
-    assert f"error: 3 GB are free in {tmp_path}, 14 GB are needed: free some space" in done.stdout
+    assert f"error: 3 GB are free in {tmp_path}, 10 GB are needed: free some space" in done.stdout
 
 
 def test_the_disk_comes_before_the_builds(monkeypatch: pytest.MonkeyPatch) -> None:
