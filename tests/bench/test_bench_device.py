@@ -66,6 +66,9 @@ class DeviceSide(FakeSide):
             self.on_host -= self.back
         return [str(self.known // 4096)]
 
+    def vmstat(self) -> dict[str, int]:
+        return {device.REPORTED: self.known // 4096}
+
     def json(self, *argv: str) -> dict[str, Any]:
         self.asked.append(argv[0])
         known = 0

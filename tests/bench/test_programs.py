@@ -77,6 +77,7 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     monkeypatch.setattr(tools, "need", lambda *_: None)
     monkeypatch.setattr(debs, "unpacked", lambda name: tmp_path / name)
     monkeypatch.setattr(apt, "codename", lambda: "bookworm")
+    monkeypatch.setattr(apt, "mirrors", lambda *_: ["https://mirror.example/debian"])
     return asked
 
 
