@@ -59,8 +59,8 @@ def run_tests(select: str, junit: Path | None, quick: bool, extra: list[str]) ->
     chosen = (["-k", select] if select else []) + (["-m", marks] if marks else [])
     if not quick and _needs_guests([*chosen, *extra]):
         prepare()
-    # One more than there are CPUs: guests sleep and wait as well.
-    workers = min(jobs() + 1, 5)
+    # More than there are CPUs: guests sleep and wait as well.
+    workers = min(jobs() + 2, 6)
     argv = [*PYTEST, *chosen, "-n", str(workers), "--dist", "worksteal", "-rsxXR"]
     if ended := os.environ.get("KNOWNZERO_CASES"):
         shard = os.environ.get("KNOWNZERO_SHARD", "")
