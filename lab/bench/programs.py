@@ -23,6 +23,7 @@ from lab.machine import apt, debs, stock, tools
 from lab.series.parts import split
 
 MAKER = PROGRAMS.with_name("debian-disk.sh")
+ROUNDS = 2  # at most, of --pairs: one takes about ten minutes
 PAGES = {"thp": ("always", "2 MiB pages"), "4k": ("never", "4 KiB pages")}
 FIGURES = {  # of a run: unit, title
     "zeroed": ("bytes", "Bytes the guest sets to zero"),
@@ -33,7 +34,7 @@ FIGURES = {  # of a run: unit, title
 }
 NOTE = (
     "Before the first run of a program (cold), caches are dropped and all free memory is reported; the second (warm) follows "
-    "at once. Reports come after 2000 ms. Each run is measured once, and prints the same on both kernels. A TCG plugin "
+    "at once. Reports come after 2000 ms. A program prints the same on both kernels. A TCG plugin "
     "counts the bytes that the kernel stores with `rep stos`, which clears pages on this CPU model, and the instructions of "
     "kernel and programs. `rep stos` is one instruction, however much it stores: instructions show the work added, "
     "bytes the work saved. Host memory is that of the guest's memory, without the rest of QEMU."
@@ -77,7 +78,8 @@ def play(side: Side, name: str, counts: Path, size_mb: int) -> tuple[dict[str, f
 def measure(run: Run) -> None:
     run.note(NOTE)
     names, plugin, found = split(run.options.only) or run.bench.parts, build_plugin("zerobytes"), Values()
-    run.job = {"memory": run.options.memory, "cpus": 1, "programs": ", ".join(names)}
+    rounds = min(run.pairs, ROUNDS)
+    run.job = {"memory": run.options.memory, "cpus": 1, "rounds": rounds, "programs": ", ".join(names)}
     drive = f"if=virtio,format=raw,snapshot=on,file={str(disk()).replace(',', ',,')}"
     more = ["-drive", drive, "-cpu", nested.CPU, "-plugin"]
     added = [(PROGRAMS / "setup", "/kz/"), (Path(run.images.base), "/kz/kernel")]  # the kernel of the microVM
@@ -87,7 +89,7 @@ def measure(run: Run) -> None:
         with run.kernels(extra=args, add=added, timeout=7200.0) as both:
             for side in both:
                 side.sh("sh /kz/setup")
-            for turn, (pages, name) in enumerate(itertools.product(PAGES, names)):
+            for turn, (pages, name) in enumerate([*itertools.product(PAGES, names)] * rounds):
                 thp = f"echo {PAGES[pages][0]} > /sys/kernel/mm/transparent_hugepage/enabled"
                 outputs = {side.name: side.sh(thp) for side in both}
                 with step(f"{name}, {PAGES[pages][1]}"):

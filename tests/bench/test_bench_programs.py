@@ -167,7 +167,7 @@ class Guest(FakeSide):
 
 
 def measured(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, only: str, says: str = "the sum"
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, only: str, says: str = "the sum", pairs: int = 1
 ) -> tuple[Run, Guest, Guest]:
     base, ours = Guest("base", 4096), Guest("ours", 1024, says)
 
@@ -179,7 +179,7 @@ def measured(
             side.counts.write_bytes(bytes(16))
         yield Pair(cast(Side, base), cast(Side, ours))
 
-    run = run_of("programs", only=only)
+    run = run_of("programs", only=only, pairs=pairs)
     monkeypatch.setattr(Run, "kernels", lambda self, **more: kernels(**more))
     monkeypatch.setattr(programs, "disk", lambda: Path(f"{tmp_path},x"))
     monkeypatch.setattr(programs, "build_plugin", lambda name: Path(f"{name}.so"))
@@ -199,6 +199,8 @@ def test_each_program_has_its_figures(tmp_path: Path, monkeypatch: pytest.Monkey
     assert found["programs.sqlite.4k.warm.faults"].ours.median == 70
     assert found["programs.java.4k.cold.instructions"].change_percent == 0
     assert found["programs.gcc.thp.warm.time"].unit == "s"
+    more, _, _ = measured(monkeypatch, tmp_path, "gcc", pairs=10)
+    assert more.job["rounds"] == by_name(more)["programs.gcc.4k.cold.zeroed"].ours.n == programs.ROUNDS
 
 
 def test_each_chart_has_every_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
