@@ -38,8 +38,9 @@ HVO = "hugetlb_free_vmemmap=on"
 
 
 def grow(pages: int, path: str = POOL) -> str:
-    """Set the size of a pool and check that it was reached."""
-    return f"echo {pages} > {path}; test $(cat {path}) = {pages}"
+    """Set the size of a pool and check that it was reached; a range of 1 GiB may need another try."""
+    reached = f"test $(cat {path}) = {pages}"
+    return f"for i in 1 2 3; do echo {pages} > {path}; {reached} && break; sleep 1; done; {reached}"
 
 
 def steps(result: BootResult) -> list[dict[str, int]]:
