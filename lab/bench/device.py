@@ -51,11 +51,7 @@ STATES = {"reporting": "while all free memory is reported", "idle": "while nothi
 GAPS: dict[str, tuple[str, Callable[[dict[str, Any]], float], str]] = {
     "longest": ("ms", lambda out: out["longest_ns"] / 1e6, "The longest stall of"),
     "p99": ("µs", lambda out: out["p99_ns"] / 1e3, "99th percentile of the steps of"),
-    "lost": (
-        "percent",
-        lambda out: out["lost_ns"] / out["wall_ns"] * 100,
-        "Time in stalls of 1 ms and more of",
-    ),
+    "lost": ("percent", lambda out: out["lost_ns"] / out["wall_ns"] * 100, "Time in stalls from 1 ms on of"),
 }
 
 

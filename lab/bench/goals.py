@@ -23,9 +23,7 @@ def less(percent: float | None, words: str = "at least {:g} % less than base") -
 
 def more_at_most(percent: float, words: str) -> Goal:
     """At most so many percent more than base, without regard to noise: for counts."""
-    return lambda metric: Target(
-        words, metric.change_percent is not None and metric.change_percent <= percent
-    )
+    return lambda made: Target(words, made.change_percent is not None and made.change_percent <= percent)
 
 
 def within(limit: float, beyond: float, words: str, *, more_is_better: bool = False) -> Goal:

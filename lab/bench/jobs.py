@@ -117,25 +117,15 @@ class Phase:
         for name, runs in (("base", self.base), ("ours", self.ours)):
             if sorted(runs.huge_pages)[len(runs.huge_pages) // 2] < wanted * 0.95:
                 why = f"{runs.huge_pages} of {wanted:.0f} in the {name} guest"
-                fix = (
-                    "give the guest more memory (--memory), or see /sys/kernel/mm/transparent_hugepage in it"
-                )
+                fix = "give it more memory (--memory), or see /sys/kernel/mm/transparent_hugepage in it"
                 raise TestFailure("The job did not get huge pages", why, fix)
 
 
 def allocate(
-    run: Run,
-    sides: Sequence[Side],
-    name: str,
-    mode: str,
-    pages: str,
-    *,
-    prepare: Callable[[Side, bool], None] | None = None,
+    run: Run, sides: Sequence[Side], name: str, mode: str, pages: str, *,
+    prepare: Callable[[Side, bool], None] | None = None, warm: int | None = None, kind: str = "", words: str = "",
     around: Callable[[Side], AbstractContextManager[object]] = nullcontext,
-    warm: int | None = None,
-    kind: str = "",
-    words: str = "",
-) -> Phase:
+) -> Phase:  # fmt: skip
     """Run the job in the guests by turns, --pairs times after the warm-up.
 
     ``prepare`` readies a guest for each job, with whether the turn counts; otherwise all free memory is reported.

@@ -105,7 +105,5 @@ def measure(run: Run) -> None:
     for what, phase, pages, name in itertools.product(FIGURES, ("cold", "warm"), PAGES, names):
         unit, title = FIGURES[what]
         words = re.findall(r"(?m)^# (.+)\n# packages: ", (PROGRAMS / f"{name}.sh").read_text())[0]
-        sentence = f"{title}, {PAGES[pages][1]}, {phase}: {words}."
-        run.add(
-            f"programs.{name}.{pages}.{phase}.{what}", unit, found.both(pages, name, phase, what), sentence
-        )
+        text = f"{title}, {PAGES[pages][1]}, {phase}: {words}."
+        run.add(f"programs.{name}.{pages}.{phase}.{what}", unit, found.both(pages, name, phase, what), text)

@@ -73,14 +73,9 @@ def by_turns(things: Sequence[T], turn: int) -> list[T]:
 
 
 def turns(
-    sides: Sequence[T],
-    pairs: int,
-    known: Iterable[Sequence[float]] = (),
-    *,
-    least: int = 0,
-    warm_ups: int = WARM_UPS,
-    before: Callable[[], object] = lambda: None,
-) -> Iterator[tuple[T, bool]]:
+    sides: Sequence[T], pairs: int, known: Iterable[Sequence[float]] = (), *, least: int = 0,
+    warm_ups: int = WARM_UPS, before: Callable[[], object] = lambda: None,
+) -> Iterator[tuple[T, bool]]:  # fmt: skip
     """Each side in each turn, and whether it counts: warm-ups do not. See ``until_known``."""
     for turn in itertools.chain(range(-warm_ups, 0), until_known(pairs, known, least)):
         before()

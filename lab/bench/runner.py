@@ -139,9 +139,7 @@ def measure(bench: Bench, options: BenchOptions) -> Result:
         raise LabError(f"Cannot run the bench {bench.name}", why, "end other programs on the machine")
     if unknown := set(split(options.only)).difference(bench.parts):
         why = f"{bench.name} has no part {min(unknown)}"
-        raise UsageError(
-            f"Bad --only: {options.only}", why, f"use {', '.join(bench.parts) or 'the whole bench'}"
-        )
+        raise UsageError(f"Bad --only: {options.only}", why, f"use {', '.join(bench.parts) or 'all of it'}")
     if bench.parts:
         bench.call("disk")  # with all that its parts need
     if bench.accel:

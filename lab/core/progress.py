@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0
 """Progress on stderr: a live line on a terminal, one plain line per step elsewhere."""
 
+import multiprocessing
 import sys
 import time
 from collections.abc import Iterator
@@ -35,7 +36,7 @@ def step(name: str, log: Path | None = None) -> Iterator[None]:
     global _live
     began = time.monotonic()
     where = f" (log: {log})" if log else ""
-    if not console.is_terminal or _live:
+    if not console.is_terminal or _live or multiprocessing.parent_process():  # others print there as well
         note(f"{name} …{where}")
         yield
         note(f"{name}: done in {duration(time.monotonic() - began)}")

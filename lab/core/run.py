@@ -46,15 +46,8 @@ def end_group(process: subprocess.Popen[bytes], grace: float = 2.0) -> None:
 
 
 def logged(
-    argv: Argv,
-    log: Path,
-    what: str,
-    fix: str,
-    *,
-    cwd: Folder = None,
-    env: Env = None,
-    timeout: Seconds = None,
-) -> None:
+    argv: Argv, log: Path, what: str, fix: str, *, cwd: Folder = None, env: Env = None, timeout: Seconds = None,
+) -> None:  # fmt: skip
     """Run with all output appended to ``log``; a failure becomes a LabError quoting the log.
 
     ``env`` replaces the environment; ``timeout`` is in seconds. Interrupted or late, the whole process group is ended.

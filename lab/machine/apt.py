@@ -121,9 +121,7 @@ class PrivateApt:
         fix = "check the suite in base.toml against the mirror"
         text = run.output(argv, f"Debian {self.suite} has no package {package}", fix)
         records = map(email.message_from_string, text.strip().split("\n\n"))
-        return [
-            {name.lower(): re.sub(r"\n\s+", "\n", value) for name, value in one.items()} for one in records
-        ]
+        return [{name.lower(): re.sub(r"\n\s+", "\n", line) for name, line in one.items()} for one in records]
 
     def download(self, package: str, folder: Path, version: str = "") -> list[Path]:
         """Download a binary package, or the tarball of a source package, into ``folder``."""

@@ -124,9 +124,7 @@ def _tests(result: Result) -> list[str]:
             "boots."
         )
     if any(one.test == CONSTANT for one in results):
-        found.append(
-            "No spread: each side has the same value in all its repetitions, so chance is ruled out."
-        )
+        found.append("No spread: each side has one value in all its repetitions, so chance is ruled out.")
     if any(one.test == TOO_FEW for one in results):
         found.append(f"Too few to tell: no outcome of so few repetitions can have p < {LEVEL}.")
     if any(_outliers(metric, side) for metric in result.metrics for side in ("base", "ours")):
@@ -242,17 +240,20 @@ def figures(result: Result) -> str:
     return f"| {heads} |\n|---|---:|---:|---:|---|---|\n" + "".join(map(_row, result.metrics))
 
 
+def change(metric: Metric, between: str = " … ") -> str:
+    """The change in percent, with its interval where the ends differ."""
+    ends = list(dict.fromkeys(percent(end) for end in metric.change_interval or ()))
+    return percent(metric.change_percent) + (f" ({between.join(ends)})" if len(ends) > 1 else "")
+
+
 def _row(metric: Metric) -> str:
     def cell(side: Sample) -> str:
         low, high = human(side.low, metric.unit), human(side.high, metric.unit)
         return f"{human(side.median, metric.unit)} ({f'{low} … {high}; ' if low != high else ''}{side.n})"
 
-    change, ends = percent(metric.change_percent), {percent(end): 0 for end in metric.change_interval or ()}
-    if len(ends) > 1:
-        change += f" ({' … '.join(ends)})"
     words = metric.target.text.replace("|", "\\|") if metric.target else ""
     target = f"{'met' if metric.target.met else 'MISSED'}: {words}" if metric.target else ""
-    cells = (f"`{metric.name}`", cell(metric.base), cell(metric.ours), change, _test(metric))
+    cells = (f"`{metric.name}`", cell(metric.base), cell(metric.ours), change(metric), _test(metric))
     return f"| {' | '.join(cells)} | {target} |\n"
 
 

@@ -9,53 +9,69 @@ from pathlib import Path
 from lab.core import lock
 from lab.core.errors import LabError, TestFailure
 from lab.core.paths import REPO
-from lab.core.units import percent, scale
+from lab.core.units import digits, scale
 from lab.report import charts
 from lab.report.groups import groups
-from lab.report.page import runs
-from lab.report.results import FILE_NAME, Metric, Result, load
+from lab.report.page import change, runs
+from lab.report.results import FILE_NAME, Metric, Result, Sample, load
 
 FOLDER = REPO / "docs" / "results"
 LIMIT = 1 << 20  # bytes, of all published results
 FLOOR = re.compile(r"the floor \(([+-][\d.]+) %")  # in a target's text: how far from it
+MANY = 100  # figures; a bench with more has a wide table, and one chart
 MAIN = 2  # charts of a published run
 HEAD = """<!-- SPDX-License-Identifier: GPL-2.0 -->
 <!-- Written by `kz publish`. -->
 # Published results
 
 Figures of different accelerators cannot be compared. [Methods](../how-to/measure.md). Medians, in brackets the 10th to 90th percentile; the change with its
-95 % interval; the distance from the floor kernel, which leaves the memory as it is. result.json beside the charts has the
-repetitions, the p of each row and the text of each target.
+95 % interval; the distance from the floor kernel, which leaves the memory as it is. After ±: half the distance of both percentiles.
+result.json beside the charts has the repetitions, the p of each row and the text of each target.
 
 """
 
 
 def page(results: list[Result]) -> str:
-    """The page of all published results: every figure in one row, both sides in one unit."""
+    """The page of all published results: every figure, both sides in one unit."""
     parts = [HEAD, runs(results)]
     for result in results:
-        parts.append(
-            f"\n## {result.name}\n\nfigure|{'|'.join(result.sides)}|change|target\n---|---:|---:|---:|---\n"
-        )
-        parts += map(_row, result.metrics)
+        parts += [f"\n## {result.name}\n\n", *("|".join(cells) + "\n" for cells in table(result))]
     return "".join(parts)
 
 
-def _row(metric: Metric) -> str:
+def table(result: Result) -> list[list[str]]:
+    """A row for each figure; of very many figures, one for each job, with a column for each last name."""
+    if len(result.metrics) <= MANY:
+        heads = [["figure", *result.sides, "change", "target"], ["---", "---:", "---:", "---:", "---"]]
+        return heads + list(map(_row, result.metrics))
+    rows: dict[str, list[str]] = {"→".join(result.sides): [], "---": []}
+    columns: dict[str, list[Metric]] = {}
+    for metric in result.metrics:
+        columns.setdefault(metric.name.rpartition(".")[2], []).append(metric)
+    for name, metrics in columns.items():
+        divisor, unit = scale(metrics[0].unit, max(metric.base.median for metric in metrics))
+        rows["→".join(result.sides)].append(name if name == unit else f"{name} {unit}")
+        rows["---"].append("---:")
+        for one in metrics:
+            cell = f"{_half(one.base, divisor)}→{_half(one.ours, divisor)}"
+            rows.setdefault(f"`{one.name.rpartition('.')[0]}`", []).append(cell)
+    return [[name, *cells] for name, cells in rows.items()]
+
+
+def _half(side: Sample, divisor: float) -> str:
+    """The median, with half the distance of both percentiles where it shows."""
+    middle, half = digits(side.median / divisor), digits((side.high - side.low) / 2 / divisor)
+    return middle if half in ("0", "0.00") else f"{middle}±{half}"
+
+
+def _row(metric: Metric) -> list[str]:
     divisor, unit = scale(metric.unit, max(metric.base.median, metric.ours.median))
-    change, ends = percent(metric.change_percent), {percent(end): 0 for end in metric.change_interval or ()}
-    if len(ends) > 1:
-        change += f" ({'…'.join(ends)})"
     target = ("met" if metric.target.met else "MISSED") if metric.target else ""
     if metric.target and (floor := FLOOR.search(metric.target.text)):
         target += f", floor {floor[1]}%"
     name = f"`{metric.name}`" + ("" if metric.name.endswith(unit) else f" {unit.replace('percent', '%')}")
-    return (
-        "|".join(
-            (name, metric.base.text(divisor), metric.ours.text(divisor), change.replace(" %", "%"), target)
-        )
-        + "\n"
-    )
+    sides = (metric.base.text(divisor), metric.ours.text(divisor))
+    return [name, *sides, change(metric, "…").replace(" %", "%"), target]
 
 
 def refusals(run: Path, result: Result) -> list[str]:
@@ -104,7 +120,7 @@ def publish(run: Path, benches: list[str], anyway: bool = False, to: Path = FOLD
 
 def _files(result: Result) -> dict[str, str]:
     found = {FILE_NAME: _reduced(result)}
-    main = groups(result)[:MAIN]
+    main = groups(result)[: 1 if len(result.metrics) > MANY else MAIN]
     about = f"{result.accelerator}: medians, 10th to 90th percentile"
     for scheme in charts.SCHEMES if main else ():
         stem = main[0].metrics[0].name.partition(".")[0].replace("_", "-")

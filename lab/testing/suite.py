@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: GPL-2.0
 """``kz test``: build everything that the tests need, and run pytest."""
 
+import functools
+import multiprocessing
 import os
 import re
 import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from lab.boot.console import last_lines
@@ -30,19 +32,32 @@ LAST_WORDS = 40.0  # seconds, of which pytest's workers may take ten to end
 
 
 def prepare() -> None:
-    """Build every kernel, QEMU and program the tests use; quick when the cache has them."""
+    """Build every kernel, QEMU and program the tests use, two at a time; quick when the cache has them.
+
+    One build fills the pauses of the other, which links or configures.
+    """
     tools.need(*tools.TESTS)
-    build_qemu("knownzero")
-    build_qtests()
-    for variant, arch in KERNELS:
-        build.build_linux(variant, arch)
-    for variant, chosen in PART_KERNELS:
-        build.build_linux(variant, "um", chosen=chosen)
-    guest.build_programs()
+    kernels = [functools.partial(build.build_linux, variant, arch) for variant, arch in KERNELS]
+    sets = [functools.partial(build.build_linux, name, "um", chosen=chosen) for name, chosen in PART_KERNELS]
+    builds: list[Callable[[], object]] = [build_qtests, *kernels, *sets, guest.build_programs]
+    with multiprocessing.Pool(2, _begin) as pool:  # left early, it ends both builds
+        for _ in pool.imap_unordered(_call, builds):
+            pass
+
+
+def _begin() -> None:
+    """A process that builds ends at SIGTERM, which it gets when the other build fails or the user interrupts."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())
+
+
+def _call(build: Callable[[], object]) -> None:
+    build()
 
 
 def build_qtests() -> Path:
-    """Build QEMU's qtests where QEMU was built; returns that folder."""
+    """Build QEMU, and its qtests beside it; returns that folder."""
+    build_qemu("knownzero")
     source = fetch.obtain("qemu")
     obj = qemu_object_dir("knownzero", source)
     with lock.locked("build-qemu-knownzero"), tree_of("qemu", "knownzero", source) as tree:

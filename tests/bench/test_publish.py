@@ -74,6 +74,26 @@ def test_the_page_has_every_figure_of_every_published_run(tmp_path: Path, to: Pa
     assert sorted(to.rglob("*")) == before and (to / "README.md").read_text() == page
 
 
+def test_a_bench_with_many_figures_has_a_row_for_each_job(tmp_path: Path, to: Path) -> None:
+    metrics = [
+        metric
+        for job in range(60)
+        for metric in (
+            Metric.of(
+                f"many.job{job}.zeroed", "bytes", [3 << 20, 5 << 20], [1 << 19] * 2, sentence="Zeroed: a."
+            ),
+            Metric.of(f"many.job{job}.time", "s", [2.0, 2.0], [1.0, 1.0], sentence="Time: a."),
+        )
+    ]
+    result("many", metrics=metrics).save(tmp_path / "run")
+    publish(tmp_path / "run", BENCHES, to=to)
+    page = (to / "README.md").read_text()
+    assert "\nbase→knownzero|zeroed MiB|time s\n---|---:|---:\n`many.job0`|4.00±0.80→0.50|2.00→1.00\n" in page
+    assert page.count("\n`many.job") == 60
+    svg = (to / "many" / "many-light.svg").read_text()
+    assert "Zeroed" in svg and "Time" not in svg
+
+
 def refused(run: Path, to: Path) -> str:
     there = {path: path.stat().st_mtime_ns for path in to.rglob("*")}
     with pytest.raises(LabError) as caught:

@@ -185,6 +185,33 @@ def _reads(path: Path) -> bytes:
         return b""
 
 
+def a_build(variant: str, arch: str, chosen: tuple[str, ...] = ()) -> None:
+    """Fails for one kernel, after another has begun; that one takes long."""
+    mark = Path(os.environ["BUILDS"]) / f"{variant}-{arch}"
+    if variant == "debug":
+        mark.touch()
+        time.sleep(60)
+    while not (mark.parent / "debug-x86_64").exists():
+        time.sleep(0.01)
+    raise errors.LabError(f"{variant} does not build", "no such file", "add it")
+
+
+def nothing() -> None:
+    return None
+
+
+def test_a_build_that_fails_ends_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BUILDS", str(tmp_path))
+    monkeypatch.setattr("lab.build.linux.build_linux", a_build)
+    monkeypatch.setattr("lab.build.programs.build_programs", nothing)
+    monkeypatch.setattr(testing, "build_qtests", nothing)
+    monkeypatch.setattr("lab.machine.tools.need", lambda *names: None)
+    began = time.monotonic()
+    with pytest.raises(errors.LabError, match="knownzero does not build") as found:
+        testing.prepare()
+    assert found.value.fix == "add it" and time.monotonic() - began < 30
+
+
 @pytest.mark.parametrize(("status", "code"), [(0, 0), (1, 1), (2, 130), (3, 3), (4, 2)])
 def test_exit_codes_of_pytest(status: int, code: int) -> None:
     assert testing.exit_code(status) == code
