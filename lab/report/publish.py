@@ -49,8 +49,9 @@ def table(result: Result) -> list[list[str]]:
     for metric in result.metrics:
         columns.setdefault(metric.name.rpartition(".")[2], []).append(metric)
     for name, metrics in columns.items():
-        divisor, unit = scale(metrics[0].unit, max(metric.base.median for metric in metrics))
-        rows["→".join(result.sides)].append(name if name == unit else f"{name} {unit}")
+        unit = metrics[0].unit.replace("instructions", "")  # in millions
+        divisor, unit = scale(unit, max(metric.base.median for metric in metrics))
+        rows["→".join(result.sides)].append(name if name == unit else f"{name} {unit}".strip())
         rows["---"].append("---:")
         for one in metrics:
             cell = f"{_half(one.base, divisor)}→{_half(one.ours, divisor)}"

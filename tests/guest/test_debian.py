@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +17,7 @@ from lab.boot.guest import BootResult, boot
 from lab.build import linux as build
 from lab.build import package
 from lab.build import programs as guest
+from lab.core.run import Argv, output
 from lab.machine import stock
 from tests.guest import debian
 from tests.guest.guests import (
@@ -270,3 +271,45 @@ def test_they_go_without_a_trace(installed: Installed) -> None:
     assert lines(result, "known") == []
     assert lines(result, "socket") == ["inactive"]
     assert lines(result, "failed") == []
+
+
+@pytest.mark.parametrize("config", [package.SERVER, CLOUD])
+def test_an_upgrade_from_debians_kernel_and_back(config: str, tmp_path: Path) -> None:
+    """Ours is installed while Debian's runs, boots on our QEMU and Debian's, and goes while it runs; Debian's boots again."""
+    ours = (
+        Path(GIVEN).absolute()
+        if config == GIVEN != package.CLOUD
+        else package.package_kernel(tmp_path, config)
+    )
+    name, files = debian.field(ours, "Package"), tmp_path / "files"
+    files.mkdir()
+    start = debian.install([package.package_daemon(tmp_path, "dev")], tmp_path, [stock.KERNEL_PACKAGE])
+
+    def run(system: debian.System, script: str, qemu: str | None = None) -> BootResult:
+        programs = guest.build_programs()
+        add = [(ours, ours.name), *((programs[one], one) for one in ("alloc_once", "fillfree"))]
+        # What a boot loader would take.
+        newest = "linux-version list | linux-version sort --reverse | sed 's/^/newest /;q'"
+        told = f"systemctl is-system-running --wait >/dev/null; echo kernel $(uname -r); {script}; {newest}"
+        spec = debian.boot_spec(system, ["sh", "-ec", told], tmp_path, devices=[BALLOON], qemu=qemu, add=add)
+        kept = [word.replace("snapshot=on", "snapshot=off") for word in spec.extra_qemu]
+        result = boot(replace(spec, extra_qemu=kept))
+        print(result.stdout, result.stderr, sep="\n")
+        fine(result)
+        assert lines(result, "kernel") == [system.release]
+        return result
+
+    first = run(start, f"DEBIAN_FRONTEND=noninteractive dpkg --install /{debian.JOB}/bin/{ours.name} >&2")
+    (release,) = lines(first, "newest")
+    assert release != start.release and release in name
+    upgraded = debian.System(start.disk, files / f"vmlinuz-{release}", files / f"initrd.img-{release}")
+    for file in (upgraded.kernel, upgraded.initrd):
+        argv: Argv = ["debugfs", "-R", f"dump /boot/{file.name} {file}", start.disk]
+        output(argv, f"cannot read {file.name} from the disk", "run `kz doctor`")
+    job = f"{DIRTY}; {REPORT}; alloc_once --size {MEGABYTES} --pages thp --verify --mode touch_all"
+    with_stock = run(upgraded, job, "stock")
+    assert objects(with_stock)[0]["vmstat"]["pgzeroed_skip"] == 0  # its balloon has no bit 6
+    back = run(upgraded, f"{job}; DEBIAN_FRONTEND=noninteractive apt-get --yes --purge remove {name} >&2")
+    expect_at_least(objects(back)[0]["vmstat"]["pgzeroed_skip"], 0.99 * PAGES)
+    assert lines(back, "newest") == [start.release]
+    assert lines(run(start, "systemctl --failed --plain --no-legend | sed 's/^/failed /'"), "failed") == []
