@@ -85,6 +85,15 @@ def field(package: Path, name: str) -> str:
     return run.output(argv, f"{package} is no package", "make it again with kz package").strip()
 
 
+def zeropages(folder: Path) -> Path:
+    """The package of tools/zeropages."""
+    for copied in ("tools/zeropages", "LICENSES"):
+        shutil.copytree(paths.REPO / copied, folder / "source" / copied)
+    argv: run.Argv = ["make", "-C", folder / "source/tools/zeropages", "deb", f"OUT={folder}"]
+    run.output(argv, "zeropages cannot be packaged", "read the lines above")
+    return next(folder.glob("zeropages_*.deb"))
+
+
 def needs(packages: Sequence[Path]) -> list[str]:
     """The dependencies of packages, first alternatives only, without the packages themselves."""
     own = {field(package, "Package") for package in packages}

@@ -97,9 +97,9 @@ CLOUD = pytest.param(
 def installed(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Installed]:
-    """All three packages in a Debian; the parameter says with which kernel."""
+    """All our packages in a Debian; the parameter says with which kernel."""
     folder = tmp_path_factory.mktemp("debian")
-    packages = [package.package_qemu(folder), package.package_daemon(folder, "dev")]
+    packages = [package.package_qemu(folder), package.package_daemon(folder, "dev"), debian.zeropages(folder)]
     subprocess.run(["dpkg-deb", "-x", packages[0], folder / "unpacked"], check=True)
     more = []
     if request.param == STOCK:
@@ -136,6 +136,8 @@ def test_systemd_boots_and_memory_is_not_zeroed_twice(installed: Installed) -> N
         {DIRTY}; {REPORT}
         alloc_once --size {MEGABYTES} --pages thp --verify --mode touch_all
         zeropages --once
+        systemctl start zeropages-check && echo "check passed"
+        journalctl --unit zeropages-check --output cat --no-pager | sed 's/^/check /'
         journalctl --boot --dmesg --priority warning --output cat --no-pager | sed 's/^/warning /'
         grep pgzeroed_ /proc/vmstat
         """
@@ -147,6 +149,10 @@ def test_systemd_boots_and_memory_is_not_zeroed_twice(installed: Installed) -> N
     assert result.stdout.splitlines().count("active") == 3
     assert sorted(lines(result, "package")) == [f"ii  {name}" for name in sorted(installed.names)]
     assert len(lines(result, "QEMU")) == 1
+    checked = lines(result, "check")
+    assert checked[0] == "passed" and any(line.startswith("Yes: the kernel skipped") for line in checked), (
+        checked
+    )
     assert lines(result, "service") == ["/system.slice/kz-job.service"]
     # The balloon is a module that udev loads; so is what the initramfs needs to find the disk.
     assert {"virtio_balloon", "virtio_blk"} <= set(lines(result, "module"))

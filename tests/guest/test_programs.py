@@ -121,19 +121,25 @@ def test_bad_input_is_named(programs: dict[str, Path], name: str, arguments: tup
 
 
 def test_zeropages_is_built_and_installed_from_a_clone_with_make(tmp_path: Path) -> None:
-    folder = tmp_path / "zeropages"
-    shutil.copytree(REPO / "tools" / "zeropages", folder)
-    for target in (["check"], ["install", "PREFIX=/usr", f"DESTDIR={tmp_path / 'to'}"]):
+    for copied in ("tools/zeropages", "LICENSES"):
+        shutil.copytree(REPO / copied, tmp_path / copied)
+    folder, to = tmp_path / "tools" / "zeropages", ["PREFIX=/usr", f"DESTDIR={tmp_path / 'to'}"]
+    for target in (["check"], ["install", *to], ["uninstall", *to], ["deb", f"OUT={tmp_path}"]):
         done = subprocess.run(
             ["make", "-C", str(folder), *target], capture_output=True, text=True, timeout=60, check=False
         )
         assert done.returncode == 0, done.stdout + done.stderr
         assert "warning" not in done.stderr
-    installed = {str(path.relative_to(tmp_path / "to")) for path in (tmp_path / "to").rglob("*.*")}
-    assert installed == {"usr/share/man/man1/zeropages.1"}
-    told = subprocess.run(
-        [str(tmp_path / "to/usr/bin/zeropages"), "--help"], capture_output=True, text=True, check=True
-    ).stdout
+    assert not [path for path in (tmp_path / "to").rglob("*") if path.is_file()], "left by make uninstall"
+    (made,) = tmp_path.glob("*.deb")
+    subprocess.run(["dpkg-deb", "-x", made, tmp_path / "to"], check=True)
+    unit, manual = "usr/lib/systemd/system/zeropages-check.service", "usr/share/man/man1/zeropages.1"
+    inside = {
+        str(path.relative_to(tmp_path / "to")) for path in (tmp_path / "to").rglob("*") if path.is_file()
+    }
+    assert inside == {"usr/bin/zeropages", manual, unit, "usr/share/doc/zeropages/copyright"}
+    program = tmp_path / "to/usr/bin/zeropages"
+    told = subprocess.run([program, "--help"], capture_output=True, text=True, check=True).stdout
     page = (folder / "zeropages.1").read_text(encoding="utf-8").replace("\\-", "-")
     assert all(option in page for option in re.findall(r"^  (--[a-z]+)", told, re.MULTILINE))
 
