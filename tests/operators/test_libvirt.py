@@ -159,7 +159,7 @@ def with_bit_6(domain: ElementTree.Element, value: str) -> ElementTree.Element:
 
 @pytest.mark.nightly
 def test_migration_to_and_from_debians_qemu(tmp_path: Path) -> None:
-    """Of the same version. A guest goes back only without the bits; the refusal leaves it running."""
+    """Of the same version. A guest moves there only without the bits; the refusal leaves it running."""
     ours = with_bit_6(for_a_test(documented("operate.md", "qemu-system-x86_64-knownzero")), "off")
     emulator = ours.find("devices/emulator")
     assert emulator is not None
@@ -184,7 +184,9 @@ def test_migration_to_and_from_debians_qemu(tmp_path: Path) -> None:
         assert bits(one, "vm1") == {"reporting"}
         move(one, two, "qemu-system-x86_64")
         assert bits(two, "vm1") == {"reporting"}
-        two.virsh("destroy", "vm1")
+        move(two, one, "qemu-system-x86_64-knownzero")
+        assert bits(one, "vm1") == {"reporting"}
+        one.virsh("destroy", "vm1")
 
         one.define(with_bit_6(ours, "on"))
         one.virsh("start", "vm1")
