@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-from tests.sets import sets
-
 from collections.abc import Iterator
 
 import pytest
@@ -14,6 +12,7 @@ from lab.machine import fetch
 from lab.series import apply, parts
 from lab.testing import suite as testing
 from tests.qemu.test_qtests import qtest
+from tests.sets import sets
 
 pytestmark = pytest.mark.slow
 
