@@ -103,9 +103,7 @@ def readers(run: Run, side: Side) -> None:
         for method, _ in turns(("memset", "refpage"), run.pairs):
             time = side.json("refpage_bench", "--method", method, *argv, str(threads))["wall_ns"]
             found.note(method, time=time / pages)
-        words = (
-            f"Time of a first read of a page, 8 CPUs: {threads} threads with 8 mappings each; against zeros."
-        )
+        words = f"Time of a first read of a page, 8 CPUs: {threads} threads, 8 mappings each; against zeros."
         values = found["memset", "time"], found["refpage", "time"]
         run.add(f"refpage.readers.{threads}.time", "ns", values, words)
 

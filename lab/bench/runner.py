@@ -104,9 +104,8 @@ class Run:
         image = self.floor() if kernel == "floor" else image
         spec = spec_for(self.options, image, self.images.qemu, **more)
         if self.options.qemu == "stock" and spec.daemon_options() is not None:
-            self.note(
-                SHARED.format("a tmpfs with huge=always" if spec.shared_memory else "a memfd of 4 KiB pages")
-            )
+            backing = "a tmpfs with huge=always" if spec.shared_memory else "a memfd of 4 KiB pages"
+            self.note(SHARED.format(backing))
         return spec
 
     def floor(self) -> Path:

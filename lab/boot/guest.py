@@ -127,10 +127,8 @@ class Guest:
         with (self.folder / "vmm.log").open("wb") as log:
             # User-Mode Linux has its console, from the first message on, on stdout.
             output = ends["con"].fileno() if "con" in ends else None if self.interactive else log
-            stdin, fds = (
-                None if self.interactive else subprocess.DEVNULL,
-                [end.fileno() for end in ends.values()],
-            )
+            stdin = None if self.interactive else subprocess.DEVNULL
+            fds = [end.fileno() for end in ends.values()]
             own = not self.interactive  # a terminal stays usable only in its own session
             try:
                 # Not even SIGKILL for the lab may leave a guest behind.

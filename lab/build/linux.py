@@ -209,17 +209,15 @@ def make_targets(
     run.logged(argv, log, what, fix, env=environment or clean_environment())
 
 
-def adopt_config(
-    tree: Path, obj: Path, given: Path, without: tuple[str, ...], localversion: str, log: Path
-) -> None:
+def adopt_config(tree: Path, obj: Path, file: Path, without: tuple[str, ...], suffix: str, log: Path) -> None:
     """Make obj/.config from another kernel's, ``without`` some prefixes of symbols, and ours on."""
     ours = fragments("knownzero", "x86_64")[-1]
     drop = re.compile(rf"^(?:# )?(?:{'|'.join(without)})\w*[ =]")
-    lines = [line for line in given.read_text(encoding="utf-8").splitlines() if not drop.match(line)]
-    lines += [ours.read_text(encoding="utf-8"), f'CONFIG_LOCALVERSION="{localversion}"', ""]
+    lines = [line for line in file.read_text(encoding="utf-8").splitlines() if not drop.match(line)]
+    lines += [ours.read_text(encoding="utf-8"), f'CONFIG_LOCALVERSION="{suffix}"', ""]
     obj.mkdir(parents=True, exist_ok=True)
     lock.write_atomically(obj / ".config", "\n".join(lines))
     make_targets(tree, obj, ["olddefconfig"], log)
     if missing := lost(requested([ours]), (obj / ".config").read_text(encoding="utf-8")):
-        what = f"{given}: required options are missing: {', '.join(missing)}"
+        what = f"{file}: required options are missing: {', '.join(missing)}"
         raise LabError(what, "Kconfig turns them off", "turn on the options that they depend on")

@@ -76,10 +76,7 @@ class PrivateApt:
         dpkg = Path("/var/lib/dpkg/status")
         options = {
             "Dir::Etc::SourceList": self.root / "mirror.sources",
-            **{
-                f"Dir::Etc::{name}": "/dev/null"
-                for name in ("SourceParts", "Preferences", "PreferencesParts")
-            },
+            **{f"Dir::Etc::{key}": "/dev/null" for key in ("SourceParts", "Preferences", "PreferencesParts")},
             "Dir::State": self.root / "state",
             "Dir::State::Lists": self.root / "lists",
             # No package of another architecture is installed.

@@ -89,9 +89,8 @@ def _rows(metrics: Sequence[Metric], labels: Sequence[str], sides: Sequence[str]
     single = (value for metric in metrics for values in metric.values.values() for value in values)
     whole = max([side.high for _, side in both] + [*single])
     top = min(whole, BEYOND * bar) if bar > 0 else whole  # the value at the right end of the axis
-    length = WIDTH - max(
-        VALUE, BESIDE + CHARACTER * max(len(human(side.median, unit)) for unit, side in both)
-    )
+    widest = max(len(human(side.median, unit)) for unit, side in both)
+    length = WIDTH - max(VALUE, BESIDE + CHARACTER * widest)
     above = TITLE if any(labels) else 0.0
     step = above + 2 * BAR + GAP
     parts, y = [], 0.0

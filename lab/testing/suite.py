@@ -10,7 +10,9 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
+from typing import Any
 
 from lab.boot.console import last_lines
 from lab.build import linux as build
@@ -32,27 +34,38 @@ LAST_WORDS = 40.0  # seconds, of which pytest's workers may take ten to end
 
 
 def prepare() -> None:
-    """Build every kernel, QEMU and program the tests use, two at a time; quick when the cache has them.
-
-    One build fills the pauses of the other, which links or configures.
-    """
+    """Build every kernel, QEMU and program the tests use, two at a time: one links while the other compiles."""
     tools.need(*tools.TESTS)
     kernels = [functools.partial(build.build_linux, variant, arch) for variant, arch in KERNELS]
     sets = [functools.partial(build.build_linux, name, "um", chosen=chosen) for name, chosen in PART_KERNELS]
-    builds: list[Callable[[], object]] = [build_qtests, *kernels, *sets, guest.build_programs]
-    with multiprocessing.Pool(2, _begin) as pool:  # left early, it ends both builds
-        for _ in pool.imap_unordered(_call, builds):
-            pass
+    running: dict[Any, multiprocessing.Process] = {}
+    for chain in (kernels[:-1], [build_qtests, kernels[-1], *sets, guest.build_programs]):
+        end, theirs = multiprocessing.Pipe(duplex=False)
+        running[end] = multiprocessing.Process(target=_build, args=(chain, theirs))
+        running[end].start()
+        theirs.close()
+    try:
+        while running:
+            ready: Any = wait(running)[0]
+            if error := ready.recv():
+                raise error
+            del running[ready]
+    finally:
+        for process in running.values():
+            process.terminate()
+            process.join()
 
 
-def _begin() -> None:
-    """A process that builds ends at SIGTERM, which it gets when the other build fails or the user interrupts."""
+def _build(chain: list[Callable[[], object]], result: Connection) -> None:
+    """Build one after the other, and send the error or None; SIGTERM ends the build."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())
-
-
-def _call(build: Callable[[], object]) -> None:
-    build()
+    try:
+        for one in chain:
+            one()
+        result.send(None)
+    except Exception as error:
+        result.send(error)
 
 
 def build_qtests() -> Path:
@@ -99,14 +112,11 @@ def run_tests(select: str, junit: Path | None, quick: bool, extra: list[str]) ->
 
 
 def exit_code(status: int) -> int:
-    if status == 2:
-        return errors.INTERRUPTED
-    if status == 4:
-        return errors.USAGE
     if status == 5:
         fix = "see the names with: kz test --select '' -- --collect-only"
         raise errors.UsageError("no test was run", "the selection matches no test", fix)
-    return {0: errors.OK, 1: errors.FAILED}.get(status, errors.MACHINE)
+    known = {0: errors.OK, 1: errors.FAILED, 2: errors.INTERRUPTED, 4: errors.USAGE}
+    return known.get(status, errors.MACHINE)
 
 
 CONFIG = str(paths.REPO / "pyproject.toml")

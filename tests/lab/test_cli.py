@@ -200,16 +200,34 @@ def nothing() -> None:
     return None
 
 
-def test_a_build_that_fails_ends_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def quick(variant: str, arch: str, chosen: tuple[str, ...] = ()) -> None:
+    (Path(os.environ["BUILDS"]) / "-".join([variant, arch, *chosen])).touch()
+
+
+@pytest.fixture
+def builds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("BUILDS", str(tmp_path))
-    monkeypatch.setattr("lab.build.linux.build_linux", a_build)
     monkeypatch.setattr("lab.build.programs.build_programs", nothing)
     monkeypatch.setattr(testing, "build_qtests", nothing)
     monkeypatch.setattr("lab.machine.tools.need", lambda *names: None)
+    return tmp_path
+
+
+def test_a_build_that_fails_ends_the_other(builds: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lab.build.linux.build_linux", a_build)
     began = time.monotonic()
-    with pytest.raises(errors.LabError, match="knownzero does not build") as found:
+    with pytest.raises(errors.LabError, match="off does not build") as found:
         testing.prepare()
     assert found.value.fix == "add it" and time.monotonic() - began < 30
+
+
+@pytest.mark.timeout(60)
+def test_all_is_built(builds: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Again and again: processes that wait for nothing more to do must end."""
+    monkeypatch.setattr("lab.build.linux.build_linux", quick)
+    for _ in range(10):
+        testing.prepare()
+    assert len(list(builds.iterdir())) == len(testing.KERNELS) + len(testing.PART_KERNELS)
 
 
 @pytest.mark.parametrize(("status", "code"), [(0, 0), (1, 1), (2, 130), (3, 3), (4, 2)])
