@@ -8,7 +8,6 @@ import os
 import re
 import subprocess
 import sys
-import tarfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -221,8 +220,7 @@ def test_stock_qemu_with_an_honest_daemon_and_liars() -> None:
 
 def test_the_bundle_boots_without_the_lab(tmp_path: Path) -> None:
     conform.bundle(tmp_path / "conform.tar.gz", CHECKED)
-    with tarfile.open(tmp_path / "conform.tar.gz") as archive:
-        archive.extractall(tmp_path, filter="data")
+    subprocess.run(["tar", "-xf", tmp_path / "conform.tar.gz", "-C", tmp_path], check=True)
     folder = tmp_path / "conform"
     assert {file.name for file in folder.iterdir()} == {"bzImage", "initramfs", "README"}
     (append,) = re.findall(r"^ {4}(console=.*)$", (folder / "README").read_text(), re.MULTILINE)

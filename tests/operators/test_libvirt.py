@@ -60,7 +60,7 @@ def saves(host: Host, name: str) -> None:
     before = counters(host, name)
     host.run_in(name, f"{REPORT}; {JOB}")
     after = counters(host, name)
-    assert after["set_reported"] - before["set_reported"] >= 200 * MIB >> 12
+    assert after["set_reported"] - before["set_reported"] >= 150 * MIB >> 12
     assert after["skip"] - before["skip"] >= 0.9 * (64 * MIB >> 12)
 
 
