@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,6 +29,7 @@ from tests.guest.guests import (
     fine,
     objects,
 )
+from tests.operators.packages import unpacked_qemu
 
 pytestmark = [
     pytest.mark.boots,
@@ -99,8 +99,12 @@ def installed(
 ) -> Iterator[Installed]:
     """All our packages in a Debian; the parameter says with which kernel."""
     folder = tmp_path_factory.mktemp("debian")
-    packages = [package.package_qemu(folder), package.package_daemon(folder, "dev"), debian.zeropages(folder)]
-    subprocess.run(["dpkg-deb", "-x", packages[0], folder / "unpacked"], check=True)
+    usr = unpacked_qemu(folder)
+    packages = [
+        *(folder / "out").glob("*.deb"),
+        package.package_daemon(folder, "dev"),
+        debian.zeropages(folder),
+    ]
     more = []
     if request.param == STOCK:
         more.append(stock.KERNEL_PACKAGE)
@@ -110,7 +114,7 @@ def installed(
         packages.append(package.package_kernel(folder, request.param))
     system = debian.install(packages, folder, more)
     names = [debian.field(file, "Package") for file in packages]
-    yield Installed(system, folder / "unpacked/usr/bin/qemu-system-x86_64-knownzero", names, folder)
+    yield Installed(system, usr / "bin/qemu-system-x86_64-knownzero", names, folder)
     system.disk.unlink()
 
 
