@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0
-"""Debian's Prometheus scrapes the daemon and answers every query of the dashboard."""
+"""Debian's Prometheus scrapes the daemon and a guest's zeropages, and answers every query of the dashboard."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import shutil
 import socket
 import struct
 import subprocess
+import sys
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ import pytest
 from lab.build import daemon
 from lab.core import paths
 from lab.machine import debs
+from tests.guest.test_zeropages import Machine
 from tests.hostile.peer import ALL, LIST, MIB, PLAY, REPORTING, STATS, Device, FrontEnd, eventually
 
 pytestmark = pytest.mark.slow
@@ -59,10 +61,22 @@ def expressions() -> list[str]:
 def test_prometheus_answers_every_query_of_the_dashboard(tmp_path: Path) -> None:
     if shutil.which("systemd-socket-activate") is None:
         pytest.skip("systemd-socket-activate is not installed")
-    target, web = free_port(), free_port()
+    target, guest, web = free_port(), free_port(), free_port()
+    machine = Machine(tmp_path / "guest")
+    machine.vmstat |= {
+        "pgzeroed_set_reported": 700,
+        "pgzeroed_skip": 80,
+        "pgzeroed_cleared": 5,
+        "pgzeroed_bad": 0,
+    }
+    (tmp_path / "textfiles").mkdir()
+    (tmp_path / "textfiles" / "metrics").write_text(machine.call("--metrics").stdout)
+    node_exporter = [sys.executable, "-m", "http.server", str(guest), "--bind", "127.0.0.1"]
+    node_exporter += ["--directory", f"{tmp_path}/textfiles"]
     (tmp_path / "config.yml").write_text(
         "global: {scrape_interval: 500ms}\nscrape_configs:\n- job_name: balloon\n"
-        f"  static_configs: [{{targets: ['127.0.0.1:{target}']}}]\n"
+        f"  static_configs: [{{targets: ['127.0.0.1:{target}']}}]\n- job_name: guests\n"
+        f"  static_configs: [{{targets: ['127.0.0.1:{guest}']}}]\n"
     )
     program = str(debs.unpacked("prometheus") / "usr/bin/prometheus")
     prometheus = [program, f"--config.file={tmp_path}/config.yml", f"--storage.tsdb.path={tmp_path}/data"]
@@ -87,6 +101,7 @@ def test_prometheus_answers_every_query_of_the_dashboard(tmp_path: Path) -> None
     try:
         with (
             background(proxy.split(), tmp_path / "proxy.log"),
+            background(node_exporter, tmp_path / "node_exporter.log"),
             background(prometheus, tmp_path / "prometheus.log"),
             FrontEnd(device) as vm,
         ):
@@ -101,7 +116,7 @@ def test_prometheus_answers_every_query_of_the_dashboard(tmp_path: Path) -> None
             log = (tmp_path / "prometheus.log").read_text
             assert eventually(lambda: [one["value"][1] for one in query(discarded)] == [wanted], 30), log()
             asked = expressions()
-            assert len(asked) >= 10
+            assert len(asked) >= 15
             for expression in asked:
                 assert eventually(lambda expression=expression: query(expression) != [], 10), expression
     finally:
