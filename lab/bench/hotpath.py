@@ -78,7 +78,7 @@ MORE = (
 NEW = (
     HotPath("new_fault", "4 KiB page fault in unused memory", "new_fault", 32),
     HotPath(
-        "new_thp", "2 MiB fault, unused memory", "new_thp", 1, FEW, metric="new_thp_fault", length="long"
+        "new_thp", "2 MiB fault in unused memory", "new_thp", 1, FEW, metric="new_thp_fault", length="long"
     ),
 )
 PAGES = {"new_fault": 32, "new_thp": 512}  # of a repetition

@@ -285,7 +285,7 @@ def test_they_go_without_a_trace(installed: Installed) -> None:
 
 @pytest.mark.parametrize("config", [package.SERVER, CLOUD])
 def test_an_upgrade_from_debians_kernel_and_back(config: str, tmp_path: Path) -> None:
-    """Ours is installed while Debian's runs, boots on our QEMU and Debian's, and goes while it runs; Debian's boots again."""
+    """Debian's kernel runs and ours is installed. Ours boots on both QEMUs and removes itself; Debian's boots again."""
     ours = (
         Path(GIVEN).absolute()
         if config == GIVEN != package.CLOUD
@@ -298,7 +298,7 @@ def test_an_upgrade_from_debians_kernel_and_back(config: str, tmp_path: Path) ->
     def run(system: debian.System, script: str, qemu: str | None = None) -> BootResult:
         programs = guest.build_programs()
         add = [(ours, ours.name), *((programs[one], one) for one in ("alloc_once", "fillfree"))]
-        # What a boot loader would take.
+        # The kernel that a boot loader starts by default.
         newest = "linux-version list | linux-version sort --reverse | sed 's/^/newest /;q'"
         told = f"systemctl is-system-running --wait >/dev/null; echo kernel $(uname -r); {script}; {newest}"
         spec = debian.boot_spec(system, ["sh", "-ec", told], tmp_path, devices=[BALLOON], qemu=qemu, add=add)

@@ -223,7 +223,7 @@ def test_a_build_that_fails_ends_the_other(builds: Path, monkeypatch: pytest.Mon
 
 @pytest.mark.timeout(60)
 def test_all_is_built(builds: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Again and again: processes that wait for nothing more to do must end."""
+    """Both processes end when their lists are done; a race would show in ten turns."""
     monkeypatch.setattr("lab.build.linux.build_linux", quick)
     for _ in range(10):
         testing.prepare()

@@ -82,7 +82,7 @@ def test_neither_end_zeroes_memory_of_user_mode_linux(image: Callable[..., Path]
         words = ["alloc_once", "--size", str(USED), "--pages", "nothp", "--verify", "--mode", "touch_all"]
         answer = json.loads(inner.sh(shlex.join(words))[-1])
         more = {name: value - before[name] for name, value in inner.counts().items()}
-        # What is used comes from the outer guest again, where kzeropaged has zeroed it.
+        # The inner kernel uses memory that kzeropaged has zeroed in the outer guest.
         expect_at_least(more["nr_shmem"] * PAGE, 0.9 * USED * MIB)
         expect_at_least(more["pgzeroed_skip"] * PAGE, 0.7 * USED * MIB)
         expect_at_most(zeroed(more), 0.3 * USED * MIB)
