@@ -37,7 +37,6 @@ from tests.guest.guests import (
 pytestmark = pytest.mark.boots
 
 ZP = "/sys/kernel/mm/zero_page"
-# What the CPU keeps in lists of its own is out of the thread's reach, so these lists are drained.
 FILL = f"fillfree --share 80 >/dev/null; {DROP}"
 NOW = f"echo 0 > {ZP}/delay_millisecs; echo 1 > {ZP}/enabled"
 # Memory that was never used as well.
@@ -98,6 +97,17 @@ def test_free_memory_becomes_zero_and_is_not_zeroed_again(how: str) -> None:
     expect_at_least(found["huge"], 0.99 * (256 << 8))
     expect_at_least(found["small"], 0.95 * (256 << 8))
     assert count["pgzeroed_bad"] == 0
+
+
+def test_memory_on_the_lists_of_a_cpu_is_zeroed() -> None:
+    """A CPU keeps huge pages that were freed on its lists, and uses them first."""
+    result = run(
+        f"{ALL}; {SETTLE}; fillfree --size 192 > /dev/null; {SETTLE}; {skips('huge', TOUCH)}",
+        devices=[],
+        checked=True,
+    )
+    fine(result)
+    expect_at_least(values(result)["huge"], 0.99 * (192 << 8))
 
 
 def test_an_idle_clean_machine_is_not_woken() -> None:
