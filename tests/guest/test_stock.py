@@ -127,6 +127,7 @@ def test_the_daemon_on_stock_qemu_keeps_the_poison_of_free_pages() -> None:
         until(guest, "done")
         status = device_of(guest).status()
         assert (status["discarded"], status["proven_zero"]) == (0, 0)
+        assert "page-poison" in status["features"]
         assert status["skipped"]["poison"] == status["reported"] > 400 * MIB
         guest.send("")
         result = guest.wait()

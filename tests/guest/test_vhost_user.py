@@ -147,7 +147,8 @@ def gets_it_back(guest: Guest, *, at_least: int, slack: int) -> None:
     status = device.status()
     assert status["working"] is True
     assert status["problems"] == []
-    assert "device-init-reported" in status["features"]
+    assert {"must-tell-host", "device-init-reported"} <= set(status["features"])
+    assert "page-poison" not in status["features"]  # no page is poisoned here
     assert status["proven_zero"] == status["reported"] == status["discarded"] > at_least
     assert status["malformed"] == status["refused"] == 0
     guest.send("")

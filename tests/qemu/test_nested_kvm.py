@@ -6,16 +6,19 @@ from __future__ import annotations
 import shlex
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from lab.bench import both_ends
+from lab.bench import BENCHES, BenchOptions, allocation, both_ends, host, hotpath, jobs
 from lab.bench.both_ends import ALL, Inner, use
 from lab.bench.jobs import MODES
-from lab.bench.session import LATE, LOOP, MIB, PAGE, Side
+from lab.bench.runner import Run, built
+from lab.bench.session import LATE, LOOP, MIB, PAGE, HostCost, Side
 from lab.boot import accel, nested, resolve
 from lab.boot.console import taint_reasons
 from lab.boot.guest import running
@@ -99,3 +102,59 @@ def test_neither_end_zeroes_memory_that_comes_back(
         # A job that only populates does not touch the host's memory.
         fine(inner, len(MODES) * USED)
         fine(outer, USED)
+
+
+class InnerSide(Inner):
+    """Like Side, but what a job costs the VMM is that of the QEMU in the outer guest."""
+
+    def host_cost_now(self) -> HostCost:
+        """As of now. A tick of the outer kernel for programs is 10 ms."""
+        fields = self.outer.sh("cat /proc/$vmm/stat")[-1].rpartition(")")[2].split()
+        return HostCost(int(fields[7]), int(fields[12]) / 100, int(fields[11]) / 100)
+
+    @contextmanager
+    def host_cost(self) -> Iterator[list[HostCost]]:
+        found: list[HostCost] = []
+        before = self.host_cost_now()
+        yield found
+        after = self.host_cost_now()
+        found.append(HostCost(*(now - then for now, then in zip(after, before, strict=True))))  # type: ignore[arg-type]
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(2400)
+def test_the_demo_on_kvm(image: Callable[..., Path], qemu: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of the demo with KVM, each kernel in an outer guest. Times of an emulated KVM are not judged."""
+    options = BenchOptions(pairs=2, memory="1536M", accel="tcg")
+    run = Run(BENCHES["thp"], options, built(options))
+    outers: dict[int, InnerSide] = {}
+
+    @contextmanager
+    def kernels(self: Run, *names: str, **_: Any) -> Iterator[list[Side]]:
+        inner = {name: replace(self.spec(name), accel="auto") for name in names}
+        outer = BootSpec(image("debug"), memory="2560M", command=SHELL, append=CHECK, timeout=2400)
+        specs = [(name, nested.outer(outer, spec, qemu)) for name, spec in inner.items()]
+        with self.guests(specs) as sides:
+            found = [InnerSide(side.name, side, inner[side.name]) for side in sides]
+            outers.update({side.guest.pid: side for side in found})
+            yield [*found]
+            for side in found:
+                assert "Hypervisor detected: KVM" in side.guest.console.read_text(errors="replace")
+                assert taint_reasons(side.number("cat /proc/sys/kernel/tainted")) == []
+                assert taint_reasons(side.outer.number("cat /proc/sys/kernel/tainted")) == []
+
+    monkeypatch.setattr(Run, "kernels", kernels)
+    monkeypatch.setattr(host, "resident", lambda pid: outers[pid].counts()["resident"] * PAGE)
+    for module in (jobs, host):
+        monkeypatch.setattr(module, "warm_host", lambda size: None)  # the outer guest has its own
+    # It counts instructions, without KVM.
+    monkeypatch.setattr(hotpath, "idle", lambda *_, **__: None)
+    allocation.thp(run)
+    found = {one.name: one for one in run.metrics}
+    missed = [f"{one.name}: {one.target.text}" for one in run.metrics if one.target and not one.target.met]
+    assert [one for one in missed if "task_clock" not in one] == []
+    # Those of huge pages, in the outer guest.
+    expect_at_least(found["thp.touch_all.host_faults"].ours.median, 128)
+    assert {name.rpartition(".")[2] for name, one in found.items() if one.target} == {
+        "guest_zeroed_bytes", "task_clock", "skipped_percent", "resident_after_free_bytes",
+    }  # fmt: skip
