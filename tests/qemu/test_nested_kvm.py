@@ -108,7 +108,7 @@ class InnerSide(Inner):
     """Like Side, but what a job costs the VMM is that of the QEMU in the outer guest."""
 
     def host_cost_now(self) -> HostCost:
-        """As of now. A tick of the outer kernel for programs is 10 ms."""
+        """As of now. Times in /proc have units of 10 ms."""
         fields = self.outer.sh("cat /proc/$vmm/stat")[-1].rpartition(")")[2].split()
         return HostCost(int(fields[7]), int(fields[12]) / 100, int(fields[11]) / 100)
 
@@ -124,7 +124,7 @@ class InnerSide(Inner):
 @pytest.mark.nightly
 @pytest.mark.timeout(2400)
 def test_the_demo_on_kvm(image: Callable[..., Path], qemu: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All of the demo with KVM, each kernel in an outer guest. Times of an emulated KVM are not judged."""
+    """The demo, each kernel in an outer guest: all but its count of instructions. Times are not judged: emulated KVM."""
     options = BenchOptions(pairs=2, memory="1536M", accel="tcg")
     run = Run(BENCHES["thp"], options, built(options))
     outers: dict[int, InnerSide] = {}
