@@ -17,6 +17,7 @@ from lab.build import linux as build
 from lab.build.qemu import build_qemu
 from lab.core.errors import MACHINE, LabError
 from lab.core.progress import duration
+from lab.machine import fetch
 from lab.testing import suite as testing
 
 # In the background of a shell it is ignored, and would be by what the tests start to interrupt it.
@@ -58,6 +59,13 @@ def no_kernel_but_those_that_are_prepared(
 def qemu() -> Path:
     """Our QEMU."""
     return build_qemu("knownzero")
+
+
+@pytest.fixture
+def newer_qemu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """QEMU 10.2 as the source in use."""
+    monkeypatch.setenv(fetch.variable("qemu"), "")
+    fetch.use("qemu", "10.2")
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from lab.core.options import Json, Parts, one_of
 
 app = typer.Typer()
 SERVER = "server"  # a configuration of the kernel
+Base = Annotated[str, Option(help="Of QEMU: another version of qemu/base.toml: 10.2.")]
 HELP = "Build a kernel, QEMU or the daemon; its path is the last line."
 build_app = typer.Typer(no_args_is_help=True, help=HELP)
 app.add_typer(build_app, name="build")
@@ -36,7 +37,7 @@ def linux(
 @build_app.command("qemu")
 def qemu(
     variant: Annotated[str, Option(help="base or knownzero.")] = "knownzero",
-    base: Annotated[str, Option(help="Another version of qemu/base.toml: 10.2.")] = "",
+    base: Base = "",
     as_json: Json = False,
 ) -> None:
     """Build qemu-system-x86_64, unless the cache has it."""
@@ -45,7 +46,6 @@ def qemu(
 
     if base:
         fetch.use("qemu", base)
-
     _print_image(build_qemu(variant), as_json)
 
 
@@ -75,22 +75,24 @@ def package(
     config: Annotated[
         str, Option(help="Kernel: server, cloud (takes hours), small (no modules) or a file.")
     ] = SERVER,
+    base: Base = "",
     output: Annotated[Path | None, Option(help="Where to (default: out/packages).")] = None,
     as_json: Json = False,
 ) -> None:
     """Make a Debian package; its path is the last line."""
     from lab.build import package as packages
     from lab.core import paths, progress
-    from lab.machine import tools
+    from lab.machine import fetch, tools
 
     folder = output or paths.out() / "packages"
-    if config != SERVER and what != "kernel":
-        raise errors.UsageError("Bad --config", f"{what} has none", "leave it out")
+    for option, given, only in (("config", config != SERVER, "kernel"), ("base", base, "qemu")):
+        if given and what != only:
+            raise errors.UsageError(f"Bad --{option}", f"{what} has none", "leave it out")
     tools.need("package")
-    if what == "kernel":
-        made = packages.package_kernel(folder, config)
-    else:
-        made = packages.package_qemu(folder) if what == "qemu" else packages.package_daemon(folder)
+    if base:
+        fetch.use("qemu", base)
+    makers = {"qemu": packages.package_qemu, "daemon": packages.package_daemon}
+    made = packages.package_kernel(folder, config) if what == "kernel" else makers[what](folder)
     size = made.stat().st_size
     progress.note(f"{made.name}: {size >> 20} MiB; install it with apt install {made}")
     print(json.dumps({"path": str(made), "bytes": size}) if as_json else made)

@@ -64,8 +64,11 @@ def saves(host: Host, name: str) -> None:
     assert after["skip"] - before["skip"] >= 0.9 * (64 * MIB >> 12)
 
 
-def test_the_packaged_qemu(tmp_path: Path) -> None:
+@pytest.mark.parametrize("base", ["10.0", pytest.param("10.2", marks=pytest.mark.nightly)])
+def test_the_packaged_qemu(tmp_path: Path, base: str, request: pytest.FixtureRequest) -> None:
     """Define, start, statistics, a target, save and restore, snapshot, migrate, detach, undefine."""
+    if base == "10.2":
+        request.getfixturevalue("newer_qemu")
     domain = for_a_test(documented("operate.md", "qemu-system-x86_64-knownzero"))
     with hosts(("kz-one", "kz-two"), unpacked_qemu(tmp_path)) as ((one, two), images):
         empty_qcow2(images / "vm1.qcow2")

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from lab.core import paths
@@ -17,15 +15,7 @@ from tests.sets import sets
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture
-def other(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """QEMU 10.2 as the source in use."""
-    monkeypatch.setenv(fetch.variable("qemu"), "")
-    fetch.use("qemu", "10.2")
-    yield
-
-
-@pytest.mark.usefixtures("other")
+@pytest.mark.usefixtures("newer_qemu")
 @pytest.mark.parametrize("chosen", sets(parts.get("qemu")), ids="+".join)
 def test_parts_apply(chosen: tuple[str, ...]) -> None:
     pristine = fetch.pristine(fetch.obtain("qemu"))
@@ -37,7 +27,7 @@ def test_parts_apply(chosen: tuple[str, ...]) -> None:
 
 
 @pytest.mark.nightly
-@pytest.mark.usefixtures("other")
+@pytest.mark.usefixtures("newer_qemu")
 @pytest.mark.parametrize("name", testing.QTESTS)
 def test_qtests(name: str) -> None:
     log = paths.log_file(f"qtest-10.2-{name}")
