@@ -20,6 +20,7 @@ from tests.guest.guests import (
     most_by_day,
     objects,
     run,
+    text,
 )
 
 pytestmark = pytest.mark.boots
@@ -88,6 +89,18 @@ def test_nothing_is_skipped_when(why: str) -> None:
     assert found["pgzeroed_set_reported"] == 0
     assert found["pgzeroed_skip"] == 0
     assert found["pgzeroed_bad"] == 0
+
+
+@pytest.mark.parametrize(("offered", "accepted"), [("on", "11"), ("off", "00")])
+def test_poisoned_pages_are_reported_with_bit_4_only(offered: str, accepted: str) -> None:
+    """Without it, the device may give back pages without the poison."""
+    result = run(
+        "cut -c5-6 /sys/bus/virtio/drivers/virtio_balloon/virtio*/features",
+        devices=[f"{BALLOON},page-poison={offered}"],
+        append="page_poison=1",
+    )
+    fine(result)
+    assert text(result).split() == [accepted]
 
 
 @pytest.mark.parametrize(
