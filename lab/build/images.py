@@ -103,7 +103,7 @@ class Recipe:
                 return place / self.file
             log, began = paths.log_file(f"{self.what}-{self.name}"), time.monotonic()
             with tree_of(self.what, self.variant, source, self.chosen) as tree:
-                what = f"building {self.what} {source.version} {self.name.replace('-', ' ')}"
+                what = " ".join(["building", self.what, source.version, *self.name.split("-"), *self.chosen])
                 with progress.step(what, log):
                     self.make(tree, obj, log)
                 with lock.new_directory(place) as work:

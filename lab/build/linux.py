@@ -136,7 +136,7 @@ def _recipe(variant: str, arch: str, config: str = "", chosen: Chosen = ()) -> R
         made = {"arch": arch, "config": config, "compiler": compiler(MACHINES[arch].prefix)}
         return {**made, "release": release}
 
-    name = "-".join([arch, variant, *([Path(config).stem] if config else []), *sorted(chosen)])
+    name = "-".join([arch, variant, *([Path(config).stem] if config else []), *(["parts"] if chosen else [])])
     key = functools.partial(linux_key, variant, arch, config=config, chosen=chosen)
     return Recipe("linux", variant, name, file, key, make, publish, chosen)
 

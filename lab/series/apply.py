@@ -53,8 +53,8 @@ def working_copy(series: Series, source: fetch.Source) -> Iterator[Path]:
     if not series.patches():
         yield pristine
         return
-    subset = "" if series.whole else "-" + "-".join(part.name for part in series.parts)
-    tree = paths.sub("work") / f"{source.name}-{source.key[:12]}{subset}"
+    # One for all sets of parts: from one to the next, few files change.
+    tree = paths.sub("work") / f"{source.name}-{source.key[:12]}{'' if series.whole else '-parts'}"
     name = f"tree-{tree.name}"
     key = series.key()
     while True:

@@ -12,9 +12,10 @@ import pytest
 
 from lab.boot.guest import boot
 from lab.boot.spec import BootSpec
-from lab.build.linux import build_linux
+from lab.build.linux import build_linux, fragments, make_linux
+from lab.core import paths
 from lab.machine import fetch
-from lab.series import parts
+from lab.series import against, apply, parts
 from lab.testing.suite import PART_KERNELS
 from tests.kernel import kunit
 from tests.sets import sets
@@ -82,3 +83,32 @@ def test_a_set_of_parts_boots(variant: str, chosen: tuple[str, ...]) -> None:
 @pytest.mark.parametrize(("variant", "chosen"), NIGHT)
 def test_every_set_of_parts_boots(variant: str, chosen: tuple[str, ...]) -> None:
     boots(variant, chosen)
+
+
+@pytest.mark.nightly
+@pytest.mark.matrix
+@pytest.mark.boots
+@pytest.mark.timeout(7200)
+def test_clean_parts_boot_on_other_kernels() -> None:
+    """Of each other source of the mirror: User-Mode Linux with the parts that apply without a merge, on and off."""
+    built = []
+    own = fetch.tree_version("linux", fetch.pristine(fetch.obtain("linux")))
+    for report in against.against("linux", "all"):
+        clean: list[str] = []
+        for part, outcome in zip(parts.get("linux").parts, report.outcomes, strict=True):
+            if outcome.state == "clean" and set(part.on) <= set(clean):
+                clean.append(part.name)
+        if not clean or report.version == own:
+            continue
+        source, series = against.as_source("linux", report.version), parts.get("linux", clean)
+        tree = paths.sub("work") / f"other-{source.key[:12]}"
+        apply.at_patch(series, fetch.pristine(source), tree, series.patches())
+        for variant in ("off", "debug"):
+            obj = paths.sub("obj") / f"other-{source.key[:12]}-{variant}"
+            log = paths.log_file(f"other-{report.version}-{variant}")
+            make_linux(tree, obj, fragments(variant, "um"), "um", variant, log, ["linux"], step=True)
+            done = boot(BootSpec(kernel=obj / "linux", arch="um", memory="512M", command=["uname", "-r"]))
+            assert done.exit_code == 0 and not done.violations
+            built.append(f"{done.stdout.strip()} {variant} {' '.join(clean)}")
+    print("\n".join(built))
+    assert built
