@@ -51,39 +51,40 @@ def every() -> list[Mutant]:
 
 
 @contextlib.contextmanager
-def _applied(tree: Path, clean: Path, patch: Path | None) -> Iterator[None]:
-    """The tree with the mistake; ``clean`` exists whenever the tree has none."""
-    if not patch:
-        yield
-        return
-    ready = clean.read_bytes()
-    clean.unlink()
-    Repo(tree).git("apply", str(patch))
-    try:
-        yield
-    finally:
-        Repo(tree).git("apply", "-R", str(patch))
-        lock.write_atomically(clean, ready)
+def tree_with(patch: Path | None, what: str = "linux") -> Iterator[Path]:
+    """The tree of a series with the mistake of ``patch``, for one build at a time; it stays, without the mistake."""
+    source, series = fetch.obtain(what), parts.get(what)
+    tree = paths.sub("work") / f"{what}-{source.key[:12]}-mutants"
+    clean = tree / ".knownzero-mutants"  # exists whenever the tree has no mistake
+    with lock.locked(f"build-mutants-{what}"):
+        if not clean.is_file() or clean.read_text(encoding="utf-8") != series.key():
+            apply.at_patch(series, fetch.pristine(source), tree, series.patches())
+            lock.write_atomically(clean, series.key())
+        if not patch:
+            yield tree
+            return
+        clean.unlink()
+        Repo(tree).git("apply", str(patch))
+        try:
+            yield tree
+        finally:
+            Repo(tree).git("apply", "-R", str(patch))
+            lock.write_atomically(clean, series.key())
 
 
 def build(arch: str, folder: Path, patch: Path | None = None) -> Path:
     """The debug kernel with all parts, and with the mistake of ``patch``, copied to ``folder``."""
-    source, series = fetch.obtain("linux"), parts.get("linux")
     image, files = Path(linux.MACHINES[arch].image), linux.fragments("debug", arch)
-    log, tree = paths.log_file(f"mutants-{arch}"), paths.sub("work") / f"linux-{source.key[:12]}-mutants"
-    obj = paths.sub("obj") / f"linux-{source.key[:8]}-{arch}-mutants"
-    key = digest([series.key(), *(file.read_text(encoding="utf-8") for file in files)])
-    clean, configured = tree / ".knownzero-mutants", obj / ".knownzero-mutants"
-    with lock.locked("build-mutants"):
-        if not clean.is_file() or clean.read_text(encoding="utf-8") != series.key():
-            apply.at_patch(series, fetch.pristine(source), tree, series.patches())
-            lock.write_atomically(clean, series.key())
+    log = paths.log_file(f"mutants-{arch}")
+    obj = paths.sub("obj") / f"linux-{fetch.obtain('linux').key[:8]}-{arch}-mutants"
+    key = digest([parts.get("linux").key(), *(file.read_text(encoding="utf-8") for file in files)])
+    configured = obj / ".knownzero-mutants"
+    with tree_with(patch) as tree:
         if not configured.is_file() or configured.read_text(encoding="utf-8") != key:
             linux.configure_linux(tree, obj, files, arch, log)
             lock.write_atomically(configured, key)
-        with _applied(tree, clean, patch):
-            what = f"the mutant {patch.stem if patch else 'none'} does not build"
-            linux.make_targets(tree, obj, [image.name], log, arch, what, cached_environment())
+        what = f"the mutant {patch.stem if patch else 'none'} does not build"
+        linux.make_targets(tree, obj, [image.name], log, arch, what, cached_environment())
         return Path(shutil.copy2(obj / image, folder / f"{arch}-{image.name}"))
 
 
