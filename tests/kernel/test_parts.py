@@ -80,6 +80,7 @@ def test_a_set_of_parts_boots(variant: str, chosen: tuple[str, ...]) -> None:
 @pytest.mark.nightly
 @pytest.mark.matrix
 @pytest.mark.boots
+@pytest.mark.timeout(3600)  # builds wait for each other
 @pytest.mark.parametrize(("variant", "chosen"), NIGHT)
 def test_every_set_of_parts_boots(variant: str, chosen: tuple[str, ...]) -> None:
     boots(variant, chosen)
