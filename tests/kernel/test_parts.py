@@ -91,7 +91,7 @@ def test_every_set_of_parts_boots(variant: str, chosen: tuple[str, ...]) -> None
 @pytest.mark.boots
 @pytest.mark.timeout(7200)
 def test_clean_parts_boot_on_other_kernels() -> None:
-    """Of each other source of the mirror: User-Mode Linux with the parts that apply without a merge, on and off."""
+    """Of each other source of the mirror: User-Mode Linux with the parts that apply without a merge, in both configurations."""
     built = []
     own = fetch.tree_version("linux", fetch.pristine(fetch.obtain("linux")))
     for report in against.against("linux", "all"):
