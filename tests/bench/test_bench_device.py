@@ -98,7 +98,7 @@ def found(rates: tuple[float, ...], gaps: tuple[float, ...] = (1, 2, 3)) -> Valu
             made[side, name, "rate"] = [*rate]
             made[side, name, "host_cpu"] = made[side, name, "daemon_cpu"] = [1.0]
         made[side, "latency", "ms"] = [*gap]
-        made[side, "report", "system_calls"] = [100 * gap[0]] * 3
+        made[side, "report", "system_calls"] = made[side, "report", "daemon_calls"] = [100 * gap[0]] * 3
         for key in (
             (mode, state, kind) for mode in device.STALLS for state in device.STATES for kind in device.GAPS
         ):
@@ -108,7 +108,7 @@ def found(rates: tuple[float, ...], gaps: tuple[float, ...] = (1, 2, 3)) -> Valu
 
 def test_every_step_is_measured_on_both_sides(monkeypatch: pytest.MonkeyPatch) -> None:
     both = pair()
-    monkeypatch.setattr(device, "system_calls", lambda side: 100.0)
+    monkeypatch.setattr(device, "system_calls", lambda side: {"system_calls": 100.0})
     measured = device.rounds(both, 3, 64)
     assert {len(values) for values in measured.values()} == {3}
     assert measured.both("latency", "ms") == ([20.0] * 3, [20.0] * 3)
@@ -157,7 +157,7 @@ def test_a_device_that_is_slower_misses_its_targets() -> None:
     device.figures(run, found((500.0, 510.0, 490.0, 500.0), gaps=(10, 20, 30)))
     metrics = by_name(run)
     # Three figures of three steps, system calls, latency, and three of stalls in two modes and two states.
-    assert len(metrics) == 9 + 1 + 1 + 12
+    assert len(metrics) == 9 + 2 + 1 + 12
     missed = {name for name, metric in metrics.items() if metric.target and not metric.target.met}
     assert missed == {
         *("device.report.rate", "device.inflate.rate", "device.deflate.rate"),
