@@ -15,6 +15,7 @@ use common::*;
 use vhost::VhostBackend;
 use vhost::vhost_user::VhostUserFrontend;
 use vhost::vhost_user::message::{VhostUserConfigFlags, VhostUserProtocolFeatures};
+use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 const REPORTING: usize = 3;
 
@@ -72,8 +73,11 @@ fn reports_tell_how_much_is_zero() {
     // More than one part: the answer is for all of them.
     assert_eq!(vm.ask(REPORTING, &[(PLAY + 4 * MIB, 0x1000, true), (PLAY + 6 * MIB, 0x3000, true)]), 0x4000);
     assert!(vm.is_filled(PLAY + 4 * MIB + 0x1000, 0x1000));
+    // More than one call can discard.
+    assert_eq!(vm.ask(REPORTING, &[(RAM / 2, (RAM / 2) as u32, true)]), (RAM / 2) as u32);
+    assert_eq!(vm.ask(REPORTING, &[(PLAY, (RAM / 2) as u32, true)]), (RAM / 2) as u32);
     let status = vm.status();
-    assert_eq!(status["proven_zero"], 4 * MIB + 0x4000);
+    assert_eq!(status["proven_zero"], 4 * MIB + 0x4000 + RAM);
     assert_eq!(status["working"], true);
     assert_eq!(status["problems"], serde_json::json!([]));
     vm.end().unwrap();
@@ -344,6 +348,10 @@ fn memory_that_is_plugged_and_unplugged() {
     vm.fill(RAM / 2, MIB);
     assert_eq!(vm.ask(REPORTING, &[(1 << 32, 0x10_0000, true)]), 0x10_0000);
     assert!(vm.is_zero(RAM / 2, MIB));
+    // Before the region there is no memory: what is inside goes, and nothing is claimed.
+    vm.fill(RAM / 2, 0x2000);
+    assert_eq!(vm.ask(REPORTING, &[((1 << 32) - 0x1000, 0x2000, true)]), 0);
+    assert!(vm.is_zero(RAM / 2, 0x1000) && vm.is_filled(RAM / 2 + 0x1000, 0x1000));
     // The region behind it: the end of the one before is cut at the border, and both together are whole.
     let behind = (1 << 32) + RAM / 4;
     assert_eq!(vm.ask(REPORTING, &[(behind - 0x1000, 0x2000, true)]), 0);
@@ -356,6 +364,58 @@ fn memory_that_is_plugged_and_unplugged() {
     vm.fill(RAM * 3 / 4, 0x1000);
     assert_eq!(vm.ask(REPORTING, &[(behind, 0x1000, true)]), 0);
     assert!(vm.is_filled(RAM * 3 / 4, 0x1000), "no longer the guest's");
+    vm.end().unwrap();
+}
+
+/// One file is known to be shared by what the guest writes; another one, as of a second NUMA node, is not.
+#[test]
+fn each_file_has_to_be_seen() {
+    let mut vm = Vm::bare(options());
+    vm.negotiate();
+    let other = memfd(8 * MIB);
+    let mut second = vm.region(1 << 32, 8 * MIB, 0);
+    second.mmap_handle = other.as_raw_fd();
+    vm.frontend.set_mem_table(&[vm.region(0, RAM, 0), second]).unwrap();
+    vm.start_device(ALL);
+    assert_eq!(vm.ask(REPORTING, &[(PLAY, 0x1000, true)]), 0x1000);
+    assert_eq!(vm.ask(REPORTING, &[(1 << 32, 0x1000, true)]), 0, "it may be a private copy");
+    vm.end().unwrap();
+}
+
+/// A ring, or a page in use, may be at the other address.
+#[test]
+fn memory_that_the_guest_sees_twice() {
+    let mut vm = Vm::started(ALL, options());
+    vm.fill(PLAY, MIB);
+    let again = vm.region(1 << 32, MIB, PLAY);
+    vm.frontend.add_mem_region(&again).unwrap();
+    for address in [PLAY, 1 << 32] {
+        assert_eq!(vm.ask(REPORTING, &[(address, 0x1000, true)]), 0);
+    }
+    assert!(vm.is_filled(PLAY, MIB));
+    assert_eq!(vm.status()["skipped"]["aliased"], 0x2000);
+    vm.frontend.remove_mem_region(&again).unwrap();
+    assert_eq!(vm.ask(REPORTING, &[(PLAY, 0x1000, true)]), 0x1000);
+    vm.end().unwrap();
+}
+
+/// Regions that overlap are refused and change nothing; a whole table that is refused leaves no memory.
+#[test]
+fn memory_that_is_refused() {
+    let mut vm = Vm::started(ALL, options());
+    let (mut guest, mut user) = (vm.region(RAM - MIB, 2 * MIB, 0), vm.region(1 << 32, MIB, 0));
+    guest.userspace_addr = USER + (1 << 32);
+    user.userspace_addr = USER + RAM - 4096;
+    for overlapping in [guest, user] {
+        assert!(vm.frontend.add_mem_region(&overlapping).is_err());
+        assert_eq!(vm.ask(REPORTING, &[(PLAY, 0x1000, true)]), 0x1000);
+    }
+    vm.fill(PLAY, MIB);
+    vm.put(REPORTING, &[(PLAY, 0x10_0000, true)]);
+    assert!(vm.frontend.set_mem_table(&[vm.region(0, RAM, 4096)]).is_err());
+    vm.kick(REPORTING);
+    assert_eq!(vm.status()["regions"], serde_json::json!([]));
+    assert!(vm.is_filled(PLAY, MIB), "no longer the guest's");
     vm.end().unwrap();
 }
 
@@ -424,6 +484,7 @@ fn a_paused_guest_keeps_its_statistics_buffer() {
     vm.put(2, &[(0xa000, 20, false)]);
     vm.kick(2);
     assert!(eventually(|| vm.metrics().contains("free_memory")));
+    assert_eq!(vm.frontend.get_vring_base(1).unwrap(), 0, "the buffer belongs to another ring");
     let base = vm.frontend.get_vring_base(2).unwrap();
     assert_eq!(base, 0, "what was not given back is still to be taken");
     vm.start_ring(2, 0);
@@ -586,6 +647,39 @@ fn a_disabled_ring_is_not_looked_at_and_goes_on_later() {
     vm.end().unwrap();
 }
 
+/// A chain that leaves the table, then an index that no driver writes: the ring is left alone until it is set up anew.
+#[test]
+fn a_ring_that_makes_no_sense() {
+    let mut vm = Vm::started(ALL, options());
+    let state = |vm: &Vm| vm.status()["queues"][REPORTING]["state"].as_str().unwrap().to_owned();
+    let error = EventFd::new(EFD_NONBLOCK).unwrap();
+    vm.frontend.set_vring_err(REPORTING, &error).unwrap();
+    vm.fill(PLAY, MIB);
+    vm.descriptor(REPORTING, 0, PLAY, 0x1000, 3, SIZE);
+    vm.descriptor(REPORTING, SIZE, PLAY + 0x1000, 0x1000, 2, 0);
+    vm.offer(REPORTING, 0);
+    vm.kick(REPORTING);
+    assert_eq!(vm.used(REPORTING), Some((0, 0)));
+    assert_eq!(state(&vm), "running");
+    let index = vm.rings[REPORTING].available() + 2;
+    vm.write(index, &(SIZE + 2).to_le_bytes());
+    vm.kick(REPORTING);
+    assert!(eventually(|| error.read().is_ok()));
+    assert_eq!(state(&vm), "broken");
+    assert!(vm.status()["problems"].to_string().contains("1 queue(s) made no sense"));
+    vm.put(REPORTING, &[(PLAY, 0x1000, true)]);
+    vm.kick(REPORTING);
+    vm.pages(1, &[1]);
+    assert!(vm.is_filled(PLAY, MIB));
+    vm.frontend.get_vring_base(REPORTING).unwrap();
+    assert_eq!(state(&vm), "stopped");
+    vm.start_ring(REPORTING, 0);
+    assert_eq!(vm.ask(REPORTING, &[(PLAY, 0x1000, true)]), 0x1000);
+    vm.frontend.set_vring_enable(REPORTING, false).unwrap();
+    assert_eq!(state(&vm), "disabled");
+    vm.end().unwrap();
+}
+
 /// One kick for more than a turn has room for, and a pause in the middle.
 #[test]
 fn a_ring_that_is_enabled_again_goes_on_without_a_kick() {
@@ -661,6 +755,28 @@ fn discarding_can_begin_suspended() {
     assert_eq!(vm.ask(REPORTING, &[(PLAY, 0x10_0000, true)]), 0x10_0000);
     assert!(vm.is_zero(PLAY, MIB));
     vm.end().unwrap();
+}
+
+/// Pages that were inflated meanwhile are discarded later, except those that the driver took back.
+#[test]
+fn what_was_inflated_while_suspended() {
+    let suspended = vhost_user_balloon::device::Options { inhibited: true, ..options() };
+    let mut vm = Vm::started(ALL, suspended);
+    let pages: Vec<u32> = ((PLAY >> 12) as u32..).take(4096).collect();
+    vm.fill(PLAY, 16 * MIB);
+    for part in pages.chunks(256) {
+        vm.pages(0, part);
+    }
+    vm.pages(1, &pages[5..6]);
+    assert!(vm.is_filled(PLAY, 16 * MIB));
+    vm.control(r#"{"command":"discard","enabled":true}"#);
+    let rest = PLAY + 6 * PAGE;
+    assert!(eventually(|| vm.is_zero(PLAY, 5 * PAGE) && vm.is_zero(rest, 16 * MIB - 6 * PAGE)));
+    assert!(vm.is_filled(PLAY + 5 * PAGE, PAGE), "a page in use was discarded");
+    assert_eq!(vm.status()["discarded"], 16 * MIB - PAGE);
+    vm.end().unwrap();
+    // Without such pages it ends, and the server sleeps.
+    assert!(!vhost_user_balloon::device::Device::new(options()).unwrap().run_backlog());
 }
 
 /// Host pages of 2 MiB: whatever the order and the requests, one goes when all of it is in the balloon.
@@ -747,6 +863,29 @@ fn large_host_pages_and_a_reset() {
     vm.start_ring(0, 0);
     vm.pages(0, &[first + 1]);
     assert!(vm.is_filled(8 * MIB, 0x2000));
+    // A driver with other features, whose rings were never stopped.
+    vm.frontend.set_features(ALL & !(1 << 7) | VERSION_1 | PROTOCOL).unwrap();
+    vm.pages(0, &[first]);
+    assert!(vm.is_filled(8 * MIB, 0x2000));
+    vm.end().unwrap();
+}
+
+#[test]
+fn a_reset_ends_every_ring() {
+    let mut vm = Vm::started(ALL, options());
+    vm.frontend.set_config(4, VhostUserConfigFlags::WRITABLE, &512_u32.to_le_bytes()).unwrap();
+    vm.frontend.reset_device().unwrap();
+    vm.fill(PLAY, MIB);
+    vm.write(0x8000, &((PLAY >> 12) as u32).to_le_bytes());
+    vm.put(0, &[(0x8000, 4, false)]);
+    vm.kick(0);
+    let status = vm.status();
+    assert_eq!((&status["features"], &status["actual"]), (&serde_json::json!([]), &serde_json::json!(0)));
+    assert!(vm.is_filled(PLAY, MIB));
+    assert_eq!(vm.used_index(0), 0);
+    for size in [0, 100, 2048] {
+        assert!(vm.frontend.set_vring_num(0, size).is_err(), "{size}");
+    }
     vm.end().unwrap();
 }
 

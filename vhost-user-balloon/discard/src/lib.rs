@@ -372,6 +372,7 @@ mod tests {
         assert_eq!(backing_of(HUGETLBFS, 2 << 20), Some((Backing::Hugetlbfs, 2 << 20)));
         assert!(backing_of(HUGETLBFS - (1 << 32), 2 << 20).is_some(), "sign-extended");
         assert_eq!(backing_of(EXT4, 1024), Some((Backing::Ext4, 1024)));
+        assert_eq!(backing_of(XFS, 4096), Some((Backing::Xfs, 4096)));
         assert_eq!(backing_of(0x6969, 4096), None, "NFS");
         assert_eq!(backing_of(0x794c_7630, 4096), None, "overlayfs");
     }

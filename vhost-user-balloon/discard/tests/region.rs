@@ -86,6 +86,7 @@ fn a_part_of_a_page_is_not_discarded() {
 #[test]
 fn without_proof_of_sharing_nothing_is_claimed() {
     let region = Region::new(filled(MIB), 0, 0, MIB).unwrap();
+    assert!(!region.has_name() && !region.known_shared());
     let outcome = region.discard(r(0, MIB));
     assert_eq!((outcome.claim, outcome.discarded), (Claim::Unproven(Reason::NotKnownShared), MIB));
 }
@@ -95,9 +96,11 @@ fn a_named_file_that_may_be_a_template_is_left_alone() {
     let mut named = tempfile::NamedTempFile::new_in("/dev/shm").unwrap();
     named.write_all(&[0x5a; 8192]).unwrap();
     let mut region = Region::new(named.reopen().unwrap(), 0, 0, 8192).unwrap();
+    assert!(region.has_name() && !region.known_shared());
     assert_eq!(region.discard(r(0, 8192)), kept(Reason::NotKnownShared));
     assert_eq!(byte(named.as_file(), 0), 0x5a);
     region.set_known_shared();
+    assert!(region.known_shared());
     let outcome = region.discard(r(0, 8192));
     assert_eq!((outcome.claim, byte(named.as_file(), 0)), (Claim::Proven(Backing::Tmpfs), 0));
 }
@@ -152,13 +155,18 @@ fn a_call_that_fails_is_no_claim() {
 #[test]
 fn host_pages_are_those_of_the_file() {
     let mut region = Region::new(memfd(8 * MIB), MIB, 100 * MIB, 7 * MIB).unwrap();
+    // A small page of the machine; what a touched hole takes is no smaller.
+    let page = u64::try_from(rustix::param::page_size()).unwrap();
+    assert!(region.host_page() == page && region.fault_size() >= page);
     region.coarsen(2 * MIB);
     region.coarsen(3);
     region.coarsen(4096);
+    assert_eq!(region.host_page(), 2 * MIB);
     // The file's first huge page begins before the region.
     assert_eq!(region.touched_pages(r(100 * MIB, 4096)), None);
     assert_eq!(region.touched_pages(r(100 * MIB, 2 * MIB)), Some(r(101 * MIB, 2 * MIB)));
     assert_eq!(region.touched_pages(r(101 * MIB + 4096, 4096)), Some(r(101 * MIB, 2 * MIB)));
+    assert_eq!(region.touched_pages(r(104 * MIB, 4096)), Some(r(103 * MIB, 2 * MIB)));
     assert_eq!(region.touched_pages(r(107 * MIB, 4096)), None);
     assert_eq!(region.whole_pages(r(100 * MIB, 4 * MIB)), Some(r(101 * MIB, 2 * MIB)));
     assert_eq!(region.whole_pages(r(101 * MIB, 2 * MIB - 1)), None);

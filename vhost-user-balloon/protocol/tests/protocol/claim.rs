@@ -6,6 +6,7 @@ use balloon_protocol::{Backing, Claim, Reason};
 fn a_doubt_is_never_lost() {
     let yes = Claim::Proven(Backing::Tmpfs);
     let no = Claim::Unproven(Reason::Failed);
+    assert!(yes.is_proven() && !no.is_proven());
     assert_eq!(yes.and(Claim::Proven(Backing::Ext4)), yes);
     assert_eq!(yes.and(no), no);
     assert_eq!(no.and(yes), no);

@@ -35,6 +35,7 @@ fn numbers_follow_what_was_negotiated() {
 #[test]
 fn bit_6_needs_reporting() {
     let both = Features::REPORTING | Features::DEVICE_INIT_REPORTED;
+    assert_eq!((both.bits(), both | both), (0b110_0000, both));
     assert_eq!(Features::negotiated(both), both);
     assert_eq!(Features::negotiated(Features::DEVICE_INIT_REPORTED), Features::default());
 }

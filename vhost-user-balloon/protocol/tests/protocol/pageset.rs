@@ -11,6 +11,9 @@ fn the_very_last_page() {
     assert_eq!(set.next_run(0), Some(Run { first: u32::MAX, pages: 1 }));
     set.remove(Run { first: u32::MAX - 100, pages: 101 });
     assert_eq!(set, PageSet::new(), "an empty chunk is freed");
+    set.insert(Run { first: 5, pages: 1 });
+    set.clear();
+    assert_eq!(set, PageSet::new());
 }
 
 proptest! {

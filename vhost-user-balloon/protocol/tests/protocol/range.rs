@@ -15,6 +15,14 @@ fn nothing_empty_and_nothing_past_the_end() {
 }
 
 #[test]
+fn what_is_in_both() {
+    let range = r(5, 7);
+    assert_eq!((range.start(), range.length(), range.end()), (5, 7, 12));
+    assert_eq!(range.intersection(r(8, 100)), Some(r(8, 4)));
+    assert!(range.overlaps(r(11, 1)) && !range.overlaps(r(12, 1)));
+}
+
+#[test]
 fn blocks() {
     assert_eq!(r(1, 8190).whole_blocks(4096), None);
     assert_eq!(r(1, 12287).whole_blocks(4096), Some(r(4096, 8192)));
@@ -22,6 +30,7 @@ fn blocks() {
     assert!(r(4096, 8192).is_aligned(4096));
     assert!(!r(4097, 8192).is_aligned(4096));
     assert!(!r(4096, 8191).is_aligned(4096));
+    assert!(!r(4097, 4097).is_aligned(4096));
 }
 
 proptest! {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-use balloon_protocol::Statistics;
+use balloon_protocol::{MAX_STATS_BYTES, Statistics};
 use proptest::prelude::*;
 
 fn entry(tag: u16, value: u64) -> Vec<u8> {
@@ -18,6 +18,7 @@ fn known_and_unknown_tags() {
     assert_eq!(found.free_memory, Some(1 << 40));
     assert_eq!(found.total_memory, Some(8));
     assert_eq!(found.entries().count(), 2);
+    assert_eq!(MAX_STATS_BYTES, 64 * entry(0, 0).len());
 }
 
 proptest! {
