@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -28,9 +29,14 @@ from tests.guest.guests import (
 pytestmark = [pytest.mark.boots, pytest.mark.slow, pytest.mark.hunt]
 
 SHORT = 40
+# Each stressor of a class, one after the other.
+EACH_SECONDS = int(os.environ.get("KNOWNZERO_STRESSOR_SECONDS", "20"))
 
 ZP = "/sys/kernel/mm/zero_page"
 GROUP = "/sys/fs/cgroup/stress"
+SOURCES = (
+    f"echo 50 > {DELAY}; echo 20 > {ZP}/delay_millisecs; echo 0 > {ZP}/mini_order; echo 1 > {ZP}/enabled"
+)
 PARTIAL = "page_zeroed_reporter.mode=partial"
 # Small amounts, often: what is allocated, freed and merged counts here, not how much there is of it.
 SIZES = {
@@ -56,30 +62,59 @@ STRESSORS = {
     "files in memory": ("memfd", "shm", "shm-sysv", "tmpfs", "dev-shm", "vm-splice", "userfaultfd"),
     "huge pages": ("mmaphuge", "madvise", "pagemove", "mlock", "munmap", "vm"),
 }
+# Sizes for those of a class; files are memory as well here.
+CLASS_SIZES = " ".join([*SIZES.values(), "--copy-file-bytes 128M", "--mlockmany-procs 8"]) + "".join(
+    f" --{name}-bytes 4M"
+    for name in ("fallocate", "fiemap", "hdd", "iomix", "memrate", "msync", "pagemove", "sync-file")
+)
+CLASSES = ("vm", "memory", "filesystem")
+# Why a stressor cannot do its work in these guests.
+CANNOT = {
+    **dict.fromkeys(("physpage", "swap", "bind-mount", "binderfs", "fanotify"), "only root may do it"),
+    "watchdog": "the guest has no watchdog",
+    "dnotify": "the kernel has no CONFIG_DNOTIFY",
+    "inotify": "the kernel has no CONFIG_INOTIFY_USER",
+    "fiemap": "a tmpfs does not implement it",
+    "verity": "a tmpfs does not implement it",
+    "xattr": "the kernel has no CONFIG_TMPFS_XATTR",
+}
 SAID_NO = re.compile(
     r"^.*\b(?:skip(?:ped(?!: 0)|ping)|not (?:implemented|supported))\b.*$", re.MULTILINE | re.IGNORECASE
 )
 WORK = re.compile(r"- stressor: (\S+)\s+bogo-ops: (\d+)")
 
 
-def script(stressors: tuple[str, ...], seconds: int) -> str:
+def script(options: str, seconds: int, hunt: int) -> str:
     """The hunt; what stress-ng takes is limited, so that running out of memory is its problem alone."""
-    options = " ".join(f"--{name} 1 {SIZES.get(name, '')}" for name in stressors)
     return (
         "cd /tmp; echo +memory > /sys/fs/cgroup/cgroup.subtree_control; "
         f"mkdir {GROUP}; echo 384M > {GROUP}/memory.max; "
         "echo 8 > /proc/sys/vm/nr_hugepages; echo 64 > /proc/sys/vm/nr_overcommit_hugepages; "
-        f"echo 50 > {DELAY}; echo 20 > {ZP}/delay_millisecs; echo 0 > {ZP}/mini_order; "
-        f"echo 1 > {ZP}/enabled; "
+        f"{SOURCES}; "
         "echo 1 > /proc/sys/vm/unprivileged_userfaultfd; "
         f"echo 'exec stress-ng --timeout {seconds} --seed {STRESS_SEED} --verify --metrics-brief --yaml /tmp/work "
         f"{options}' > /tmp/stress; "
         # Not as root, who would poison pages by madvise(), and die of that.
         f"(sh -c 'echo $PPID > {GROUP}/cgroup.procs'; exec su -s /bin/sh nobody /tmp/stress) & "
-        f"leak_hunter --setup --seconds {seconds} --seed {STRESS_SEED} --workers 2 --dirty 96; "
+        f"leak_hunter --setup --seconds {hunt} --seed {STRESS_SEED} --workers 2 --dirty 96; "
         f"wait $! || echo stress-ng=$?; cat /tmp/work; "
         "grep pgzeroed_ /proc/vmstat"
     )
+
+
+def together(stressors: tuple[str, ...]) -> str:
+    """The options that start stressors at the same time."""
+    return " ".join(f"--{name} 1 {SIZES.get(name, '')}" for name in stressors)
+
+
+def members(name: str) -> tuple[str, ...]:
+    """The stressors of a class that can run."""
+    folder = debs.with_dependencies("stress-ng", "usr/bin/stress-ng")
+    argv: list[str | Path] = [*debs.loader(folder), folder / "usr/bin/stress-ng", "--class", f"{name}?"]
+    listed = programs.output(
+        argv, "cannot list stressors", f"remove {folder} and its .json, then run it again"
+    )
+    return tuple(each for each in listed.split(":")[1].split() if each not in CANNOT)
 
 
 def judge_stressors(result: BootResult, stressors: tuple[str, ...], share: float) -> None:
@@ -127,7 +162,7 @@ def with_libraries(package: str, program: str) -> list[tuple[Path, str]]:
 @pytest.mark.timeout(700 + 6 * STRESS_SECONDS)
 def test_no_byte_leaks(what: str, seconds: int, device: str, record_property: Record) -> None:
     result = run(
-        script(STRESSORS[what], seconds),
+        script(together(STRESSORS[what]), seconds, seconds),
         cpus=2,
         memory="1G",
         devices=[device] if device else [],
@@ -144,3 +179,30 @@ def test_no_byte_leaks(what: str, seconds: int, device: str, record_property: Re
     found = counters(result)
     expect_at_least(found["pgzeroed_skip"], 1)
     expect_at_least(found["pgzeroed_skip"], 1)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(9000)
+@pytest.mark.parametrize("what", CLASSES)
+def test_no_byte_leaks_beside_each_of_a_class(what: str, record_property: Record) -> None:
+    stressors = members(what)
+    result = run(
+        script(
+            # By its manual these may hang a machine; here they run in a guest.
+            f"--pathological --class {what} --exclude {','.join(CANNOT)} --sequential 1 {CLASS_SIZES}",
+            EACH_SECONDS,
+            EACH_SECONDS * len(stressors),
+        ),
+        cpus=2,
+        memory="1G",
+        devices=[BALLOON],
+        add=with_libraries("stress-ng", "usr/bin/stress-ng"),
+        timeout=8000.0,
+    )
+    fine(result)
+    hunted(result, record_property)
+    judge_stressors(result, stressors, 0.5)
+    listed = {name for name, _ in WORK.findall(text(result))}
+    assert listed == set(stressors), f"not run: {set(stressors) - listed}\n{result.stderr[-3000:]}"
+    print(f"{len(stressors)} stressors of {what}, {EACH_SECONDS} s each")
+    expect_at_least(counters(result)["pgzeroed_skip"], 1)
