@@ -13,7 +13,18 @@ from lab.boot import balloon
 from lab.boot.guest import BootResult, boot, running
 from lab.boot.spec import BootSpec
 from lab.build.linux import build_linux
-from tests.guest.guests import BALLOON, CHECK, DELAY, FLUSH, HUGE_PAGES, Record, counters, fine, objects
+from tests.guest.guests import (
+    BALLOON,
+    CHECK,
+    DELAY,
+    FLUSH,
+    HUGE_PAGES,
+    STALE_MEMMAP,
+    Record,
+    counters,
+    fine,
+    objects,
+)
 
 pytestmark = [
     pytest.mark.boots,
@@ -57,6 +68,17 @@ class Case:
     before: str = ""
 
 
+# Between two uses, memory moves and a memory block goes offline and online.
+MOVED = """
+moved() {
+	echo 1 > /proc/sys/vm/compact_memory
+	for block in $(ls -dr /sys/devices/system/memory/memory*/state); do
+		! echo offline > $block 2> /dev/null || break
+	done
+	grep -q offline $block; echo online > $block
+	echo 0 > $FLUSH
+}
+"""
 POOL = "echo 1000 > /proc/sys/vm/nr_overcommit_hugepages"
 CASES = {
     "reported, thp": Case(REPORT, "thp"),
@@ -66,6 +88,9 @@ CASES = {
     "reported, thp, debug_pagealloc": Case(REPORT, "thp", append="debug_pagealloc=on"),
     "reported, thp, shuffled": Case(REPORT, "thp", append="page_alloc.shuffle=1"),
     "reported, thp, init_on_alloc": Case(REPORT, "thp", append="init_on_alloc=1"),
+    "reported, thp, compaction, hotplug": Case(
+        "moved", "thp", append=STALE_MEMMAP, before=f"FLUSH={FLUSH}; {MOVED}"
+    ),
     "reported, thp, KASAN": Case(REPORT, "thp", config="kasan", size_mb=256),
     "reported, thp, as it ships": Case(REPORT, "thp", kernel="knownzero"),
     "reported, 64k": Case(REPORT, "64k"),
