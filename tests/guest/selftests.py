@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0
-"""The kernel's selftests of memory management, compiled as static binaries."""
+"""The kernel's selftests, compiled as static binaries."""
 
 from __future__ import annotations
 
@@ -18,11 +18,25 @@ from lab.series import parts as parts_of
 # As the kernel builds them: its harness compares integers of any sign.
 SELFTEST_FLAGS = ("-std=gnu11", "-O2", "-g0", "-Wall", "-static", "-pthread")
 
-# The second source file of a kernel selftest that has two.
+# More source files of a kernel selftest, by its name or its folder.
 SELFTEST_PARTS = {
+    "mm": "vm_util.c hugepage_settings.c",
+    "cgroup": "lib/cgroup_util.c",
+    "memfd": "common.c",
+    "pkey_sighandler_tests": "pkey_util.c",
+    "protection_keys": "pkey_util.c",
     "uffd-stress": "uffd-common.c",
     "uffd-unit-tests": "uffd-common.c",
     "uffd-wp-mremap": "uffd-common.c",
+}
+# Options of the compiler, as the makefiles have them: -O2 removes stores to memory that cgroup tests then free.
+# memfd needs a header that is newer than Debian's.
+SELFTEST_OPTIONS = {
+    "cgroup": "-O0",
+    "memfd": "-D_FILE_OFFSET_BITS=64 -include {kernel}/include/uapi/linux/memfd.h",
+    "mm": "-isystem {kernel}/tools/include/uapi",
+    "proc": "-isystem {kernel}/tools/include/uapi",
+    "protection_keys": "-mxsave",
 }
 # Static libraries of Debian's, by the header that asks for them.
 SELFTEST_LIBRARIES = {
@@ -32,7 +46,7 @@ SELFTEST_LIBRARIES = {
 
 
 def build(name: str, arch: str = "x86_64") -> Path:
-    """Compile a test of the kernel's tools/testing/selftests/mm, as a static binary.
+    """Compile a test of the kernel's tools/testing/selftests (``cgroup/test_kmem``, or one of mm), as a static binary.
 
     It is the series' own, or one that the kernel comes with, unchanged. ``arch``: what it is to run on,
     see BINARIES; libraries of other architectures are not looked for. Cached by content; LabError when
@@ -40,30 +54,32 @@ def build(name: str, arch: str = "x86_64") -> Path:
     """
     tools.need_compiler(arch)
     prefix = linux.MACHINES[arch].prefix
-    place = Path("tools", "testing", "selftests", "mm")
+    path = Path("tools/testing/selftests", "" if "/" in name else "mm", f"{name}.c")
+    place = path.parent
     kernel = fetch.pristine(fetch.obtain("linux"))
-    harness = kernel / place.parent
+    harness = kernel / "tools/testing/selftests"
     with apply.working_copy(parts_of.get("linux"), fetch.obtain("linux")) as tree:
-        own = tree / place / f"{name}.c"
+        own = tree / path
     sources = [own]
     headers = [harness / "kselftest_harness.h", harness / "kselftest.h"]
     arguments: list[str | Path] = ["-I", harness]
     libraries: list[str | Path] = []
     if not own.is_file() or (kernel / place / own.name).is_file():
         folder = kernel / place
-        parts = ["vm_util.c", "hugepage_settings.c", *SELFTEST_PARTS.get(name, "").split()]
-        sources = [folder / f"{name}.c", *(folder / part for part in parts)]
+        parts = [SELFTEST_PARTS.get(key, "") for key in (place.name, name)]
+        sources = [kernel / path, *(folder / part for part in " ".join(parts).split())]
         if not sources[0].is_file():
             raise LabError(
                 f"no selftest {name}",
                 f"there is no {own}, nor {sources[0]}",
                 "name a file of the series or of the kernel",
             )
-        headers += sorted(folder.glob("*.h"))
+        headers += sorted(folder.rglob("*.h"))
         # Some make files that are named after their source, where they are run.
         arguments.append(f"-fmacro-prefix-map={folder}/=")
-        arguments += ["-D_GNU_SOURCE=", "-U_FORTIFY_SOURCE", "-I", kernel]
-        arguments += ["-isystem", kernel / "tools" / "include" / "uapi"]
+        arguments += ["-D_GNU_SOURCE=", "-U_FORTIFY_SOURCE", "-I", kernel, "-I", folder / "lib" / "include"]
+        for key in (place.name, name):
+            arguments += SELFTEST_OPTIONS.get(key, "").format(kernel=kernel).split()
         text = sources[0].read_text(encoding="utf-8")
         for header, (package, library) in SELFTEST_LIBRARIES.items():
             if f"#include {header}" in text:
@@ -75,7 +91,7 @@ def build(name: str, arch: str = "x86_64") -> Path:
     )
     for file in (*headers, *sources):
         digest.update(file.read_bytes())
-    target = paths.sub("guest") / f"selftest-{name}-{digest.hexdigest()[:16]}"
+    target = paths.sub("guest") / f"selftest-{path.stem}-{digest.hexdigest()[:16]}"
     if target.is_file():
         return target
     with tempfile.TemporaryDirectory(prefix=".selftest-", dir=target.parent) as made:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lab.boot.guest import BootResult
-from tests.guest.test_selftests import GROUPS, SKIPPED, Ran, judge, ran
+from tests.guest.test_selftests import GROUPS, SKIPPED, Ran, judge, parts, ran
 
 GROUP = "hugetlb"
 TOTALS = "# Totals: pass:{} fail:0 xfail:0 xpass:0 skip:2 error:0"
@@ -52,3 +52,15 @@ def test_what_is_expected_has_to_be_so() -> None:
     assert judge({**fine(), "thuge-gen": Ran(1, 0)}, GROUP, {}, {"thuge-gen": "why"}) == []
     assert judge(fine(), GROUP, {"thuge-gen": "why"}, {}) != []
     assert judge(fine(), GROUP, {}, {"thuge-gen": "why"}) != []
+
+
+def test_parts_compare_without_their_numbers() -> None:
+    out = (
+        "part: cow -x: ok 1 read 4096 at 0x7f12\npart: cow -x: ok 2 read 8192 at 0x7f99\n"
+        "part: cow -x: ok 3 huge # SKIP no pool\npart: cow -x: not ok 4 pinned\nselftest: cow -x: 1 \n"
+    )
+    assert parts(result(out)) == {
+        "cow -x: ok: read N at N",
+        "cow -x: skipped: huge # SKIP no pool",
+        "cow -x: not ok: pinned",
+    }
