@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0
-"""What guest/hotpath.c repeats does what the bench says of it."""
+"""What guest/hotpath.c repeats does what the bench says of it, and takes few instructions more than on the base."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from collections import Counter
 
 import pytest
 
-from lab.bench import hotpath
+from lab.bench import BENCHES, hotpath, runner
+from lab.bench.session import BenchOptions
 from tests.guest.guests import fine, run
 
 pytestmark = pytest.mark.boots
@@ -43,3 +44,13 @@ def test_listed_mounts_take_one_block() -> None:
             for event in ("alloc", "free"):
                 assert seen[name][event, other] == (calls if other == order else 0), (name, seen[name])
     assert set(hotpath.medians(done.stdout.splitlines())) == {*LISTED, *every}
+
+
+def test_idle_paths_are_within_the_limit() -> None:
+    """Load changes no count, nor does chance: compilers do."""
+    options = BenchOptions(pairs=1, accel="tcg")
+    run = runner.Run(BENCHES["hotpath"], options, runner.built(options))
+    hotpath.idle(run, boots=1)
+    limited = {metric.name: metric.change_percent for metric in run.metrics if metric.target}
+    assert len(limited) == 3
+    assert max(limited.values()) <= hotpath.LIMIT, limited
