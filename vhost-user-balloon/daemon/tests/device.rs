@@ -399,6 +399,20 @@ fn memory_that_the_guest_sees_twice() {
     vm.end().unwrap();
 }
 
+/// In the front end, the second region follows the first; in the guest, it is elsewhere.
+#[test]
+fn a_ring_at_the_start_of_a_region() {
+    let mut vm = Vm::bare(options());
+    vm.negotiate();
+    let (low, mut high) = (vm.region(0, RAM / 2, 0), vm.region(1 << 32, RAM / 2, RAM / 2));
+    high.userspace_addr = USER + RAM / 2;
+    vm.frontend.set_mem_table(&[low, high]).unwrap();
+    vm.rings[REPORTING].base = RAM / 2;
+    vm.start_device(ALL);
+    assert_eq!(vm.ask(REPORTING, &[(PLAY, 0x1000, true)]), 0x1000);
+    vm.end().unwrap();
+}
+
 /// Regions that overlap are refused and change nothing; a whole table that is refused leaves no memory.
 #[test]
 fn memory_that_is_refused() {
