@@ -24,7 +24,6 @@ SELFTEST_PARTS = {
     "cgroup": "lib/cgroup_util.c",
     "memfd": "common.c",
     "pkey_sighandler_tests": "pkey_util.c",
-    "protection_keys": "pkey_util.c",
     "uffd-stress": "uffd-common.c",
     "uffd-unit-tests": "uffd-common.c",
     "uffd-wp-mremap": "uffd-common.c",
@@ -36,7 +35,6 @@ SELFTEST_OPTIONS = {
     "memfd": "-D_FILE_OFFSET_BITS=64 -include {kernel}/include/uapi/linux/memfd.h",
     "mm": "-isystem {kernel}/tools/include/uapi",
     "proc": "-isystem {kernel}/tools/include/uapi",
-    "protection_keys": "-mxsave",
 }
 # Static libraries of Debian's, by the header that asks for them.
 SELFTEST_LIBRARIES = {
