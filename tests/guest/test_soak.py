@@ -79,6 +79,8 @@ moved() {
 	echo 0 > $FLUSH
 }
 """
+# Instead of a device.
+HONEST = "page_zeroed_reporter.mode=honest"
 POOL = "echo 1000 > /proc/sys/vm/nr_overcommit_hugepages"
 CASES = {
     "reported, thp": Case(REPORT, "thp"),
@@ -93,6 +95,15 @@ CASES = {
     ),
     "reported, thp, KASAN": Case(REPORT, "thp", config="kasan", size_mb=256),
     "reported, thp, as it ships": Case(REPORT, "thp", kernel="knownzero"),
+    "reported, thp, high memory": Case(REPORT, "thp", arch="i386", append="highmem=512M"),
+    "reported, thp, arm64": Case(REPORT, "thp", arch="arm64", append=HONEST),
+    # By default it reports 512 MiB at once.
+    "reported, arm64 with pages of 64 KiB": Case(
+        *(REPORT, "4k"),
+        arch="arm64",
+        config="arm64-64k",
+        append=f"{HONEST} page_reporting.page_reporting_order=5",
+    ),
     "reported, 64k": Case(REPORT, "64k"),
     "reported, 4k": Case(REPORT, "4k"),
     "reported, 4k, 2 CPUs": Case(REPORT, "4k", cpus=2),
@@ -105,9 +116,7 @@ CASES = {
     "pre-zeroed, 4k": Case(ZERO, "4k", before=PREZERO),
     "pre-zeroed, hugetlb": Case(ZERO, "hugetlb", before=POOL + PREZERO),
     "pre-zeroed, User-Mode Linux": Case(ZERO, "4k", size_mb=96, arch="um", before=PREZERO),
-    "reported, User-Mode Linux": Case(
-        REPORT, "4k", size_mb=96, arch="um", append="page_zeroed_reporter.mode=honest"
-    ),
+    "reported, User-Mode Linux": Case(REPORT, "4k", size_mb=96, arch="um", append=HONEST),
 }
 
 
@@ -136,7 +145,7 @@ def test_used_again(name: str, record_property: Record) -> None:
     spec = BootSpec(
         kernel=build_linux(case.kernel, case.arch, case.config),
         arch=case.arch,
-        devices=[] if um or case.refill == ZERO else [BALLOON],
+        devices=[] if HONEST in case.append or case.refill == ZERO else [BALLOON],
         cpus=case.cpus,
         memory="192M" if um else "1G",
         append=f"{CHECK} {case.append}".strip(),
