@@ -70,18 +70,14 @@ def stages(select: str = "", pytest_options: Sequence[str] = ()) -> list[Stage]:
     def tests(name: str, title: str, marks: str) -> Stage:
         return Stage(name, title, {name: ["test", *chosen, "--", "-m", marks, *pytest_options]}, marks)
 
-    def series(name: str) -> Stage:
-        title = f"the {name} series, built after each patch"
-        return Stage(f"series-{name}", title, {name: ["series", "check", name, "--each"]})
-
+    series = {name: {name: ["series", "check", name, "--each"]} for name in ("linux", "qemu")}
     others = " or ".join(mark for mark, _ in MARKED.values())
     benches = {name: ["bench", name, "--strict", "--output", f"{{folder}}/bench/{name}"] for name in BENCHES}
     return [
         tests("tests", "all other tests", f"not ({others})"),
         *(tests(name, title, mark) for name, (mark, title) in MARKED.items()),
         Stage("bench", "every bench", benches),
-        series("linux"),
-        series("qemu"),
+        *(Stage(f"series-{name}", f"{name}, built after each patch", each) for name, each in series.items()),
     ]
 
 
@@ -256,8 +252,7 @@ def _page(night: Night, reports: list[dict[str, Any]]) -> str:
             show(f"    {step.state:14}{name}", Path(stage.name, name, "report.html"))
     for report in reports:
         for found in report["findings"]:
-            name = found.get("test") or found.get("step")
-            console.rule(Text(f"{report['stage']}: {name}: {found['state']}"))
+            console.rule(Text(f"{report['stage']}: {found.get('test') or found['step']}: {found['state']}"))
             show(f"{_cut(found['why'])}\nAgain: {found['again']}")
     for stage in night.stages:
         console.rule(f"{stage.name}: tests with figures, repeats, or a reason")

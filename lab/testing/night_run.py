@@ -114,10 +114,8 @@ def judge(stage: Stage, code: int, found: list[Case], log: Path) -> Step:
         code = errors.OK  # everything had ended before the interruption
     if code not in (errors.OK, errors.MACHINE) or (code and not states[BROKEN]):
         return Step(BROKEN, why)
-    if not found:
-        return Step(BROKEN, "no test was run")
-    if states[BROKEN]:
-        return Step(BROKEN)
+    if not found or states[BROKEN]:
+        return Step(BROKEN, "" if found else "no test was run")
     return Step(PASSED if states[PASSED] else SKIPPED, "" if states[PASSED] else "every test was skipped")
 
 
@@ -140,11 +138,18 @@ def least_checked(night: Night) -> list[Stage]:
     return sorted(night.stages, key=lambda stage: done[stage.name])
 
 
+def tested() -> str:
+    """The last commit that changed a file outside of docs/, and the files that have changed since."""
+    questions = (["log", "-1", "--format=%h"], ["status", "--porcelain"])
+    asked = (run.ask(["git", "-C", paths.REPO, *words, "--", ".", ":^docs"]) for words in questions)
+    return " ".join(word for answer in asked for word in answer.stdout.split())
+
+
 def facts() -> dict[str, str]:
-    from lab.bench.runner import commit, host_facts
+    from lab.bench.runner import host_facts
     from lab.machine import fetch
 
-    found = {"knownzero": commit()}
+    found = {"knownzero": tested()}
     for name in fetch.NAMES:
         try:
             found[name] = fetch.identify(name).version

@@ -18,6 +18,7 @@ import pytest
 from lab.core import errors, paths
 from lab.core.errors import LabError, UsageError
 from lab.core.paths import REPO
+from lab.series.repo import Repo
 from lab.testing import cases, night, night_run
 from lab.testing.cases import BROKEN, FAILED, PASSED, SKIPPED
 from lab.testing.night import INTERRUPTED, RUNNING, WAITING, Night, Stage
@@ -112,6 +113,22 @@ def test_only_a_report_of_success_counts(tmp_path: Path, script: str, state: str
     run_night(one)
     (step,) = one.stages[0].steps.values()
     assert (step.state, why in step.why) == (state, True)
+
+
+def test_a_night_goes_on_after_a_change_of_documents() -> None:
+    repo = Repo(paths.REPO)
+    repo.git("init", "-q")
+    seen: list[str] = []
+    for name, commit in (("code", True), ("docs/nights.md", True), ("code", True), ("code", False)):
+        file = paths.REPO / name
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(f"{len(seen)}\n")
+        if commit:
+            repo.git("add", ".")
+            repo.git("commit", "-qm", f"change {name}")
+        seen.append(night_run.tested())
+    assert seen[0] == seen[1] != seen[2]
+    assert seen[3] == f"{seen[2]} M code"
 
 
 def test_a_budget_stops_a_night_and_the_next_goes_on(tmp_path: Path) -> None:
