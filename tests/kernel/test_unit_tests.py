@@ -3,8 +3,14 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import pytest
 
+from lab.build import images
+from lab.core import run
+from lab.machine import fetch
 from tests.kernel import kunit
 
 pytestmark = pytest.mark.boots
@@ -20,3 +26,13 @@ def test_unit_tests_of_known_zero_blocks(arch: str) -> None:
         # User-Mode Linux has no hugetlb; here it must not be left out.
         pool = [c.state for c in cases if "page_zeroed_hugetlb_pool" in c.name]
         assert pool and set(pool) == {"passed"}
+
+
+def test_their_configuration_links(tmp_path: Path) -> None:
+    """With tracepoints, and nothing that traces, no kernel links (kunit.py itself builds one for minutes)."""
+    with images.tree_of("linux", "knownzero", fetch.obtain("linux")) as tree:
+        argv = [sys.executable, "-B", str(tree / "tools" / "testing" / "kunit" / "kunit.py"), "config"]
+        options = ["--kunitconfig", "mm/tests", f"--build_dir={tmp_path}"]
+        run.output([*argv, *options], "kunit.py fails", "correct the error above", cwd=tree)
+    found = (tmp_path / ".config").read_text(encoding="utf-8").splitlines()
+    assert {"CONFIG_PAGE_ZEROED_KUNIT_TEST=y", "CONFIG_EVENT_TRACING=y"} <= set(found)
