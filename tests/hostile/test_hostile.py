@@ -50,6 +50,7 @@ from tests.hostile.peer import (
 
 pytestmark = [pytest.mark.slow]
 Start = Callable[..., Device]
+TOTAL_MEMORY = 5  # VIRTIO_BALLOON_S_MEMTOT
 
 
 @pytest.fixture(scope="session")
@@ -1010,6 +1011,26 @@ def test_statistics_without_end(vm: FrontEnd) -> None:
         vm.kick(STATS)
         vm.device.status()
     assert vm.device.status()["ok"]
+
+
+def test_statistics_are_the_answer_to_the_question(vm: FrontEnd) -> None:
+    def told(number: int) -> None:
+        vm.memory[PLAY : PLAY + 10] = struct.pack("<HQ", TOTAL_MEMORY, number)
+        vm.put(STATS, (PLAY, 10, False))
+        vm.kick(STATS)
+
+    told(1)
+    with vm.device.connect() as client, client.makefile("rb") as answers:
+        client.settimeout(10)
+        for number in (2, 3):
+            client.sendall(b'{"command":"stats"}\n')
+            assert vm.used(STATS) == 0
+            told(number)
+            assert json.loads(answers.readline())["stats"] == {"total_memory": number}
+        asked = time.monotonic()
+        client.sendall(b'{"command":"stats"}\n')
+        assert json.loads(answers.readline())["ok"] is False
+        assert 4.5 < time.monotonic() - asked < 7
 
 
 def test_features_that_were_not_offered(vm: FrontEnd) -> None:
