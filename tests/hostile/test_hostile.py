@@ -210,6 +210,18 @@ def test_the_front_end_goes_at_each_step(device: Device) -> None:
     device.serves()
 
 
+def test_the_next_front_end_waits_for_the_end_of_the_last(device: Device) -> None:
+    with FrontEnd(device) as first:
+        first.start()
+        device.process.send_signal(signal.SIGSTOP)
+        for _ in range(8):
+            first.send("SET_OWNER")
+    with FrontEnd(device) as second:
+        device.process.send_signal(signal.SIGCONT)
+        second.start()
+        second.works()
+
+
 def test_d6_a_second_front_end_is_refused_at_once(start: Start, binary: Path, tmp_path: Path) -> None:
     path = tmp_path / "front"
     with socket.socket(socket.AF_UNIX) as listener:
@@ -1011,6 +1023,16 @@ def test_statistics_without_end(vm: FrontEnd) -> None:
         vm.kick(STATS)
         vm.device.status()
     assert vm.device.status()["ok"]
+
+
+def test_statistics_are_asked_for_when_they_are_due(start: Start) -> None:
+    with FrontEnd(start("--stats-interval", "3600")) as vm:
+        vm.start()
+        assert vm.ask(STATS, (PLAY, 10, False)) == 0, "at once, for the first time"
+        vm.put(STATS, (PLAY, 10, False))
+        vm.kick(STATS)
+        vm.works()
+        assert vm.used_index(STATS) == vm.seen[STATS]
 
 
 def test_statistics_are_the_answer_to_the_question(vm: FrontEnd) -> None:

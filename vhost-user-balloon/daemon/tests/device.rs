@@ -988,5 +988,16 @@ fn status_says_why_it_does_not_work() {
         vm.status()["problems"][0],
         "the driver does not report free pages: only inflating gives memory back"
     );
+    assert_eq!(vm.status()["working"], true);
+    vm.end().unwrap();
+}
+
+#[test]
+fn reporting_alone_works_without_poison() {
+    let mut vm = Vm::started(ALL, options());
+    vm.frontend.get_vring_base(0).unwrap();
+    assert_eq!(vm.status()["working"], true);
+    vm.frontend.set_config(12, VhostUserConfigFlags::WRITABLE, &[0xaa; 4]).unwrap();
+    assert_eq!(vm.status()["working"], false);
     vm.end().unwrap();
 }
