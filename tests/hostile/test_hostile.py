@@ -367,6 +367,16 @@ def test_d3_discard_off_survives_a_restart(start: Start, tmp_path: Path, number:
         assert vm.holds(PLAY, MIB) == 0x5A
 
 
+@pytest.mark.parametrize("kind", ["link", "pipe"])
+def test_a_state_file_that_is_no_file(binary: Path, tmp_path: Path, kind: str) -> None:
+    state, other = tmp_path / "state", tmp_path / "other"
+    os.mkfifo(state) if kind == "pipe" else state.symlink_to(other)
+    argv = [binary, "--socket-path", tmp_path / "front", "--state", state]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=10, check=False)
+    assert done.returncode == 1 and str(state) in done.stderr
+    assert not other.exists()
+
+
 @pytest.mark.parametrize("content", ['{"target": -1}', "x", '{"target": 1}', "\0"])
 def test_d3_a_state_file_of_another_program(binary: Path, tmp_path: Path, content: str) -> None:
     state = tmp_path / "state"
