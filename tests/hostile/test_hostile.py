@@ -25,6 +25,7 @@ from pathlib import Path
 import pytest
 
 from lab.build import daemon
+from tests.guest.guests import OutOfLuck
 from tests.hostile import fuse
 from tests.hostile.peer import (
     ALL,
@@ -371,7 +372,7 @@ def test_d3_discard_off_survives_a_restart(start: Start, tmp_path: Path, number:
 def test_a_state_file_that_is_no_file(binary: Path, tmp_path: Path, kind: str) -> None:
     state, other = tmp_path / "state", tmp_path / "other"
     os.mkfifo(state) if kind == "pipe" else state.symlink_to(other)
-    argv = [binary, "--socket-path", tmp_path / "front", "--state", state]
+    argv: list[str | Path] = [binary, "--socket-path", tmp_path / "front", "--state", state]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=10, check=False)
     assert done.returncode == 1 and str(state) in done.stderr
     assert not other.exists()
@@ -1055,10 +1056,14 @@ def test_statistics_are_the_answer_to_the_question(vm: FrontEnd) -> None:
     with vm.device.connect() as client, client.makefile("rb") as answers:
         client.settimeout(10)
         for number in (2, 3):
+            asked = time.monotonic()
             client.sendall(b'{"command":"stats"}\n')
             assert vm.used(STATS) == 0
             told(number)
-            assert json.loads(answers.readline())["stats"] == {"total_memory": number}
+            answer = json.loads(answers.readline())
+            if time.monotonic() - asked > 4:
+                raise OutOfLuck("the machine was too busy to answer within 5 s")
+            assert answer["stats"] == {"total_memory": number}
         asked = time.monotonic()
         client.sendall(b'{"command":"stats"}\n')
         assert json.loads(answers.readline())["ok"] is False
