@@ -24,7 +24,7 @@ from tests.guest.test_stress_ng import GROUP, SOURCES, with_libraries
 pytestmark = [pytest.mark.boots, pytest.mark.slow, pytest.mark.nightly, pytest.mark.hunt]
 
 SECONDS = int(os.environ.get("KNOWNZERO_STRESS_SECONDS", "3600"))
-CALLS = 10000  # of each trinity; one that runs on keeps more memory than its group may have
+CALLS = 10000  # of each run: after 30,000 calls trinity has filled the memory of its group
 HUNT = 30
 RAN = re.compile(r"Ran (\d+) syscalls\. Successes: (\d+)\s+Failures: (\d+)")
 # As nobody it can end its own tasks only, and write few files. The kernel lacks 32-bit calls and sockets.

@@ -16,7 +16,7 @@ from tests.kernel import kunit
 
 pytestmark = [pytest.mark.boots, pytest.mark.nightly, pytest.mark.slow, pytest.mark.matrix]
 
-# What the tests of the series need; all_tests.config has no tracer.
+# The tests of the series need a tracer, and all_tests.config has none.
 BOTH = {"CONFIG_FTRACE": "y", "CONFIG_ENABLE_DEFAULT_TRACERS": "y"}
 
 
