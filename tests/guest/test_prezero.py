@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 
@@ -42,6 +43,8 @@ NOW = f"echo 0 > {ZP}/delay_millisecs; echo 1 > {ZP}/enabled"
 # Memory that was never used as well.
 ALL = f"echo 0 > {ZP}/delay_millisecs; echo all > {ZP}/enabled"
 KNOWN = "awk '/^pgzeroed_set/ { n += $2 } /^pgzeroed_(skip|lost)/ { n -= $2 } END { print n * 4096 }' /proc/vmstat"
+COMPACT = "echo 1 > /proc/sys/vm/compact_memory"
+LOST = "awk '/^pgzeroed_lost/ { n += $2 } END { print n }' /proc/vmstat"
 SKIPPED = "awk '/^pgzeroed_skip/ { n += $2 } END { print n }' /proc/vmstat"
 FREE = "awk '/^MemFree/ { print $2 * 1024 }' /proc/meminfo"
 COUNTERS = "grep pgzeroed_ /proc/vmstat"
@@ -128,16 +131,16 @@ def test_an_idle_clean_machine_is_not_woken() -> None:
     assert values(result)["later"] > 0
 
 
-def scattered(size: int, group: int, steps: list[tuple[str, int, int]]) -> str:
+def scattered(size: int, group: int, steps: list[tuple[str, int, int]], options: str = "") -> str:
     """Shell that runs guest/scatter.c and, after each step of it (pages, ms), what the step names."""
     lines = [
-        f"mkfifo /tmp/in; scatter --size {size} --group {group} </tmp/in >/tmp/out & exec 9>/tmp/in",
+        f"mkfifo /tmp/in; scatter --size {size} --group {group} {options} </tmp/in >/tmp/out & exec 9>/tmp/in",
         "line() { while [ $(wc -l < /tmp/out) -lt $1 ]; do sleep 0.2; done; }",
         "line 1",
     ]
     for number, (after, pages, milliseconds) in enumerate(steps, start=2):
         lines += [f"echo {pages} {milliseconds} >&9", f"line {number}", after]
-    return "; ".join([*lines, "exec 9>&-", "wait"]).replace("& ;", "&")
+    return "; ".join([*lines, "exec 9>&-", "wait $!"]).replace("& ;", "&")
 
 
 def test_a_freed_page_costs_a_page() -> None:
@@ -167,12 +170,40 @@ def test_a_freed_page_costs_a_page() -> None:
     assert counters(result)["pgzeroed_bad"] == 0
 
 
+def test_compaction_uses_blocks_that_are_partly_zero() -> None:
+    """The words of a map are in pages that become tail pages of the folio that is moved there."""
+    thp = "/sys/kernel/mm/transparent_hugepage/hugepages"
+    script = scattered(
+        256,
+        16,
+        [
+            # All but the first page of each 64 KiB is zeroed.
+            (f"{ALL}; {SETTLE}; echo 0 > {ZP}/enabled", 15, 0),
+            (f"lost=$({LOST}); {COMPACT}; {COMPACT}; {COMPACT}; echo lost=$(($({LOST}) - lost))", 1, 0),
+        ],
+        "--large",
+    )
+    result = run(
+        f"echo never > {thp}-2048kB/enabled; echo always > {thp}-64kB/enabled; "
+        # The CPU's own list is kept short, so that each page soon merges.
+        "echo 100000 > /proc/sys/vm/percpu_pagelist_high_fraction; "
+        f"echo 0 > {ZP}/mini_order; {script}; {COUNTERS}",
+        devices=[],
+    )
+    fine(result)
+    # Compaction has moved folios there.
+    expect_at_least(values(result)["lost"], 1000)
+    assert counters(result)["pgzeroed_bad"] == 0
+
+
 def test_pools_of_huge_pages() -> None:
     """Free pages of a hugetlb pool that were in use are zeroed; those that were not, only when asked."""
     fill = "alloc_once --size {} --pages hugetlb --verify --mode touch_all"
     pool = "echo {} > /proc/sys/vm/nr_hugepages"
     result = run(
-        f"{pool.format(32)}; {NOW}; {SETTLE}; {skips('unused', fill.format(64))}; {SETTLE}; "
+        f"{pool.format(32)}; {NOW}; {SETTLE}; echo 0 > {ZP}/enabled; {skips('unused', fill.format(64))}; "
+        # Dirty ones that come later, and are not used, do not hide them.
+        f"{FILL}; {pool.format(36)}; {NOW}; {SETTLE}; "
         f"{skips('used', fill.format(64))}; {pool.format(64)}; {ALL}; {SETTLE}; "
         f"{skips('all', fill.format(128))}; {COUNTERS}",
         devices=[],
@@ -350,6 +381,7 @@ def test_the_rate_is_limited() -> None:
         cpus=2,
     )
     fine(result)
+    assert re.search(r"^policy +: +5$", text(result), re.MULTILINE), "not SCHED_IDLE"
     expect_at_least(values(result)["rate"], 4 * mib)
     expect_at_most(values(result)["rate"], 18 * mib)
     expect_at_least(values(result)["in_batches"], 4 * mib)
