@@ -5,11 +5,10 @@ from __future__ import annotations
 
 import pytest
 
-from lab.core import paths
 from lab.machine import fetch
 from lab.series import apply, parts
 from lab.testing import suite as testing
-from tests.qemu.test_qtests import qtest
+from tests.qemu.test_qtests import judge, results
 from tests.sets import sets
 
 pytestmark = pytest.mark.slow
@@ -30,8 +29,4 @@ def test_parts_apply(chosen: tuple[str, ...]) -> None:
 @pytest.mark.usefixtures("newer_qemu")
 @pytest.mark.parametrize("name", testing.QTESTS)
 def test_qtests(name: str) -> None:
-    log = paths.log_file(f"qtest-10.2-{name}")
-    qtest(name, log)
-    lines = log.read_text().splitlines()
-    assert [line for line in lines if line.startswith("ok ")]
-    assert not [line for line in lines if line.startswith("not ok")]
+    judge(*results(name, "qtest-10.2"))
