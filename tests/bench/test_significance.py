@@ -4,12 +4,9 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import strategies as st
 
 from lab.report import significance
 from lab.report.significance import CONSTANT, PAIRED, TOO_FEW, UNPAIRED, judge, outside
-
-positive = st.floats(min_value=0.5, max_value=1e9)
 
 
 def test_pairs_see_what_is_hidden_by_a_machine_that_drifts() -> None:

@@ -288,7 +288,7 @@ def test_an_upgrade_from_debians_kernel_and_back(config: str, tmp_path: Path) ->
     """Debian's kernel runs and ours is installed. Ours boots on both QEMUs and removes itself; Debian's boots again."""
     ours = (
         Path(GIVEN).absolute()
-        if config == GIVEN != package.CLOUD
+        if config == package.CLOUD != GIVEN
         else package.package_kernel(tmp_path, config)
     )
     name, files = debian.field(ours, "Package"), tmp_path / "files"

@@ -130,7 +130,7 @@ def test_charge_fails() -> None:
         "echo +memory > /tmp/cg/cgroup.subtree_control; mkdir /tmp/cg/small; "
         f"echo 2M > /tmp/cg/small/memory.max; {DIRTY}; {REPORT}; {grow(1)}; {COUNT}; "
         f"if sh -c 'echo $$ > /tmp/cg/small/cgroup.procs; exec {small}' 2>/dev/null; "
-        f"then echo charged; fi; {COUNT}; {small}; {COUNT}"
+        f"then echo charged; fi; grep '^max [1-9]' /tmp/cg/small/memory.events; {COUNT}; {small}; {COUNT}"
     )
     fine(result)
     assert "charged" not in text(result)

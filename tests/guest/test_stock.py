@@ -138,7 +138,8 @@ def test_the_daemon_on_stock_qemu_keeps_the_poison_of_free_pages() -> None:
 def test_stock_qemu_goes_on_without_its_daemon() -> None:
     """It does not connect again: what is reported stays unanswered, and the rest of the guest works."""
     script = (
-        f"{LATE}; {DIRTY}; pause filled; ({REPORT}) & alloc_once --size 64 --verify; pause alive; kill %1"
+        f"{LATE}; {DIRTY}; pause filled; ({REPORT}) & alloc_once --size 64 --verify; "
+        'echo "$(jobs)"; pause alive; kill %1'
     )
     with guest_with(script, qemu="stock") as guest:
         device = device_of(guest)
@@ -149,6 +150,8 @@ def test_stock_qemu_goes_on_without_its_daemon() -> None:
         until(guest, "alive")
         assert guest.qmp("query-status")["running"] is True
         assert device.status()["regions"] == []
+        guest.send("")
+        assert "Running" in guest.wait().stdout
 
 
 def test_stock_qemu_does_not_start_with_reconnect_ms() -> None:

@@ -61,15 +61,30 @@ def _cases(tests: Iterable[Any], path: str) -> Iterator[Case]:
 
 
 def run(
-    arch: str, glob: str, kernel: str | Path = "debug", timeout: float = 240, mte: bool = False
+    arch: str,
+    glob: str,
+    kernel: str | Path = "debug",
+    timeout: float = 240,
+    mte: bool = False,
+    taints: str = "",
 ) -> list[Case]:
     """Boot a kernel and run its built-in tests whose suite matches ``glob``; ``mte``: with memory tags.
 
+    ``taints``: a parameter that asks for a test that taints the kernel.
+
     Raises TestFailure when there were none, and the errors of ``boot``.
     """
-    append = f"kunit.enable=1 kunit.autorun=1 kunit.filter_glob={glob}"
+    append = f"kunit.enable=1 kunit.autorun=1 kunit.filter_glob={glob} {taints}".rstrip()
     memory = "256M" if arch == "um" else "1G"
-    spec = BootSpec(kernel=kernel, arch=arch, memory=memory, append=append, timeout=timeout, mte=mte)
+    spec = BootSpec(
+        kernel=kernel,
+        arch=arch,
+        memory=memory,
+        append=append,
+        timeout=timeout,
+        mte=mte,
+        allow_warnings=bool(taints),
+    )
     result = guest.boot(spec)
     cases = parse(result.console.read_text(errors="replace"))
     if not cases:

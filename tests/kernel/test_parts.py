@@ -69,6 +69,11 @@ def boots(variant: str, chosen: tuple[str, ...]) -> None:
     if on:
         cases = kunit.run("um", "*zero*", image)
         assert all(case.state != "failed" for case in cases), cases
+        passed = {case.name.split(".")[0] for case in cases if case.state == "passed"}
+        wanted = {"page_zeroed_rules", "page_zeroed_alloc"}
+        assert passed >= wanted | ({"page_zeroed_prezero"} if not chosen or "prezero" in chosen else set()), (
+            passed
+        )
 
 
 @pytest.mark.boots

@@ -185,12 +185,10 @@ BY_NIGHT = {
 SHELL = "./kz shell"
 
 # Not run in this file: why, and who runs it, or what does the same. FILE::TEST, or FILE: WORDS that are in it.
-AT_NIGHT = "at night"  # by .ci/nightly, or what it calls
 MINUTES = "it takes minutes"
 ENDLESS = "it goes on until it is told to end"
 THE_SUITE = "it is what runs this test"
 PLACEHOLDER = "it names files of the reader's"
-OTHERS_TREE = "without --path it works on the tree in the cache, which is the reader's"
 CHANGES = "it changes the machine: a guest is changed instead"
 A_BENCH = "it takes minutes to an hour"
 COMPARED = "tests/bench/test_compare.py::test_the_verb_prints_json_and_a_table"
@@ -202,7 +200,6 @@ LIBVIRT = "tests/operators/test_libvirt.py::test_the_packaged_qemu"
 AUTOBALLOON = "tests/operators/test_autoballoon.py"
 UNDER_LIBVIRT = "it needs a guest under libvirt"
 STAGE = "tests/lab/test_night.py::test_what_a_stage_runs"
-HERE = "tests/lab/test_documented_commands.py"
 ELSEWHERE: dict[str, tuple[str, str]] = {
     "./kz top": (ENDLESS, "tests/lab/test_top.py::test_on_a_terminal_it_goes_on_until_ctrl_c"),
     "./kz top -- sh -c 'while sleep 1; do alloc_once --size 256; done'": (
@@ -215,7 +212,7 @@ ELSEWHERE: dict[str, tuple[str, str]] = {
     "./kz compare out/thp/A out/thp/B": (PLACEHOLDER, COMPARED),
     "./kz build daemon --profile release": (
         MINUTES,
-        "tests/rust/test_vhost_user_balloon.py::test_the_daemon_is_built_and_runs",
+        "tests/rust/test_costs.py::test_a_report_costs_little_more_than_its_holes",
     ),
     "./kz series check linux": ("it has passed in this run, or with the same files before", IN_ORDER),
     "./kz series check linux --each": ("it takes hours", STAGE),
@@ -330,8 +327,7 @@ def is_there(who: str) -> bool:
     if test:
         return (REPO / file).is_file() and test in functions(REPO / file)
     file, _, words = who.partition(": ")
-    files = [".ci/nightly", "lab/testing/night.py"] if file == AT_NIGHT else [file]
-    text = "\n".join((REPO / f).read_text(encoding="utf-8") for f in files if (REPO / f).is_file())
+    text = (REPO / file).read_text(encoding="utf-8") if (REPO / file).is_file() else ""
     # As the words of a shell, or as a list of Python's.
     return words in re.sub(r"[\s,\"']+", " ", text)
 

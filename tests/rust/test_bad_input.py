@@ -237,7 +237,7 @@ REQUESTS = {
     b'{"command":"target","bytes":"1G"}': "1G",
     b'{"command":"target","byte":1}': "unknown field `byte`",
     b'{"command":"discard"}': "missing field `enabled`",
-    b'{"command":"discard","enabled":"on"}': "on",
+    b'{"command":"discard","enabled":"on"}': 'string "on"',
     b'{"command":"discard","enabled":true,"enabled":false}': "duplicate field",
     b'{"command":"status"} {}': "trailing characters",
     b'{"command":"stats"}': "no driver with a queue for them has started",

@@ -793,7 +793,6 @@ fn what_was_inflated_while_suspended() {
     assert!(!vhost_user_balloon::device::Device::new(options()).unwrap().run_backlog());
 }
 
-/// Host pages of 2 MiB: whatever the order and the requests, one goes when all of it is in the balloon.
 #[test]
 fn some_of_it_can_be_left_alone_for_tests_of_drivers() {
     let one_in = std::num::NonZeroU32::new(3);
@@ -817,6 +816,7 @@ fn some_of_it_can_be_left_alone_for_tests_of_drivers() {
     vm.end().unwrap();
 }
 
+/// Host pages of 2 MiB: whatever the order and the requests, one goes when all of it is in the balloon.
 #[test]
 fn large_host_pages() {
     let large = vhost_user_balloon::device::Options { discard_unit: 2 * MIB, ..options() };
