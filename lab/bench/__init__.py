@@ -26,7 +26,7 @@ class BenchOptions:
     base: Annotated[str, Option(help="The kernel to compare with.")] = "base"
     ours: Annotated[str, Option(help="The kernel measured: a variant or image.")] = "knownzero"
     qemu: Annotated[str, Option(help="knownzero, or stock: Debian's, with the daemon.")] = "knownzero"
-    only: Annotated[str, Option(metavar="NAME,…", help="Of programs: only these.")] = ""
+    only: Annotated[str, Option(metavar="NAME,…", help="programs only: run these.")] = ""
 
     @property
     def memory_mb(self) -> int:

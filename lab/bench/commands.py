@@ -31,7 +31,7 @@ ALL = "all"
 class RunOptions(BenchOptions):
     """A run as the command line describes it."""
 
-    output: Annotated[Path | None, Option(help="Where to (default: out/NAME/TIME).")] = None
+    output: Annotated[Path | None, Option(help="Folder (default: out/NAME/TIME).")] = None
     strict: Annotated[bool, Option("--strict", help="Exit with 1 when a target is missed.")] = False
     as_json: Annotated[bool, Option("--json", help="Print result.json.")] = False
 

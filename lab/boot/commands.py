@@ -33,7 +33,7 @@ class GuestOptions:
     memory: Annotated[str, Option(help="Guest memory, such as 2G.")] = "2G"
     cpus: Annotated[int, Option(min=1, max=255, help="Virtual CPUs.")] = 1
     device: Annotated[
-        Several, Option(help=f"A QEMU device, as {BALLOON}, or daemon,OPTION=…. Repeatable.")
+        Several, Option(help=f"A QEMU device, such as {BALLOON}, or daemon,OPTION=…. Repeatable.")
     ] = None
     append: Annotated[str, Option(help="More kernel command line.")] = ""
     add: Annotated[Several, Option(metavar="FILE[:GUESTPATH]", help="Copy this in. Repeatable.")] = None

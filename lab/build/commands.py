@@ -13,7 +13,7 @@ from lab.core.options import Json, Parts, one_of
 
 app = typer.Typer()
 SERVER = "server"  # a configuration of the kernel
-Base = Annotated[str, Option(help="Of QEMU: another version of qemu/base.toml: 10.2.")]
+Base = Annotated[str, Option(help="QEMU only: another version in qemu/base.toml (10.2).")]
 HELP = "Build a kernel, QEMU or the daemon; its path is the last line."
 build_app = typer.Typer(no_args_is_help=True, help=HELP)
 app.add_typer(build_app, name="build")
@@ -76,7 +76,7 @@ def package(
         str, Option(help="Kernel: server, cloud (takes hours), small (no modules) or a file.")
     ] = SERVER,
     base: Base = "",
-    output: Annotated[Path | None, Option(help="Where to (default: out/packages).")] = None,
+    output: Annotated[Path | None, Option(help="Folder (default: out/packages).")] = None,
     as_json: Json = False,
 ) -> None:
     """Make a Debian package; its path is the last line."""

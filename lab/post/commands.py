@@ -19,7 +19,7 @@ EACH = "Also build after each patch, on and off, x86_64 and um. Takes hours."
 
 @series_app.command("export")
 def series_export(
-    part: Annotated[str, Argument(help="A part, as zeroed; qemu/NAME for a part of QEMU.")],
+    part: Annotated[str, Argument(help="A part, such as zeroed; qemu/NAME for a part of QEMU.")],
     directory: Annotated[Path, Argument(help="Where the mails go.")],
     strict: Annotated[bool, Option("--check", help="Write nothing if anything is missing.")] = False,
     since: Annotated[Path | None, Option(metavar="DIR", help="An earlier export, for a range-diff.")] = None,

@@ -19,7 +19,7 @@ app = typer.Typer()
 @app.command("report")
 def report(
     runs: Annotated[list[Path], Argument(help="Folders under out/, or their result.json.")],
-    output: Annotated[Path | None, Option("--output", help="Where to (default: the run's own).")] = None,
+    output: Annotated[Path | None, Option("--output", help="Folder (default: the run's own).")] = None,
 ) -> None:
     """Write report.html and report.md for one run, or one page for several."""
     from lab.core import paths

@@ -25,7 +25,7 @@ HEAD = """<!-- SPDX-License-Identifier: GPL-2.0 -->
 # Published results
 
 Figures of different accelerators cannot be compared. [Methods](../how-to/measure.md). Medians, in brackets the 10th to 90th percentile; the change with its
-95 % interval; the distance from the floor kernel, which leaves the memory as it is. After ±: half the distance of both percentiles.
+95 % interval; the distance from the floor kernel, which leaves the memory as it is. After ±: half the distance between both percentiles.
 result.json beside the charts has the repetitions, the p of each row and the text of each target.
 
 """
@@ -60,7 +60,7 @@ def table(result: Result) -> list[list[str]]:
 
 
 def _half(side: Sample, divisor: float) -> str:
-    """The median, with half the distance of both percentiles where it shows."""
+    """The median, with half the distance between both percentiles where it shows."""
     middle, half = digits(side.median / divisor), digits((side.high - side.low) / 2 / divisor)
     return middle if half in ("0", "0.00") else f"{middle}±{half}"
 

@@ -50,7 +50,7 @@ def test(
 ) -> None:
     """Build what the tests need, and run all except the nightly ones. Skipped tests are listed with reasons.
 
-    A night also runs every bench and builds both series after each patch. A stopped night goes on.
+    A night also runs every bench and builds both series after each patch. It resumes a stopped night.
     """
     from lab.testing import night, night_run, suite
 

@@ -164,7 +164,7 @@ def test_the_feature_bits_are_those_of_the_headers() -> None:
 def test_numbers_in_the_interface() -> None:
     text = ABI.read_text(encoding="utf-8")
     lost = re.search(r"MEMORY_LOST: \w+ = (\d+);", (DAEMON / "signals.rs").read_text(encoding="utf-8"))
-    assert lost and f"| {lost[1]} | the front end has truncated guest memory |" in text
+    assert lost and f"| {lost[1]} | with `--fd`: guest memory could not be touched |" in text
     numbers = {int(n) for n in re.findall(r"Number (\d+), (?:\d+) on Alpha", text)}
     assert numbers == {int(n) for n in found(r"__NR_refpage_create (\d+)", files="asm-generic/unistd.h$")}
 

@@ -51,8 +51,8 @@ pub struct Daemon {
     /// Answer scrapes of Prometheus (HTTP GET) on this unix socket
     #[arg(long, value_name = "PATH")]
     pub metrics_socket: Option<PathBuf>,
-    /// Keep what the subcommands target and discard have set in this file, for the next device. What is in
-    /// there overrides --target and --discard
+    /// Save what `target` and `discard` set in this file, for the next device. It overrides --target and
+    /// --discard
     #[arg(long, value_name = "PATH")]
     pub state: Option<PathBuf>,
     /// Ask the guest for statistics this often, in seconds; 0: only when a client asks

@@ -99,8 +99,7 @@ pub struct Device {
     held_stats: Option<u16>,
     asked: Option<Instant>,
     pub(crate) statistics: Option<(Statistics, Instant)>,
-    /// Discarding is suspended. When it goes on, then also with what came into the balloon meanwhile, as far
-    /// as the driver has to deflate before it uses that again.
+    /// Discarding is suspended. What is inflated meanwhile is discarded later, with MUST_TELL_HOST.
     pub(crate) inhibited: bool,
     dice: u64,
     channel: Option<Channel>,

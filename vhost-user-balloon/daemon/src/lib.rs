@@ -3,8 +3,8 @@
 //!
 //! One thread serves: requests of the front end, queues, control and metrics sockets. Others wait for
 //! signals, and close descriptors of unknown kinds. So no discard runs after the front end was notified that a
-//! ring has stopped or that a region of memory is no longer in use; with a worker thread beside the one
-//! that answers requests (as `vhost-user-backend` has it) that takes a lock around every discard.
+//! ring has stopped or that a region of memory is no longer in use. A worker
+//! thread (as in `vhost-user-backend`) would need a lock around every discard for that.
 
 // The library is for the daemon's own tests, fuzzers and manual pages.
 #![allow(missing_docs)]

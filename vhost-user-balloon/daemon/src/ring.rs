@@ -326,7 +326,7 @@ mod tests {
         Some(File::from(rustix::event::eventfd(0, flags).unwrap()))
     }
 
-    /// More often than once, and the serving thread would loop for ever.
+    /// If it were pending twice, the serving thread would loop for ever.
     #[test]
     fn a_ring_is_pending_once_and_only_while_it_runs() {
         let memory = GuestMemoryMmap::<()>::from_ranges(&[(GuestAddress(0), 0x4000)]).unwrap();

@@ -268,7 +268,7 @@ impl Server {
         let deadline = front_end.and_then(FrontEnd::deadline);
         let next =
             waiting.chain(self.device.next_question()).chain(deadline).chain(self.rests_until).min()?;
-        // Rounded up, or the time before it would be spent turning round.
+        // Rounded up, or the time before it would be spent in a busy loop.
         Some(next.saturating_duration_since(now).saturating_add(Duration::from_millis(1)))
     }
 

@@ -166,7 +166,7 @@ impl Service {
     }
 }
 
-/// Whether accept(2) failed because of the one who connects, and will not fail again at once.
+/// Whether accept(2) failed because of the peer, and will not fail again at once.
 pub fn is_for_the_peer(error: &io::Error) -> bool {
     matches!(
         Errno::from_io_error(error),

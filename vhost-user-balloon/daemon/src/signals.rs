@@ -118,7 +118,7 @@ pub fn install() -> io::Result<()> {
     Ok(())
 }
 
-/// From now on interrupt calls of this thread that wait for 0.2 s, or no longer.
+/// Start, or stop, to interrupt calls of this thread that wait for 0.2 s.
 ///
 /// No call is meant to wait. A front end can still make a descriptor wait that it shares with this process,
 /// by taking away its O_NONBLOCK.

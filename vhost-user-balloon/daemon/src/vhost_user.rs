@@ -3,7 +3,7 @@
 //!
 //! The request handler of the `vhost` crate reads from a socket that blocks and tries again when a time-out
 //! ends the read, so half a header stops it for ever. Here a message is collected without waiting, one
-//! deadline covers all of it, and so it does a reply that the front end does not read.
+//! deadline covers all of it, and also a reply that the front end does not read.
 
 use std::fs::File;
 use std::io::IoSliceMut;
