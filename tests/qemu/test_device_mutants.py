@@ -14,7 +14,9 @@ from lab.build import qemu
 from lab.core import paths, run
 from lab.machine import fetch
 from lab.testing import suite
+from tests import hugepages
 from tests.kernel import mutants
+from tests.qemu.test_qtests import HUGE_PAGES
 
 pytestmark = [pytest.mark.nightly, pytest.mark.matrix, pytest.mark.slow, pytest.mark.timeout(3600)]
 
@@ -43,9 +45,9 @@ def run_cases(program: Path, cases: list[str]) -> run.Done:
     obj = suite.build_qtests()
     argv = [str(obj / "tests" / "qtest" / QTEST), "--tap", "-k"]
     argv += [word for case in cases for word in ("-p", case)]
-    return run.ask(
-        argv, env={**os.environ, "QTEST_QEMU_BINARY": str(program), "G_TEST_DBUS_DAEMON": ""}, cwd=obj
-    )
+    environment = {**os.environ, "QTEST_QEMU_BINARY": str(program), "G_TEST_DBUS_DAEMON": ""}
+    with hugepages.reserved(HUGE_PAGES):
+        return run.ask(argv, env=environment, cwd=obj)
 
 
 def test_none(tmp_path: Path) -> None:
