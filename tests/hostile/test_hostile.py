@@ -824,6 +824,18 @@ def test_d12_16_gib_in_the_balloon(start: Start, options: Sequence[str]) -> None
         print(f"{grown} KiB for 16 GiB, options {options}")
 
 
+def test_frames_without_memory_cost_none(start: Start) -> None:
+    """Each list has as many page frames as it may, as far from each other as can be, and none of them is there."""
+    device = start("--discard", "off")
+    with FrontEnd(device) as vm:
+        vm.start()
+        before = device.about("RssAnon")
+        for first in range(0, 64 * 4096, 4096):
+            # Beyond the guest's memory.
+            vm.pages(INFLATE, [0x10_0000 + (first + n) * 4096 for n in range(4096)])
+        assert device.about("RssAnon") - before < 4096
+
+
 # D13 and time
 
 

@@ -483,13 +483,17 @@ impl Device {
     fn inflate(&mut self, job: &mut Job) {
         let Some(pfns) = self.list(&job.chain) else { return };
         job.received = u64::try_from(pfns.len()).unwrap_or(u64::MAX).saturating_mul(PAGE_SIZE);
+        let (remembers, memory) = (self.remembers(), &self.memory);
         for run in runs(&pfns) {
-            if self.remembers() {
-                if self.memory.regions().any(|region| region.host_page() > PAGE_SIZE) {
-                    self.in_balloon.insert(run);
+            // Only pages in memory: others, as many as there are numbers, would cost memory as well.
+            let pieces = range_of(run).into_iter().flat_map(|range| memory.pieces(range));
+            for (region, piece) in pieces.filter(|_| remembers) {
+                let Some(part) = whole_run(piece) else { continue };
+                if region.host_page() > PAGE_SIZE {
+                    self.in_balloon.insert(part);
                 }
                 if self.inhibited {
-                    self.kept.insert(run);
+                    self.kept.insert(part);
                 }
             }
             self.targets(run, &mut job.todo);
@@ -499,9 +503,8 @@ impl Device {
 
     /// What can be discarded because of a run of pages in the balloon.
     fn targets(&self, run: Run, targets: &mut Vec<Range>) {
-        let length = u64::from(run.pages) << PAGE_SHIFT;
-        let Some(range) = Range::new(u64::from(run.first) << PAGE_SHIFT, length) else { return };
-        let mut outside = length;
+        let Some(range) = range_of(run) else { return };
+        let mut outside = range.length();
         for (region, piece) in self.memory.pieces(range) {
             outside = outside.saturating_sub(piece.length());
             if region.host_page() <= PAGE_SIZE {
@@ -689,6 +692,12 @@ impl Device {
         (self.dice >> 32).is_multiple_of(u64::from(one_in.get()))
     }
 
+    /// Whether a page of it has left the balloon since its request was read: its host page is in use.
+    fn came_back(&self, range: Range) -> bool {
+        let large = self.memory.region_at(range.start()).is_some_and(|region| region.host_page() > PAGE_SIZE);
+        large && self.remembers() && !whole_run(range).is_some_and(|run| self.in_balloon.contains(run))
+    }
+
     /// Give one step of a range back to the host, unless there is a reason not to.
     fn discard(&mut self, kind: QueueKind, range: Range) -> Outcome {
         let kept = |reason| Outcome { claim: Claim::Unproven(reason), discarded: 0, errno: None };
@@ -698,6 +707,8 @@ impl Device {
         } else if poisoned && kind == QueueKind::Reporting {
             // The driver expects its own value there, and zeros would look like a write to free memory.
             kept(Reason::Poison)
+        } else if kind == QueueKind::Inflate && self.came_back(range) {
+            kept(Reason::PartOfHostPage)
         } else if self.rings.iter().flat_map(Ring::areas).any(|area| area.overlaps(range)) {
             // Rings are written as long as there are any: no page of them stays zero.
             kept(Reason::Malformed)
@@ -728,6 +739,11 @@ impl Device {
 
 fn total(parts: &[(u64, u32)]) -> u64 {
     parts.iter().fold(0, |sum, (_, length)| sum.saturating_add(u64::from(*length)))
+}
+
+/// The memory of a run of pages.
+fn range_of(run: Run) -> Option<Range> {
+    Range::new(u64::from(run.first) << PAGE_SHIFT, u64::from(run.pages) << PAGE_SHIFT)
 }
 
 /// The pages of a range, if they have page frame numbers.
@@ -774,5 +790,42 @@ impl Job {
     /// What was discarded is in order, unless the memory has changed.
     fn is_zero(&self, page: Range) -> bool {
         self.zero.iter().any(|range| range.intersection(page) == Some(page))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::File;
+    use vhost::vhost_user::message::VhostUserMemoryRegion;
+
+    const UNIT: u64 = 2 << 20;
+
+    /// A driver that deflates a page while the host page that it belongs to is about to be discarded.
+    #[test]
+    fn a_host_page_that_is_in_use_again_stays() {
+        let features = Features::MUST_TELL_HOST;
+        let mut device = Device::new(Options {
+            features,
+            target: 0,
+            memory_is_shared: true,
+            inhibited: false,
+            discard_unit: UNIT,
+            inhibit_one_in: None,
+            stats_interval: None,
+            #[cfg(feature = "lying")]
+            lie: None,
+        })
+        .unwrap();
+        device.features = features;
+        let file = File::from(rustix::fs::memfd_create(c"ram", rustix::fs::MemfdFlags::CLOEXEC).unwrap());
+        file.set_len(UNIT).unwrap();
+        device.memory.add(VhostUserMemoryRegion::new(0, UNIT, 1 << 30, 0), file).unwrap();
+
+        let range = Range::new(0, UNIT).unwrap();
+        device.in_balloon.insert(whole_run(range).unwrap());
+        assert_eq!(device.discard(QueueKind::Inflate, range).discarded, UNIT);
+        device.in_balloon.remove(Run { first: 7, pages: 1 });
+        assert_eq!(device.discard(QueueKind::Inflate, range).discarded, 0);
     }
 }

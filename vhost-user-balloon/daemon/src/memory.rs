@@ -7,7 +7,7 @@ use std::os::unix::fs::FileExt;
 
 use crate::signals;
 use balloon_discard::{FileId, Outcome, Region, RegionError};
-use balloon_protocol::{Claim, Range, Reason};
+use balloon_protocol::{Backing, Claim, Range, Reason};
 use thiserror::Error;
 use vhost::vhost_user::message::VhostUserMemoryRegion as Description;
 use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap, GuestRegionMmap, MmapRegion};
@@ -140,7 +140,12 @@ impl Memory {
         if advised != 0 {
             return Err(map(io::Error::last_os_error()));
         }
-        let whole = length.next_multiple_of(usize::try_from(host_page).unwrap_or(4096));
+        // What mmap(2) has made of the length, and no byte of a neighbour.
+        let page = match region.backing() {
+            Backing::Hugetlbfs => usize::try_from(host_page).unwrap_or(usize::MAX),
+            _ => rustix::param::page_size(),
+        };
+        let whole = length.checked_next_multiple_of(page).unwrap_or(length);
         let guard =
             signals::Guard::new(start.addr(), whole).ok_or_else(|| map(io::Error::other("no slot")))?;
         let mapping = GuestRegionMmap::new(mapped, GuestAddress(guest)).ok_or(overlap)?;

@@ -350,11 +350,17 @@ fn punch(file: impl AsFd, range: Range) -> Result<(), Errno> {
 
 /// Discard private anonymous memory of this process, such as a VMM's that maps its guest that way.
 ///
+/// `page_size` is that of the mapping: 2 MiB, for example, with `MAP_HUGETLB`. Nothing is discarded that is
+/// not whole pages: madvise(2) would leave a part of a huge page as it is, and drop all of another page.
+///
 /// # Safety
 ///
-/// The `length` bytes at `address` are a private anonymous mapping, and only the guest relies on what
-/// they hold.
-pub unsafe fn discard_anonymous(address: *mut u8, length: usize) -> Claim {
+/// The `length` bytes at `address` are a private anonymous mapping with pages of this size, and only the
+/// guest relies on what they hold.
+pub unsafe fn discard_anonymous(address: *mut u8, length: usize, page_size: usize) -> Claim {
+    if !address.addr().is_multiple_of(page_size) || !length.is_multiple_of(page_size) {
+        return Claim::Unproven(Reason::PartOfHostPage);
+    }
     // SAFETY: the caller ensures that the mapping exists and that its content may go.
     match unsafe { rustix::mm::madvise(address.cast(), length, rustix::mm::Advice::LinuxDontNeed) } {
         Ok(()) => Claim::Proven(Backing::Anonymous),

@@ -189,8 +189,24 @@ fn anonymous_memory() {
     .cast::<u8>();
     // SAFETY: within the mapping.
     unsafe { mapped.write(7) };
+    let last = mapped.wrapping_add(length - 1);
+    // SAFETY: within the mapping.
+    unsafe { last.write(7) };
+    for part in [1, length / 2, length - 1] {
+        // SAFETY: it is private, anonymous, and ours.
+        let claim = unsafe { discard_anonymous(mapped, part, length) };
+        assert_eq!(claim, Claim::Unproven(Reason::PartOfHostPage), "{part} bytes of a page of {length}");
+    }
+    // SAFETY: as above.
+    let claim = unsafe { discard_anonymous(mapped.wrapping_add(1), length, length) };
+    assert_eq!(claim, Claim::Unproven(Reason::PartOfHostPage), "an address within a page");
+    for byte in [mapped, last] {
+        // SAFETY: within the mapping.
+        assert_eq!(unsafe { byte.read() }, 7);
+    }
     // SAFETY: it is private, anonymous, and ours.
-    assert_eq!(unsafe { discard_anonymous(mapped, length) }, Claim::Proven(Backing::Anonymous));
+    let claim = unsafe { discard_anonymous(mapped, length, rustix::param::page_size()) };
+    assert_eq!(claim, Claim::Proven(Backing::Anonymous));
     // SAFETY: within the mapping.
     assert_eq!(unsafe { mapped.read() }, 0);
     // SAFETY: nothing refers to it any more.
