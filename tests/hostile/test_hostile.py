@@ -825,13 +825,12 @@ def test_d12_16_gib_in_the_balloon(start: Start, options: Sequence[str]) -> None
 
 
 def test_frames_without_memory_cost_none(start: Start) -> None:
-    """Each list has as many page frames as it may, as far from each other as can be, and none of them is there."""
+    """Lists of page frames outside of guest memory cost the daemon no memory."""
     device = start("--discard", "off")
     with FrontEnd(device) as vm:
         vm.start()
         before = device.about("RssAnon")
         for first in range(0, 64 * 4096, 4096):
-            # Beyond the guest's memory.
             vm.pages(INFLATE, [0x10_0000 + (first + n) * 4096 for n in range(4096)])
         assert device.about("RssAnon") - before < 4096
 
@@ -859,24 +858,30 @@ def test_d13_no_descriptor_left(start: Start, which: str) -> None:
     assert eventually(device.answers, PROMISE)
 
 
+@contextlib.contextmanager
+def long_report(device: Device) -> Iterator[FrontEnd]:
+    """A guest of 3 GiB that has just reported all but its first 16 MiB."""
+    with FrontEnd(device, 3 << 30) as vm:
+        vm.start()
+        os.posix_fallocate(vm.fd, 0, vm.size)
+        vm.put(REPORTING, (16 * MIB, vm.size - 16 * MIB, True))
+        vm.kick(REPORTING)
+        yield vm
+
+
 def test_a_chain_of_many_gib_is_done_in_steps(device: Device) -> None:
     """One system call for all of it would stop the others for as long as it takes."""
-    size = 3 << 30
-    with FrontEnd(device, size) as vm:
-        vm.start()
-        os.posix_fallocate(vm.fd, 0, size)
-        vm.put(REPORTING, (16 * MIB, size - 16 * MIB, True))
-        vm.kick(REPORTING)
+    with long_report(device) as vm:
         slowest, began = 0.0, time.monotonic()
         while vm.used_index(REPORTING) == 0:
             asked = time.monotonic()
             device.status()
             slowest = max(slowest, time.monotonic() - asked)
             assert asked - began < 30
-        assert vm.used(REPORTING) == size - 16 * MIB
+        assert vm.used(REPORTING) == vm.size - 16 * MIB
         assert vm.blocks() < 32 * MIB
         calls = re.search(r"discard_seconds_count (\d+)", device.metrics())
-        assert calls and int(calls[1]) >= size // (32 * MIB) - 1
+        assert calls and int(calls[1]) >= vm.size // (32 * MIB) - 1
         assert slowest < PROMISE / 2
 
 
@@ -890,13 +895,8 @@ def test_a_chain_of_4_tib(vm: FrontEnd) -> None:
 
 def test_a_report_that_is_interrupted_is_done_again(device: Device) -> None:
     """The ring stops in the middle of it; what was not returned counts as not taken."""
-    size = 3 << 30
-    with FrontEnd(device, size) as vm:
-        vm.start()
-        os.posix_fallocate(vm.fd, 0, size)
-        vm.put(REPORTING, (16 * MIB, size - 16 * MIB, True))
-        vm.kick(REPORTING)
-        assert eventually(lambda: vm.blocks() < size)
+    with long_report(device) as vm:
+        assert eventually(lambda: vm.blocks() < vm.size)
         index = vm.stop_ring(REPORTING)
         assert index == vm.used_index(REPORTING)
         if index:
@@ -904,7 +904,7 @@ def test_a_report_that_is_interrupted_is_done_again(device: Device) -> None:
         assert vm.accepted("SET_VRING_BASE", struct.pack("=II", REPORTING, index))
         assert vm.accepted("SET_VRING_KICK", struct.pack("=Q", REPORTING), [vm.kicks[REPORTING]])
         vm.kick(REPORTING)
-        assert vm.used(REPORTING, 30) == size - 16 * MIB
+        assert vm.used(REPORTING, 30) == vm.size - 16 * MIB
         assert vm.blocks() < 32 * MIB
 
 

@@ -66,7 +66,7 @@ DEVICE = f"{VHOST_USER},memory-is-shared,device-init-on-inflate=on"
 
 
 def fail(device: Daemon, fault: str, seconds: float) -> bool:
-    """Let a daemon fail; afterwards it works, as a new process if it has ended. Whether it showed."""
+    """Let a daemon fail; afterwards it works, as a new process if it has ended. True if the fault showed."""
     pid, shows = device.process.pid, True
     if fault == "killed":
         device.kill()

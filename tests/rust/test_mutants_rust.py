@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.nightly, pytest.mark.matrix, pytest.mark.slow, pytest.
 
 CAUGHT, TIMEOUT = 0, 3  # exit codes of cargo-mutants; a mistake that loops is found, too
 OFFLINE = ("--offline", "--locked")
-# What the daemon's own tests miss, these must find.
+# A mutant that passes the daemon's own tests must fail one of these.
 FROM_OUTSIDE = ("tests/hostile", "tests/rust/test_bad_input.py")
 
 

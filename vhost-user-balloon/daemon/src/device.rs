@@ -99,7 +99,8 @@ pub struct Device {
     held_stats: Option<u16>,
     asked: Option<Instant>,
     pub(crate) statistics: Option<(Statistics, Instant)>,
-    /// Discarding is suspended. What is inflated meanwhile is discarded later, with MUST_TELL_HOST.
+    /// Discarding is suspended. With MUST_TELL_HOST, the device discards the pages that are inflated meanwhile
+    /// when it resumes.
     pub(crate) inhibited: bool,
     dice: u64,
     channel: Option<Channel>,
