@@ -407,7 +407,7 @@ def test_a_daemon_that_comes_back_with_less() -> None:
         device.restart("--free-page-reporting", "off")
         log = guest.folder / "vmm.log"
         deadline = time.monotonic() + 30
-        while "lacks features that the guest uses" not in log.read_text():
+        while "lacks features of the first one" not in log.read_text():
             assert time.monotonic() < deadline, log.read_text()
             time.sleep(0.1)
         device.kill()
