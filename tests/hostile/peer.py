@@ -77,8 +77,12 @@ class Device:
     """A release build that runs, with its sockets in a folder of its own."""
 
     def __init__(self, binary: Path, *options: str, **popen: Any) -> None:
-        self.binary = binary
         self.folder = Path(tempfile.mkdtemp(prefix="kz-hostile-"))
+        self.binary = binary
+        if "user" in popen:
+            # That user may not read root's folders.
+            self.binary = Path(shutil.copy(binary, self.folder))
+            os.chown(self.folder, popen["user"], -1)
         self.front, self.control = self.folder / "front", self.folder / "control"
         self.options = options
         self.start(**popen)

@@ -17,9 +17,10 @@ import signal
 import socket
 import struct
 import subprocess
+import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -293,29 +294,94 @@ def test_d2_indirect_tables_in_holes_stay_holes(vm: FrontEnd) -> None:
     assert vm.blocks() <= before + 64 * PAGE
 
 
-def test_d2_answers_in_holes_have_a_bound(vm: FrontEnd) -> None:
-    before = holes(vm)
-    vm.memory[LIST : LIST + 4] = words(PLAY >> 12)
-    lengths = {vm.ask(INFLATE, (LIST, 4, False), (at, 1, True)) for at in range(2 * PLAY, RAM - MIB, PAGE)}
+@pytest.fixture(params=[0, 65534], ids=["owner", "stranger"])
+def owned(request: pytest.FixtureRequest, start: Start) -> Iterator[FrontEnd]:
+    """A driver in memory that only its owner may write; the daemon is the owner's, or another user's."""
+    if os.geteuid():
+        pytest.skip("only root can start a daemon of another user")
+    device = start(user=request.param)
+    with tempfile.TemporaryFile(dir="/dev/shm") as file:
+        file.truncate(RAM)
+        assert os.fstat(file.fileno()).st_mode & 0o777 == 0o600
+        with FrontEnd(device, memory=file.fileno()) as vm:
+            vm.start()
+            yield vm
+    device.serves()
+
+
+def test_d2_answers_in_holes_have_a_bound(owned: FrontEnd) -> None:
+    before = holes(owned)
+    owned.memory[LIST : LIST + 4] = words(PLAY >> 12)
+    places = range(2 * PLAY, RAM - MIB, PAGE)
+    lengths = {owned.ask(INFLATE, (LIST, 4, False), (at, 1, True)) for at in places}
     assert lengths == {0, 1}
+    assert owned.blocks() <= before + 17 * MIB
+
+
+def rings_in(vm: FrontEnd, places: Iterable[int], between: Callable[[], object] = int) -> int:
+    """In how many of these places a ring is accepted, for a guest that resets its device over and over."""
+    accepted = 0
+    for base in places:
+        vm.stop_ring(DEFLATE)
+        between()
+        accepted += vm.address(DEFLATE, base)
+        assert vm.accepted("SET_VRING_KICK", longs(DEFLATE), [vm.kicks[DEFLATE]])
+        vm.kick(DEFLATE)
+    vm.device.status()
+    return accepted
+
+
+def test_d2_rings_in_holes_have_a_bound(owned: FrontEnd) -> None:
+    before = holes(owned)
+    places = range(PLAY, RAM - 2 * MIB, 0x3000)
+    assert rings_in(owned, places) < len(places), "there is an end to it"
+    assert owned.blocks() <= before + 17 * MIB
+
+
+def test_d2_rings_in_holes_between_tables_have_a_bound(vm: FrontEnd) -> None:
+    """A table without a region forgets nothing, and a region of huge pages allows no more small ones."""
+    before = holes(vm)
+    own = (0, RAM, USER, 0)
+
+    def tables() -> None:
+        assert vm.table()
+        assert vm.table(own)
+
+    places = range(PLAY, RAM - 2 * MIB, 0x3000)
+    assert rings_in(vm, places, tables) < len(places)
     assert vm.blocks() <= before + 17 * MIB
+    try:
+        huge = memfd(2 * MIB, os.MFD_HUGETLB)
+    except OSError:
+        return
+    assert vm.table(own, (1 << 32, 2 * MIB, USER + (1 << 32), 0), fds=[vm.fd, huge])
+    os.close(huge)
+    assert rings_in(vm, places) < len(places)
+    assert vm.blocks() <= before + 17 * MIB
+    assert vm.table(own)
+    for ring in range(4):
+        vm.start_ring(ring)
 
 
-def test_d2_rings_in_holes_have_a_bound(device: Device) -> None:
-    """A guest that resets its device over and over, each time with rings somewhere else."""
-    with FrontEnd(device) as vm:
-        vm.start()
-        before = holes(vm)
-        refused = False
-        for base in range(PLAY, RAM - 2 * MIB, 0x3000):
-            vm.stop_ring(DEFLATE)
-            done = vm.address(DEFLATE, base)
-            refused = not done
-            assert vm.accepted("SET_VRING_KICK", longs(DEFLATE), [vm.kicks[DEFLATE]])
-            vm.kick(DEFLATE)
-        device.status()
-        assert refused, "there is an end to it"
-        assert vm.blocks() <= before + 17 * MIB
+@pytest.mark.parametrize("tables", [False, True], ids=["once", "again"])
+def test_d2_rings_in_huge_pages_have_a_bound(device: Device, tables: bool) -> None:
+    """A page that the guest has costs nothing; of those that nobody has, the daemon takes 64."""
+    huge, there, count = 2 * MIB, 100, 180
+    with hugepages.reserved(count) as free:
+        if free < count:
+            pytest.skip(f"{free} huge pages are free, not {count}")
+        memory = memfd(count * huge, os.MFD_HUGETLB)
+        with FrontEnd(device, count * huge, memory) as vm:
+            os.close(memory)
+            for at in range(0, there * huge, huge):
+                vm.memory[at + huge - 1] = 1
+            vm.start()
+            between = (lambda: vm.table((0, vm.size, USER, 0))) if tables else int
+            assert rings_in(vm, range(huge, there * huge, huge), between) == there - 1
+            before = vm.blocks()
+            assert rings_in(vm, range(there * huge, count * huge, huge), between) == 64
+            assert rings_in(vm, range((there - 5) * huge, (there + 5) * huge, huge), between) == 10
+            assert vm.blocks() == before + 64 * huge
 
 
 def test_d2_refused_addresses_touch_no_holes(vm: FrontEnd) -> None:

@@ -67,7 +67,7 @@ def dumps(device: Device) -> None:
 
 def charge(_device: Device) -> None:
     limit = re.search(r"MAX_FAULTED: u64 = (\d+) << 20", (SANDBOX.parent / "memory.rs").read_text())
-    assert limit and f"| {limit[1]} MiB, or 64 huge pages |" in README.read_text()
+    assert limit and f"| {limit[1]} MiB, and 64 huge pages of each size |" in README.read_text()
 
 
 # By row: what the daemon does when it is started by hand, and what the unit sets.

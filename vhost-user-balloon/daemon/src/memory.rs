@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The guest's memory: mapped for the rings, and as files whose parts can be discarded.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -15,9 +16,11 @@ use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap, GuestRegionMmap, Mmap
 pub const MAX_REGIONS: usize = 256;
 /// The most that is discarded by one system call, unless a page of the host is larger.
 pub const STEP: u64 = 32 << 20;
-/// The most memory for which this process is charged because it touches holes in guest memory: rings and
-/// answers, which the guest may have placed in memory that it never wrote.
+/// The most memory, in units of each size, for which this process is charged because it touches holes in guest
+/// memory: rings and answers, which the guest may have placed in memory that it never wrote.
 pub const MAX_FAULTED: u64 = 16 << 20;
+/// How many units of each size these are at least: rings must fit where the host has huge pages only.
+const MIN_FAULTED_UNITS: u64 = 64;
 
 #[derive(Debug, Error)]
 pub enum MemoryError {
@@ -51,8 +54,10 @@ pub struct Memory {
     unit: u64,
     /// Files without a name of which the guest is known to see the same content.
     shared: Vec<FileId>,
-    /// Bytes of holes in `files` that this process has touched.
-    faulted: u64,
+    /// Units of `files` that this process took from the host by touching them: by size, each by its number.
+    /// A unit is counted once: however often it is discarded and touched, it is charged once at a time.
+    faulted: BTreeMap<u64, BTreeSet<(FileId, u64)>>,
+    /// The files of the last table that had any.
     files: Vec<FileId>,
 }
 
@@ -179,10 +184,12 @@ impl Memory {
             slot.region.set_aliased(aliased);
         }
         let files: Vec<FileId> = self.regions().map(Region::id).collect();
-        if !files.iter().any(|id| self.files.contains(id)) {
-            self.faulted = 0;
+        if !files.is_empty() {
+            if !files.iter().any(|id| self.files.contains(id)) {
+                self.faulted.clear();
+            }
+            self.files = files;
         }
-        self.files = files;
         Ok(())
     }
 
@@ -237,18 +244,22 @@ impl Memory {
     /// Whether these ranges may be touched. Holes in them become memory that this process is charged for,
     /// which is bounded for as long as the guest has the same files.
     pub fn may_touch(&mut self, ranges: impl Iterator<Item = Range>) -> bool {
-        let mut limit = MAX_FAULTED;
         for range in ranges {
-            for slot in &self.slots {
-                let unit = slot.region.fault_size();
-                limit = limit.max(unit.saturating_mul(64));
-                let Some(mut rest) = range.intersection(slot.region.guest()) else { continue };
+            for Slot { region, .. } in &self.slots {
+                let Some(mut rest) = range.intersection(region.guest()) else { continue };
+                let unit = region.fault_size();
+                let known = self.faulted.entry(unit).or_default();
+                let limit = MAX_FAULTED.checked_div(unit).unwrap_or(0).max(MIN_FAULTED_UNITS);
                 loop {
-                    let at = slot.region.to_file(rest).map_or(0, Range::start);
+                    let at = region.to_file(rest).map_or(0, Range::start);
                     let room = unit.saturating_sub(at.checked_rem(unit).unwrap_or(0));
-                    let start = rest.start().saturating_sub(slot.region.guest().start());
-                    if signals::has_hole(&slot.mapping, start, rest.length().min(room)) {
-                        self.faulted = self.faulted.saturating_add(unit);
+                    let part = Range::new(rest.start(), rest.length().min(room)).unwrap_or(rest);
+                    let name = (region.id(), at.checked_div(unit).unwrap_or(0));
+                    if !known.contains(&name) && region.has_hole(part) {
+                        if u64::try_from(known.len()).unwrap_or(u64::MAX) >= limit {
+                            return false;
+                        }
+                        known.insert(name);
                     }
                     let left = rest.length().saturating_sub(room);
                     let Some(next) = Range::new(rest.start().saturating_add(room), left) else { break };
@@ -256,7 +267,7 @@ impl Memory {
                 }
             }
         }
-        self.faulted <= limit
+        true
     }
 
     pub fn region_at(&self, address: u64) -> Option<&Region> {

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use balloon_discard::SYS_CACHESTAT;
 use landlock::{
     ABI, Access, AccessFs, AccessNet, CompatLevel, Compatible, Ruleset, RulesetAttr, RulesetCreatedAttr,
     RulesetStatus, Scope, path_beneath_rules,
@@ -69,7 +70,7 @@ pub fn seccomp(action: Seccomp) -> Result<&'static str, SandboxError> {
 
 fn rules() -> Result<BTreeMap<i64, Vec<SeccompRule>>, seccompiler::BackendError> {
     let mut rules: BTreeMap<i64, Vec<SeccompRule>> =
-        ALWAYS.iter().chain(OLD).map(|call| (*call, Vec::new())).collect();
+        ALWAYS.iter().chain(OLD).chain(&[SYS_CACHESTAT]).map(|call| (*call, Vec::new())).collect();
     for (call, argument, values) in LIMITED {
         let one = |value: &c_int| {
             let value = u64::from(value.cast_unsigned());
@@ -117,9 +118,9 @@ const ALWAYS: &[c_long] = calls! {
     SYS_read SYS_write SYS_writev SYS_recvmsg SYS_recvfrom SYS_sendmsg SYS_sendto SYS_accept4 SYS_getpeername
     SYS_getsockopt SYS_setsockopt SYS_shutdown SYS_close SYS_ppoll
     // what a descriptor is
-    SYS_fstat SYS_newfstatat SYS_statx SYS_fstatfs SYS_pread64 SYS_pwrite64
+    SYS_fstat SYS_newfstatat SYS_statx SYS_fstatfs SYS_pread64 SYS_pwrite64 SYS_lseek
     // memory
-    SYS_munmap SYS_mremap SYS_madvise SYS_mincore SYS_brk
+    SYS_munmap SYS_mremap SYS_madvise SYS_brk
     // threads and time
     SYS_futex SYS_sched_yield SYS_clock_gettime SYS_setitimer SYS_restart_syscall SYS_getpid SYS_gettid
     SYS_getrandom

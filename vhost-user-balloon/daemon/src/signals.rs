@@ -1,13 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Signals: the orderly end, guest memory that cannot be touched, and system calls that take too long.
-//! Besides, what has to be known of a mapping's pages.
 
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use vm_memory::GuestRegionMmap;
 use vmm_sys_util::signal::{block_signal, create_sigset, register_signal_handler};
 
 /// Exit status: the front end has truncated guest memory, and there is no other front end to serve.
@@ -166,19 +164,4 @@ impl Ending {
             }
         })
     }
-}
-
-/// Whether the host has no memory for a page of a part of a mapping.
-pub fn has_hole(mapping: &GuestRegionMmap<()>, at: u64, length: u64) -> bool {
-    let page = rustix::param::page_size();
-    let (Ok(at), Ok(length)) = (usize::try_from(at), usize::try_from(length)) else { return false };
-    let end = at.saturating_add(length).min(mapping.size());
-    (at / page * page..end).step_by(page).any(|start| {
-        let mut there = 0_u8;
-        // SAFETY: `start` is inside of the mapping, which lives as long as the reference.
-        let address = unsafe { mapping.as_ptr().add(start) };
-        // SAFETY: the address is that of a page; the call writes one byte for one page.
-        let done = unsafe { libc::mincore(address.cast(), page, &raw mut there) };
-        done == 0 && there & 1 == 0
-    })
 }

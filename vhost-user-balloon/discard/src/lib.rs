@@ -8,7 +8,7 @@
 //!
 //! | backing | discarded by | claimed to be zero |
 //! |---|---|---|
-//! | tmpfs, memfd | a hole, fallocate(2) | if known to be shared |
+//! | tmpfs, memfd | a hole, fallocate(2) | if known to be shared, and no page or swap is left |
 //! | hugetlbfs, memfd with huge pages | the same, in whole huge pages | if known to be shared |
 //! | ext4, XFS | the same | if known to be shared |
 //! | any other file, a device | refused as a region: a server (FUSE, NFS) could stop the process | never |
@@ -45,11 +45,12 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use balloon_protocol::{Backing, Claim, PAGE_SIZE, Range, Reason};
-use rustix::fs::{AtFlags, FallocateFlags, FileType, StatxFlags};
+use rustix::fs::{AtFlags, FallocateFlags, FileType, SeekFrom, StatxFlags};
 use rustix::io::Errno;
 use thiserror::Error;
 
@@ -57,6 +58,12 @@ const TMPFS: i64 = 0x0102_1994;
 const HUGETLBFS: i64 = 0x9584_58f6;
 const EXT4: i64 = 0xef53;
 const XFS: i64 = 0x5846_5342;
+
+/// The number of cachestat(2), the same on every architecture that a VMM runs on; a sandbox has to allow it.
+pub const SYS_CACHESTAT: libc::c_long = 451;
+
+/// How much of a huge page is read to see whether it exists: a read of 1 GiB would take too long.
+const MAX_READ: u64 = 2 << 20;
 
 /// Why memory cannot be a region of the guest; `guest` is where it would begin there.
 #[derive(Debug, Error)]
@@ -160,7 +167,7 @@ impl Region {
         if in_file.end() > about.stx_size {
             return Err(RegionError::PastEnd { guest, end: in_file.end(), size: about.stx_size });
         }
-        let page = u64::try_from(rustix::param::page_size()).unwrap_or(PAGE_SIZE);
+        let page = page_size();
         Ok(Self {
             in_file,
             guest: range,
@@ -248,6 +255,30 @@ impl Region {
         }
     }
 
+    /// Whether touching a range of the guest's addresses takes memory from the host.
+    ///
+    /// In doubt it does: where the file cannot be asked, and for a huge page of zeros.
+    pub fn has_hole(&self, range: Range) -> bool {
+        let Some(part) = self.to_file(range) else { return false };
+        let block = |size: u64| {
+            let before = part.start().checked_rem(size).unwrap_or(0);
+            Range::new(part.start().saturating_sub(before), size)
+        };
+        if self.backing == Backing::Hugetlbfs {
+            // No call finds its holes, but a byte that is not zero proves that the page exists.
+            let read = block(self.fault_size.min(MAX_READ));
+            return !read.is_some_and(|read| is_zero(&self.file, read).is_ok_and(|zero| !zero));
+        }
+        let mut next = block(page_size());
+        while let Some(page) = next.filter(|page| page.start() < part.end()) {
+            if is_empty(&self.file, page).unwrap_or(true) {
+                return true;
+            }
+            next = Range::new(page.end(), page.length());
+        }
+        false
+    }
+
     /// What the region's memory reads as when it was discarded.
     pub fn promise(&self) -> Claim {
         if self.aliased {
@@ -293,6 +324,10 @@ impl Region {
     ///
     /// Nothing outside of the region is touched.
     pub fn discard(&self, range: Range) -> Outcome {
+        self.discard_by(range, |whole| punch(&self.file, whole))
+    }
+
+    fn discard_by(&self, range: Range, punch: impl Fn(Range) -> Result<(), Errno>) -> Outcome {
         if let Claim::Unproven(reason) = self.promise()
             && (self.has_name || self.aliased)
         {
@@ -305,7 +340,7 @@ impl Region {
         let Some(whole) = self.to_file(inside).and_then(|range| range.whole_blocks(self.host_page)) else {
             return Outcome::kept(Reason::PartOfHostPage);
         };
-        if let Err(errno) = punch(&self.file, whole) {
+        if let Err(errno) = punch(whole) {
             let errno = Some(errno.raw_os_error());
             return Outcome { claim: Claim::Unproven(Reason::Failed), discarded: 0, errno };
         }
@@ -313,6 +348,9 @@ impl Region {
             Claim::Unproven(Reason::OutsideMemory)
         } else if whole.length() != inside.length() {
             Claim::Unproven(Reason::PartOfHostPage)
+        } else if self.backing == Backing::Tmpfs && is_empty(&self.file, whole) != Ok(true) {
+            // The call succeeds and leaves a part where shmem_undo_range() of Linux cannot swap a page in.
+            Claim::Unproven(Reason::Failed)
         } else {
             self.promise()
         };
@@ -348,6 +386,49 @@ fn punch(file: impl AsFd, range: Range) -> Result<(), Errno> {
     }
 }
 
+/// Whether the host has neither a page nor swap for a part of a file.
+fn is_empty(file: &File, part: Range) -> Result<bool, Errno> {
+    let range = [part.start(), part.length()];
+    let mut found = [0_u64; 5];
+    // SAFETY: the call reads a struct cachestat_range, which is two numbers, and writes a struct cachestat,
+    // which is five.
+    let done =
+        unsafe { libc::syscall(SYS_CACHESTAT, file.as_raw_fd(), range.as_ptr(), found.as_mut_ptr(), 0_u32) };
+    if done == 0 {
+        let [cached, _, _, evicted, _] = found;
+        return Ok(cached == 0 && evicted == 0);
+    }
+    // Before Linux 6.5, and where a filter does not know the other call. This one looks at the file up to the
+    // next data, and moves a position that the VMM shares: a VMM maps guest memory, and reads none there.
+    match rustix::fs::seek(file, SeekFrom::Data(part.start())) {
+        Ok(data) => Ok(data >= part.end()),
+        // There is a hole up to the end of the file.
+        Err(Errno::NXIO) => Ok(true),
+        Err(error) => Err(error),
+    }
+}
+
+/// Whether a part of a file reads as zero. On hugetlbfs the read of a hole allocates no page.
+fn is_zero(file: &File, part: Range) -> io::Result<bool> {
+    let mut bytes = [0; 1 << 14];
+    let mut at = part.start();
+    while at < part.end() {
+        let read = file.read_at(&mut bytes, at)?;
+        if bytes.iter().take(read).any(|byte| *byte != 0) {
+            return Ok(false);
+        }
+        if read == 0 {
+            break;
+        }
+        at = at.saturating_add(u64::try_from(read).unwrap_or(u64::MAX));
+    }
+    Ok(true)
+}
+
+fn page_size() -> u64 {
+    u64::try_from(rustix::param::page_size()).unwrap_or(PAGE_SIZE)
+}
+
 /// Discard private anonymous memory of this process, such as a VMM's that maps its guest that way.
 ///
 /// `page_size` is that of the mapping: 2 MiB, for example, with `MAP_HUGETLB`. Nothing is discarded that is
@@ -381,5 +462,32 @@ mod tests {
         assert_eq!(backing_of(XFS, 4096), Some((Backing::Xfs, 4096)));
         assert_eq!(backing_of(0x6969, 4096), None, "NFS");
         assert_eq!(backing_of(0x794c_7630, 4096), None, "overlayfs");
+    }
+
+    /// As the kernel does where a page that is swapped out begins before the hole and cannot be read back.
+    #[test]
+    fn a_hole_with_data_in_it_is_no_claim() {
+        let file = File::from(rustix::fs::memfd_create(c"test", rustix::fs::MemfdFlags::CLOEXEC).unwrap());
+        file.write_all_at(&[1; 0x4000], 0).unwrap();
+        let mut region = Region::new(file, 0, 0, 0x4000).unwrap();
+        region.set_known_shared();
+        let range = Range::new(0, 0x3000).unwrap();
+        let first = Range::new(0, 0x2000).unwrap();
+        let outcome = region.discard_by(range, |_| punch(&region.file, first));
+        let claim = Claim::Unproven(Reason::Failed);
+        assert_eq!(outcome, Outcome { claim, discarded: 0x3000, errno: None });
+        assert_eq!(region.discard(range).claim, Claim::Proven(Backing::Tmpfs), "another page follows");
+    }
+
+    #[test]
+    fn one_byte_proves_that_a_page_exists() {
+        let file = File::from(rustix::fs::memfd_create(c"test", rustix::fs::MemfdFlags::CLOEXEC).unwrap());
+        file.set_len(MAX_READ).unwrap();
+        let all = Range::new(0, MAX_READ).unwrap();
+        assert!(is_zero(&file, all).unwrap());
+        file.write_all_at(&[1], MAX_READ - 1).unwrap();
+        assert!(!is_zero(&file, all).unwrap());
+        assert!(is_zero(&file, Range::new(0, MAX_READ - (1 << 14)).unwrap()).unwrap());
+        assert!(is_zero(&file, Range::new(MAX_READ, MAX_READ).unwrap()).unwrap(), "behind the end");
     }
 }

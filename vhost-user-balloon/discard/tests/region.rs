@@ -151,6 +151,33 @@ fn a_call_that_fails_is_no_claim() {
     assert_eq!((outcome.discarded, outcome.errno), (0, Some(Errno::PERM.raw_os_error())));
 }
 
+#[test]
+fn holes_of_a_file() {
+    let file = memfd(4 * MIB);
+    file.write_all_at(&[0], MIB + 0x2000).unwrap();
+    let region = Region::new(file.try_clone().unwrap(), MIB, 16 * MIB, MIB).unwrap();
+    assert!(!region.has_hole(r(16 * MIB + 0x2000, 0x1000)), "a page of zeros");
+    assert!(!region.has_hole(r(16 * MIB + 0x2fff, 1)));
+    assert!(region.has_hole(r(16 * MIB + 0x1fff, 2)), "before it");
+    assert!(region.has_hole(r(16 * MIB + 0x2fff, 2)), "behind it");
+    assert!(region.has_hole(r(16 * MIB + 0x1000, 0x3000)), "around it");
+    assert!(region.has_hole(r(17 * MIB - 1, 1)), "up to the end of the file");
+    assert!(!region.has_hole(r(17 * MIB, 1)), "outside of it");
+    file.set_len(0).unwrap();
+    assert!(region.has_hole(r(16 * MIB + 0x2000, 1)), "a file that was truncated");
+}
+
+#[test]
+fn holes_of_huge_pages() {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB;
+    // Neither the file nor a read of it needs a page.
+    let Ok(file) = rustix::fs::memfd_create("test", flags).map(File::from) else { return };
+    file.set_len(4 * MIB).unwrap();
+    let region = Region::new(file, 0, 0, 4 * MIB).unwrap();
+    assert_eq!(region.fault_size(), 2 * MIB);
+    assert!(region.has_hole(r(0, 1)) && region.has_hole(r(4 * MIB - 1, 1)));
+}
+
 /// Needs no huge pages: only where things are is computed.
 #[test]
 fn host_pages_are_those_of_the_file() {
