@@ -500,8 +500,8 @@ def test_d4_a_file_of_a_server_that_is_silent(device: Device, silent: int, name:
     with FrontEnd(device) as peer:
         peer.negotiate()
         peer.send(name, bodies[name], [silent], 9)
-        assert (peer.reply() == longs(0)) is False
         device.status()
+        assert peer.hung_up(PROMISE)
     device.serves()
 
 
@@ -510,6 +510,16 @@ def test_d4_half_a_message_with_such_a_file(device: Device, silent: int) -> None
         peer.raw(MESSAGE[:3], [silent])
         device.status()
     device.serves()
+
+
+def test_d4_such_files_take_a_bounded_number_of_descriptors(device: Device, silent: int) -> None:
+    for _ in range(40):
+        with FrontEnd(device) as peer:
+            with contextlib.suppress(OSError):
+                peer.raw(MESSAGE, [silent] * 32)
+            assert peer.hung_up(PROMISE)
+    device.status()
+    assert len(os.listdir(f"/proc/{device.process.pid}/fd")) < 128
 
 
 def test_a_tcp_connection_that_lingers(device: Device) -> None:
@@ -557,13 +567,12 @@ def test_an_event_that_blocks_again(vm: FrontEnd, kind: str) -> None:
 
 
 def test_kicks_that_are_none(vm: FrontEnd) -> None:
-    with open("/dev/zero") as zero, open("/proc/version") as proc:
-        for name in ("SET_VRING_KICK", "SET_VRING_CALL", "SET_VRING_ERR"):
-            for fd in (zero.fileno(), proc.fileno(), vm.fd, vm.socket.fileno()):
-                assert not vm.accepted(name, longs(0), [fd])
-            assert not vm.accepted(name, longs(0), [])
-            assert not vm.accepted(name, longs(0), [vm.kicks[0]] * 2)
-            assert not vm.accepted(name, longs(9), [vm.kicks[0]])
+    for name in ("SET_VRING_KICK", "SET_VRING_CALL", "SET_VRING_ERR"):
+        for fd in (vm.fd, vm.socket.fileno()):
+            assert not vm.accepted(name, longs(0), [fd])
+        assert not vm.accepted(name, longs(0), [])
+        assert not vm.accepted(name, longs(0), [vm.kicks[0]] * 2)
+        assert not vm.accepted(name, longs(9), [vm.kicks[0]])
     reader, writer = os.pipe()
     assert vm.accepted("SET_VRING_KICK", longs(0), [reader])
     os.close(writer)
@@ -575,14 +584,24 @@ def test_kicks_that_are_none(vm: FrontEnd) -> None:
     vm.works()
 
 
-@pytest.mark.parametrize("name", ["SET_VRING_KICK", "SET_VRING_CALL"])
+@pytest.mark.parametrize("name", ["SET_VRING_KICK", "SET_VRING_CALL", "SET_BACKEND_REQ_FD"])
 def test_its_own_socket_as_an_event_harms_only_its_connection(device: Device, name: str) -> None:
     with FrontEnd(device) as vm, contextlib.suppress(OSError, TimeoutError, AssertionError):
         vm.start()
-        vm.accepted(name, longs(0), [vm.socket.fileno()])
+        body = b"" if name == "SET_BACKEND_REQ_FD" else longs(0)
+        assert not vm.accepted(name, body, [vm.socket.fileno()])
     with FrontEnd(device) as vm:
         vm.start()
         vm.works()
+
+
+@pytest.mark.parametrize("path", ["/dev/zero", "/proc/version"])
+def test_a_descriptor_of_an_unknown_kind_ends_its_connection(device: Device, path: str) -> None:
+    with FrontEnd(device) as peer, open(path) as file:
+        peer.send("SET_VRING_KICK", longs(0), [file.fileno()])
+        assert peer.hung_up(PROMISE)
+        mode = f"0o{os.fstat(file.fileno()).st_mode:o}"
+    assert eventually(lambda: mode in device.log())
 
 
 def test_kicks_at_a_mhz(vm: FrontEnd) -> None:

@@ -29,7 +29,7 @@ use vm_memory::ByteValued;
 use crate::device::Device;
 use crate::limited;
 use crate::memory::{MAX_REGIONS, MemoryError};
-use crate::threads::close_elsewhere;
+use crate::threads::{self, close_elsewhere};
 
 /// How long one message, or the reply to it, may take.
 pub const DEADLINE: Duration = Duration::from_secs(1);
@@ -37,6 +37,8 @@ pub const DEADLINE: Duration = Duration::from_secs(1);
 const HEADER: usize = 12;
 const MAX_BODY: usize = 4096;
 const MAX_DESCRIPTORS: usize = 32;
+/// How many descriptors of unknown kinds may wait to be closed before no more are received.
+const MAX_WAITING: usize = 64;
 const VERSION: u32 = 1;
 const REPLY: u32 = 1 << 2;
 const NEED_REPLY: u32 = 1 << 3;
@@ -69,6 +71,13 @@ pub enum ProtocolError {
     Size { request: u32, size: usize },
     #[error("a message has more descriptors than there is room for")]
     Descriptors,
+    #[error("a descriptor cannot be examined: {0}")]
+    Descriptor(Errno),
+    #[error(
+        "it sent a descriptor of mode {mode:#o} on a device with major number {device}, which is neither an event, \
+         a pipe, a unix socket nor a file in memory or on a disk"
+    )]
+    Kind { mode: u32, device: u32 },
     #[error("request {request} is not supported")]
     Unsupported { request: u32 },
     #[error("there is no ring {0} whose index could be returned")]
@@ -122,22 +131,24 @@ enum Kind {
 
 impl Kind {
     /// Find out without asking a server behind a filesystem.
-    fn of(descriptor: BorrowedFd<'_>) -> Option<Self> {
+    fn of(descriptor: BorrowedFd<'_>) -> Result<Self, ProtocolError> {
         let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
-        let about = rustix::fs::statx(descriptor, c"", flags, StatxFlags::BASIC_STATS).ok()?;
-        match FileType::from_raw_mode(about.stx_mode.into()) {
+        let about = rustix::fs::statx(descriptor, c"", flags, StatxFlags::BASIC_STATS)
+            .map_err(ProtocolError::Descriptor)?;
+        let found = match FileType::from_raw_mode(about.stx_mode.into()) {
             FileType::Fifo => Some(Self::Pipe),
             FileType::Unknown if about.stx_mode & 0o170_000 == 0 => Some(Self::Event),
             FileType::Socket => {
-                let domain = rustix::net::sockopt::socket_domain(descriptor).ok()?;
-                (domain == AddressFamily::UNIX).then_some(Self::UnixSocket)
+                let domain = rustix::net::sockopt::socket_domain(descriptor);
+                (domain == Ok(AddressFamily::UNIX)).then_some(Self::UnixSocket)
             }
             FileType::RegularFile => {
                 let in_memory = rustix::fs::fcntl_get_seals(descriptor).is_ok();
                 (in_memory || about.stx_dev_major != 0).then_some(Self::File)
             }
             _ => None,
-        }
+        };
+        found.ok_or(ProtocolError::Kind { mode: about.stx_mode.into(), device: about.stx_dev_major })
     }
 
     fn name(self) -> &'static str {
@@ -150,30 +161,34 @@ impl Kind {
     }
 }
 
-/// A descriptor that came with a message; closed here only if its kind is known.
+/// A descriptor that came with a message.
 #[derive(Debug)]
 struct Descriptor {
-    kind: Option<Kind>,
-    file: Option<OwnedFd>,
+    kind: Kind,
+    file: OwnedFd,
 }
 
 impl Descriptor {
-    fn new(file: OwnedFd) -> Self {
-        Self { kind: Kind::of(file.as_fd()), file: Some(file) }
-    }
-
-    fn take(mut self, wanted: &'static str, kinds: &[Kind]) -> Result<OwnedFd, Refusal> {
-        let found = self.kind.map_or("of another kind", Kind::name);
-        let fits = self.kind.is_some_and(|kind| kinds.contains(&kind));
-        self.file.take_if(|_| fits).ok_or(Refusal::Kind { found, wanted })
-    }
-}
-
-impl Drop for Descriptor {
-    fn drop(&mut self) {
-        if let Some(file) = self.file.take_if(|_| self.kind.is_none()) {
-            close_elsewhere(file);
+    fn new(file: OwnedFd) -> Result<Self, ProtocolError> {
+        match Kind::of(file.as_fd()) {
+            Ok(kind) => Ok(Self { kind, file }),
+            Err(error) => {
+                close_elsewhere(file);
+                Err(error)
+            }
         }
+    }
+
+    fn take(self, wanted: &'static str, kinds: &[Kind]) -> Result<OwnedFd, Refusal> {
+        if !kinds.contains(&self.kind) {
+            return Err(Refusal::Kind { found: self.kind.name(), wanted });
+        }
+        // Its own end of a connection to us would keep that connection open for ever.
+        let socket = UnixStream::from(self.file);
+        if socket.peer_addr().is_ok_and(|peer| !peer.is_unnamed()) {
+            return Err(Refusal::Kind { found: "a connection", wanted: "a pair of sockets" });
+        }
+        Ok(socket.into())
     }
 }
 
@@ -227,12 +242,6 @@ impl Message {
         // User-Mode Linux makes its pipes with socketpair(2).
         let kinds = [Kind::Event, Kind::Pipe, Kind::UnixSocket];
         let event = self.one()?.take("an event, a pipe or a unix socket", &kinds)?;
-        // Its own end of a connection to us would keep that connection open for ever.
-        let socket = UnixStream::from(event);
-        if socket.peer_addr().is_ok_and(|peer| !peer.is_unnamed()) {
-            return Err(Refusal::Kind { found: "a connection", wanted: "a pair of sockets" });
-        }
-        let event = OwnedFd::from(socket);
         let flags = rustix::fs::fcntl_getfl(&event)?;
         rustix::fs::fcntl_setfl(&event, flags | OFlags::NONBLOCK)?;
         Ok((ring, Some(File::from(event))))
@@ -355,7 +364,9 @@ impl FrontEnd {
             let mut bytes = [0; MAX_BODY];
             let Some(part) = bytes.get_mut(..missing) else { return Ok(Received::Part) };
             let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
-            let mut control = RecvAncillaryBuffer::new(&mut space);
+            // Those of a server that does not answer are never closed.
+            let room = if threads::waiting() < MAX_WAITING { space.len() } else { 0 };
+            let mut control = RecvAncillaryBuffer::new(space.get_mut(..room).unwrap_or_default());
             let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
             let got =
                 match rustix::net::recvmsg(&self.socket, &mut [IoSliceMut::new(part)], &mut control, flags) {
@@ -364,11 +375,15 @@ impl FrontEnd {
                     Err(Errno::CONNRESET) => return Ok(Received::Hangup),
                     Err(error) => return Err(ProtocolError::Socket(error)),
                 };
+            let mut unknown = Ok(());
             for ancillary in control.drain() {
                 if let RecvAncillaryMessage::ScmRights(rights) = ancillary {
-                    self.descriptors.extend(rights.map(Descriptor::new));
+                    for descriptor in rights.map(Descriptor::new) {
+                        unknown = descriptor.map(|known| self.descriptors.push(known)).and(unknown);
+                    }
                 }
             }
+            unknown?;
             if got.flags.contains(ReturnFlags::CTRUNC) || self.descriptors.len() > MAX_DESCRIPTORS {
                 return Err(ProtocolError::Descriptors);
             }
