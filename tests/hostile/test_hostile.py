@@ -993,6 +993,17 @@ def test_a_report_that_is_interrupted_is_done_again(device: Device) -> None:
         assert vm.blocks() < 32 * MIB
 
 
+def test_a_report_over_which_a_ring_moves_is_no_claim(device: Device) -> None:
+    """A page that was discarded, and is a part of a ring before the answer is written."""
+    with long_report(device) as vm:
+        assert eventually(lambda: vm.blocks() < vm.size - 64 * MIB)
+        vm.bases[DEFLATE] = 32 * MIB
+        vm.start_ring(DEFLATE)
+        if vm.used_index(REPORTING):
+            raise OutOfLuck("the report ended before the ring was moved")
+        assert vm.used(REPORTING, 30) == 0
+
+
 def test_a_guest_that_refills_its_ring(vm: FrontEnd) -> None:
     list_at = 32 * MIB
     vm.memory[list_at : list_at + 0x4000] = words(*((PLAY >> 12) + n * 2 % 0x1800 for n in range(4096)))

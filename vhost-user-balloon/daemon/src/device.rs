@@ -419,11 +419,18 @@ impl Device {
             let (step, rest) = self.memory.step(range);
             job.todo.extend(rest);
             let done = self.discard(job.kind, step);
+            if self.inhibited && job.kind == QueueKind::Inflate && self.remembers() && !self.came_back(step) {
+                // Discarding was suspended after the list was read.
+                let inside = self.memory.region_at(step.start()).and(whole_run(step));
+                inside.into_iter().for_each(|run| self.kept.insert(run));
+            }
             job.discarded = job.discarded.saturating_add(done.discarded);
             match done.claim {
                 Claim::Proven(backing) => {
                     job.backing = Some(backing);
-                    job.zero.push(step);
+                    if job.kind == QueueKind::Inflate {
+                        job.zero.push(step);
+                    }
                 }
                 Claim::Unproven(reason) => job.doubt(reason),
             }
@@ -485,9 +492,10 @@ impl Device {
         let Some(pfns) = self.list(&job.chain) else { return };
         job.received = u64::try_from(pfns.len()).unwrap_or(u64::MAX).saturating_mul(PAGE_SIZE);
         let (remembers, memory) = (self.remembers(), &self.memory);
-        for run in runs(&pfns) {
+        let runs = runs(&pfns);
+        for run in &runs {
             // Only pages in memory: others, as many as there are numbers, would cost memory as well.
-            let pieces = range_of(run).into_iter().flat_map(|range| memory.pieces(range));
+            let pieces = range_of(*run).into_iter().flat_map(|range| memory.pieces(range));
             for (region, piece) in pieces.filter(|_| remembers) {
                 let Some(part) = whole_run(piece) else { continue };
                 if region.host_page() > PAGE_SIZE {
@@ -497,13 +505,15 @@ impl Device {
                     self.kept.insert(part);
                 }
             }
-            self.targets(run, &mut job.todo);
         }
+        let mut seen = None;
+        runs.into_iter().for_each(|run| self.targets(run, &mut seen, &mut job.todo));
         job.pfns = pfns;
     }
 
-    /// What can be discarded because of a run of pages in the balloon.
-    fn targets(&self, run: Run, targets: &mut Vec<Range>) {
+    /// What can be discarded because of a run of pages in the balloon. `seen`: the host page that was looked at
+    /// last.
+    fn targets(&self, run: Run, seen: &mut Option<Range>, targets: &mut Vec<Range>) {
         let Some(range) = range_of(run) else { return };
         let mut outside = range.length();
         for (region, piece) in self.memory.pieces(range) {
@@ -516,7 +526,7 @@ impl Device {
                 for start in touched.into_iter().flat_map(|t| (t.start()..t.end()).step_by(step)) {
                     let Some(page) = Range::new(start, region.host_page()) else { continue };
                     // Runs are in order: another part of the same page has just been looked at.
-                    if targets.last() != Some(&page)
+                    if seen.replace(page) != Some(page)
                         && whole_run(page).is_some_and(|p| self.in_balloon.contains(p))
                     {
                         targets.push(page);
@@ -543,7 +553,7 @@ impl Device {
             let run = Run { pages: run.pages.min(BACKLOG_PAGES), ..run };
             self.kept.remove(run);
             let mut targets = Vec::new();
-            self.targets(run, &mut targets);
+            self.targets(run, &mut None, &mut targets);
             for target in targets {
                 whole_run(target).into_iter().for_each(|run| self.kept.remove(run));
                 let done = self.discard(QueueKind::Inflate, target);
@@ -583,9 +593,10 @@ impl Device {
         let mut bitmap = Bitmap::new(pfns.len());
         let mut zero = 0_u64;
         for (n, pfn) in pfns.iter().enumerate() {
-            // Writing the answer is the one thing that can make a page that was discarded hold something.
-            let page = Range::new(u64::from(*pfn) << PAGE_SHIFT, PAGE_SIZE)
-                .filter(|page| !answers.iter().any(|answer| answer.overlaps(*page)));
+            // This process writes answers, and rings, which may have moved since the page was discarded.
+            let page = Range::new(u64::from(*pfn) << PAGE_SHIFT, PAGE_SIZE).filter(|page| {
+                !answers.iter().any(|answer| answer.overlaps(*page)) && !self.is_in_a_ring(*page)
+            });
             if page.is_some_and(|page| job.is_zero(page)) {
                 bitmap.set(n);
                 zero = zero.saturating_add(PAGE_SIZE);
@@ -672,9 +683,12 @@ impl Device {
         if let Some(lied) = crate::lying::reported(self.options.lie, length) {
             return lied;
         }
+        // A ring may have moved there since it was discarded.
+        let mut reported = job.chain.writable.iter().map(|(at, length)| Range::new(*at, u64::from(*length)));
+        let touched = reported.any(|range| range.is_some_and(|range| self.is_in_a_ring(range)));
         match (job.doubt, job.backing) {
             (None, Some(backing))
-                if self.features.contains(Features::DEVICE_INIT_REPORTED) && length != 0 =>
+                if self.features.contains(Features::DEVICE_INIT_REPORTED) && length != 0 && !touched =>
             {
                 self.metrics.proven.add(backing.label(), job.received);
                 Claim::Proven(backing).used_length(length)
@@ -699,6 +713,11 @@ impl Device {
         large && self.remembers() && !whole_run(range).is_some_and(|run| self.in_balloon.contains(run))
     }
 
+    /// Whether a ring has a part of a range. A ring is written as long as there is one, so it does not stay zero.
+    fn is_in_a_ring(&self, range: Range) -> bool {
+        self.rings.iter().flat_map(Ring::areas).any(|area| area.overlaps(range))
+    }
+
     /// Give one step of a range back to the host, unless there is a reason not to.
     fn discard(&mut self, kind: QueueKind, range: Range) -> Outcome {
         let kept = |reason| Outcome { claim: Claim::Unproven(reason), discarded: 0, errno: None };
@@ -710,8 +729,7 @@ impl Device {
             kept(Reason::Poison)
         } else if kind == QueueKind::Inflate && self.came_back(range) {
             kept(Reason::PartOfHostPage)
-        } else if self.rings.iter().flat_map(Ring::areas).any(|area| area.overlaps(range)) {
-            // Rings are written as long as there are any: no page of them stays zero.
+        } else if self.is_in_a_ring(range) {
             kept(Reason::Malformed)
         } else {
             let began = Instant::now();
@@ -771,7 +789,7 @@ struct Job {
     /// What is still to be discarded, the next one last.
     todo: Vec<Range>,
     discarded: u64,
-    /// What reads as zero.
+    /// What reads as zero because of a list of page frames.
     zero: Vec<Range>,
     backing: Option<Backing>,
     /// Why not all of it does.
@@ -798,20 +816,19 @@ impl Job {
 mod tests {
     use super::*;
     use std::fs::File;
+    use std::os::unix::fs::FileExt;
     use vhost::vhost_user::message::VhostUserMemoryRegion;
 
     const UNIT: u64 = 2 << 20;
 
-    /// A driver that deflates a page while the host page that it belongs to is about to be discarded.
-    #[test]
-    fn a_host_page_that_is_in_use_again_stays() {
+    fn device(discard_unit: u64, size: u64) -> (Device, File) {
         let features = Features::MUST_TELL_HOST;
         let mut device = Device::new(Options {
             features,
             target: 0,
             memory_is_shared: true,
             inhibited: false,
-            discard_unit: UNIT,
+            discard_unit,
             inhibit_one_in: None,
             stats_interval: None,
             #[cfg(feature = "lying")]
@@ -820,9 +837,80 @@ mod tests {
         .unwrap();
         device.features = features;
         let file = File::from(rustix::fs::memfd_create(c"ram", rustix::fs::MemfdFlags::CLOEXEC).unwrap());
-        file.set_len(UNIT).unwrap();
-        device.memory.add(VhostUserMemoryRegion::new(0, UNIT, 1 << 30, 0), file).unwrap();
+        file.set_len(size).unwrap();
+        let region = VhostUserMemoryRegion::new(0, size, 1 << 40, 0);
+        device.memory.add(region, file.try_clone().unwrap()).unwrap();
+        (device, file)
+    }
 
+    /// Discarding is suspended between two turns of one request.
+    #[test]
+    fn the_rest_of_a_list_is_kept() {
+        let (mut device, file) = device(PAGE_SIZE, UNIT);
+        file.write_all_at(&[1; 0x4000], 0).unwrap();
+        let mut job = Job::new(QueueKind::Inflate, Chain::default());
+        job.todo = [0x2000, 0].iter().filter_map(|at| Range::new(*at, PAGE_SIZE)).collect();
+        let long_ago = Instant::now().checked_sub(TURN).unwrap();
+        assert!(matches!(device.work(&mut job, long_ago), Progress::More));
+        device.inhibited = true;
+        assert!(matches!(device.work(&mut job, long_ago), Progress::Used(_)));
+        assert_eq!(job.discarded, PAGE_SIZE);
+        device.inhibited = false;
+        while device.run_backlog() {}
+        let mut bytes = [0; 0x4000];
+        file.read_exact_at(&mut bytes, 0).unwrap();
+        let filled: Vec<bool> = bytes.chunks(0x1000).map(|page| page.iter().all(|byte| *byte == 1)).collect();
+        assert_eq!(filled, [false, true, false, true]);
+    }
+
+    /// A front end that moves a ring onto a page between its discard and the answer.
+    #[test]
+    fn a_page_of_a_ring_is_not_claimed() {
+        let (mut device, file) = device(PAGE_SIZE, UNIT);
+        device.features = Features::DEVICE_INIT_ON_INFLATE;
+        let chain = Chain { writable: vec![(0x8000, 1)], ..Chain::default() };
+        let mut job = Job::new(QueueKind::Inflate, chain);
+        job.pfns = vec![0xf, 0x10, 0x11];
+        job.zero = vec![Range::new(0xf000, 0x3000).unwrap()];
+        let answer = |device: &mut Device| {
+            assert_eq!(device.inflated(&job), 1);
+            let mut byte = [0];
+            file.read_exact_at(&mut byte, 0x8000).unwrap();
+            byte[0]
+        };
+        assert_eq!(answer(&mut device), 0b111);
+        let ring = device.ring_mut(1).unwrap();
+        ring.set_size(64);
+        // Of 64 entries a table is 1 KiB.
+        ring.set_addresses(0x1_0000, 0x2_0000, 0x3_0000).unwrap();
+        assert_eq!(answer(&mut device), 0b101);
+    }
+
+    /// A list of scattered pages of one large host page, of which all but the last page are in the balloon.
+    #[test]
+    fn a_large_host_page_is_looked_at_once_for_a_list() {
+        let size = 1 << 30;
+        let (mut device, file) = device(size, size);
+        let pages = u32::try_from(size >> PAGE_SHIFT).unwrap();
+        device.in_balloon.insert(Run { first: 0, pages: pages - 1 });
+        let list: Vec<u8> = (0..4096_u32).flat_map(|n| (n * 2).to_le_bytes()).collect();
+        file.write_all_at(&list, 0).unwrap();
+        let readable = vec![(0, u32::try_from(list.len()).unwrap())];
+        let mut job = Job::new(QueueKind::Inflate, Chain { readable, ..Chain::default() });
+        let began = Instant::now();
+        device.inflate(&mut job);
+        assert!(began.elapsed() < Duration::from_millis(200), "{:?}", began.elapsed());
+        assert!(job.todo.is_empty());
+        // The last page comes in a list with others.
+        file.write_all_at(&(pages - 1).to_le_bytes(), 8).unwrap();
+        device.inflate(&mut job);
+        assert_eq!(job.todo, [Range::new(0, size).unwrap()]);
+    }
+
+    /// A driver that deflates a page while the host page that it belongs to is about to be discarded.
+    #[test]
+    fn a_host_page_that_is_in_use_again_stays() {
+        let (mut device, _) = device(UNIT, UNIT);
         let range = Range::new(0, UNIT).unwrap();
         device.in_balloon.insert(whole_run(range).unwrap());
         assert_eq!(device.discard(QueueKind::Inflate, range).discarded, UNIT);
