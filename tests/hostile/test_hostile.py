@@ -53,7 +53,7 @@ from tests.hostile.peer import (
 
 pytestmark = [pytest.mark.slow]
 Start = Callable[..., Device]
-TOTAL_MEMORY = 5  # VIRTIO_BALLOON_S_MEMTOT
+FREE_MEMORY, TOTAL_MEMORY = 4, 5  # VIRTIO_BALLOON_S_MEMFREE and _MEMTOT
 
 
 @pytest.fixture(scope="session")
@@ -1034,6 +1034,39 @@ def test_a_guest_that_refills_its_ring(vm: FrontEnd) -> None:
     finally:
         stop.set()
         thread.join()
+
+
+# the log
+
+
+def test_connections_do_not_fill_the_log(device: Device) -> None:
+    for _ in range(2000):
+        device.connect(device.front).close()
+    device.serves()
+    assert device.log().count("\n") < 50
+
+
+# subcommands
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_flush_that_is_interrupted_returns_the_memory(start: Start, number: int) -> None:
+    """A guest that answers with its statistics, and never inflates."""
+    device = start("--stats-interval", "0", "--target", "4M")
+    argv: list[str | Path] = [device.binary, "flush", "--control", device.control]
+    with FrontEnd(device) as vm:
+        vm.start()
+        vm.memory[PLAY : PLAY + 10] = struct.pack("<HQ", FREE_MEMORY, 96 * MIB)
+        vm.put(STATS, (PLAY, 10, False))
+        vm.kick(STATS)
+        with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as flush:
+            assert vm.used(STATS) == 0
+            vm.put(STATS, (PLAY, 10, False))
+            vm.kick(STATS)
+            assert eventually(lambda: device.ask(command="target")["target"] > 4 * MIB)
+            flush.send_signal(number)
+            assert flush.wait(PROMISE) == -number
+        assert device.ask(command="target")["target"] == 4 * MIB
 
 
 # chains

@@ -42,9 +42,14 @@ impl Limiter {
     }
 }
 
-/// A warning that a guest or a front end caused.
+/// A warning that a guest or a front end caused; with `info:`, a message.
 #[macro_export]
 macro_rules! limited {
+    (info: $limiter:expr, $($message:tt)+) => {
+        if let Some(dropped) = $limiter.allow() {
+            tracing::info!(dropped, $($message)+);
+        }
+    };
     ($limiter:expr, $($message:tt)+) => {
         if let Some(dropped) = $limiter.allow() {
             tracing::warn!(dropped, $($message)+);

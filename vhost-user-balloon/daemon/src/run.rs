@@ -13,6 +13,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use rustix::io::FdFlags;
+use rustix::process::Signal;
 use thiserror::Error;
 
 #[derive(Debug, Error)]
@@ -55,7 +56,9 @@ pub fn run(device: &[OsString], vmm: &[OsString]) -> RunError {
     if !arguments.iter().any(|argument| argument.to_string_lossy().contains("share=on")) {
         return RunError::Private(name);
     }
-    match start(device) {
+    let in_background =
+        arguments.iter().any(|argument| argument == "-daemonize" || argument == "--daemonize");
+    match start(device, in_background) {
         Ok(socket) => {
             let socket = format!("fd={}", socket.as_raw_fd());
             let source = Command::new(program).args(arguments).args(options(&socket)).exec();
@@ -66,17 +69,26 @@ pub fn run(device: &[OsString], vmm: &[OsString]) -> RunError {
 }
 
 /// The VMM's end of the socket pair, which the VMM inherits.
-fn start(options: &[OsString]) -> io::Result<UnixStream> {
+///
+/// The device ends with this process, even if a copy of that end is left: a VMM can send one to the device
+/// itself. A VMM that goes into the background outlives this process.
+fn start(options: &[OsString], in_background: bool) -> io::Result<UnixStream> {
     let (ours, theirs) = UnixStream::pair()?;
     // Each process keeps one end only: the device ends with the VMM's.
     rustix::io::fcntl_setfd(&theirs, FdFlags::empty())?;
-    Command::new("/proc/self/exe")
+    let mut device = Command::new("/proc/self/exe");
+    device
         .arg0("vhost-user-balloon")
         .arg(format!("--fd={}", theirs.as_raw_fd()))
         .args(options)
         .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .spawn()?;
+        .stdout(Stdio::null());
+    if !in_background {
+        let end = || Ok(rustix::process::set_parent_process_death_signal(Some(Signal::TERM))?);
+        // SAFETY: between fork and exec this makes one system call, prctl(2), and allocates nothing.
+        unsafe { device.pre_exec(end) };
+    }
+    device.spawn()?;
     drop(theirs);
     rustix::io::fcntl_setfd(&ours, FdFlags::empty())?;
     Ok(ours)

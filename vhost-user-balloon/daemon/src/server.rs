@@ -12,6 +12,7 @@ use thiserror::Error;
 
 use crate::control::{self, Request};
 use crate::device::{Device, Options};
+use crate::limit::Limiter;
 use crate::limited;
 use crate::ring::Ring;
 use crate::service::{Client, Service, is_for_the_peer, listen};
@@ -72,6 +73,8 @@ pub struct Server {
     metrics: Option<Service>,
     state: Option<StateFile>,
     sandbox: String,
+    /// For messages about front ends that come and go.
+    connections: Limiter,
     /// No connection is accepted until then.
     rests_until: Option<Instant>,
     /// Calls that wait are interrupted.
@@ -86,6 +89,7 @@ impl Server {
             metrics: None,
             state: None,
             sandbox: "none".to_owned(),
+            connections: Limiter::default(),
             rests_until: None,
             interrupts: false,
         })
@@ -147,7 +151,7 @@ impl Server {
                     self.device.disconnect();
                     match ended {
                         _ if listener.is_none() => return ended,
-                        Ok(()) => tracing::info!("the front end has hung up"),
+                        Ok(()) => limited!(info: self.connections, "the front end has hung up"),
                         Err(error) => limited!(self.device.limiter, %error, "left a front end"),
                     }
                 }
@@ -197,7 +201,7 @@ impl Server {
                 limited!(self.device.limiter, "refused a second front end");
             }
             Ok((socket, _)) => {
-                tracing::info!("a front end has connected");
+                limited!(info: self.connections, "a front end has connected");
                 *front_end = Some(FrontEnd::new(socket));
             }
             Err(error) if is_for_the_peer(&error) => {}

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use vmm_sys_util::signal::{block_signal, create_sigset, register_signal_handler};
+use vmm_sys_util::signal::{block_signal, create_sigset, register_signal_handler, unblock_signal};
 
 /// Exit status: the front end has truncated guest memory, and there is no other front end to serve.
 pub const MEMORY_LOST: i32 = 4;
@@ -134,18 +134,31 @@ pub fn block_timer() {
     let _ = block_signal(libc::SIGALRM);
 }
 
-/// SIGTERM and SIGINT, kept from the thread that made this and from those that it starts.
-pub struct Ending(libc::sigset_t);
+/// Signals that are kept from the thread that made this and from those that it starts.
+pub struct Blocked(libc::sigset_t, &'static [libc::c_int]);
 
-/// From now on SIGTERM and SIGINT wait for [`Ending::end_on_signal`]. Call it before any other thread exists.
-pub fn block() -> io::Result<Ending> {
-    let signals = [libc::SIGTERM, libc::SIGINT];
+/// From now on these signals wait. Call it before any other thread exists.
+pub fn block(signals: &'static [libc::c_int]) -> io::Result<Blocked> {
     // One that is blocked already stays so.
     signals.iter().for_each(|signal| drop(block_signal(*signal)));
-    Ok(Ending(create_sigset(&signals)?))
+    Ok(Blocked(create_sigset(signals)?, signals))
 }
 
-impl Ending {
+impl Blocked {
+    /// Whether one of them waits.
+    pub fn has_one(&self) -> bool {
+        let mut waiting = self.0;
+        // SAFETY: the call writes a set to a variable of this function.
+        let known = unsafe { libc::sigpending(&raw mut waiting) } == 0;
+        // SAFETY: the set is initialised.
+        known && self.1.iter().any(|signal| unsafe { libc::sigismember(&raw const waiting, *signal) } == 1)
+    }
+
+    /// From now on they arrive, one that waits at once.
+    pub fn unblock(self) {
+        self.1.iter().for_each(|signal| drop(unblock_signal(*signal)));
+    }
+
     /// From now on SIGTERM and SIGINT end the process at once and cleanly, whatever it is doing.
     ///
     /// A thread of its own waits for them: the serving thread can wait for a reader of the log.

@@ -100,7 +100,7 @@ fn log(daemon: &Daemon) {
 }
 
 fn serve(daemon: &Daemon) -> Result<(), MainError> {
-    let ending = signals::block().map_err(MainError::Signals)?;
+    let ending = signals::block(&[libc::SIGTERM, libc::SIGINT]).map_err(MainError::Signals)?;
     signals::install().map_err(MainError::Signals)?;
 
     let mut server = Server::new(daemon.options())?;

@@ -11,6 +11,7 @@ use thiserror::Error;
 
 use crate::cli::{Command, Switch, Where};
 use crate::control::Request;
+use crate::signals;
 
 const MIB: u64 = 1 << 20;
 
@@ -22,6 +23,8 @@ pub enum ClientError {
     Answer(String),
     #[error("{0}")]
     Refused(String),
+    #[error("cannot keep signals until the flush is over: {0}; use target")]
+    Signals(io::Error),
     #[error(
         "the balloon does not reach {target} bytes: it has {actual} after {seconds} s; see the subcommand status"
     )]
@@ -64,12 +67,12 @@ impl Connection {
         number("target").zip(number("actual")).ok_or_else(|| ClientError::Answer(value.to_string()))
     }
 
-    /// Wait until the balloon has its size, or the time is over.
-    fn follow(&mut self, target: u64, limit: Duration) -> Result<u64, ClientError> {
+    /// Wait until the balloon has its size, the time is over, or there is a reason to end.
+    fn follow(&mut self, target: u64, limit: Duration, ends: impl Fn() -> bool) -> Result<u64, ClientError> {
         let began = Instant::now();
         loop {
             let (_, actual) = self.sizes(None)?;
-            if actual == target || began.elapsed() > limit {
+            if actual == target || began.elapsed() > limit || ends() {
                 return Ok(actual);
             }
             std::thread::sleep(Duration::from_millis(50));
@@ -88,7 +91,7 @@ pub fn run(command: &Command) -> Result<String, ClientError> {
             let mut connection = Connection::open(to)?;
             let (target, mut actual) = connection.sizes(*size)?;
             if let Some(seconds) = wait {
-                actual = connection.follow(target, Duration::from_secs(seconds.get()))?;
+                actual = connection.follow(target, Duration::from_secs(seconds.get()), || false)?;
                 if actual != target {
                     return Err(ClientError::Late { actual, target, seconds: seconds.get() });
                 }
@@ -137,12 +140,17 @@ fn flush(to: &Where, leave: u64, seconds: u64) -> Result<String, ClientError> {
     let (target, actual) = connection.sizes(None)?;
     let spare = free.saturating_sub(leave) / 4096 * 4096;
     let limit = Duration::from_secs(seconds);
-    let (wanted, _) = connection.sizes(Some(actual.saturating_add(spare)))?;
-    let reached = connection.follow(wanted, limit);
+    // A signal between the two targets would leave the guest without its memory.
+    let signals =
+        signals::block(&[libc::SIGINT, libc::SIGTERM, libc::SIGHUP]).map_err(ClientError::Signals)?;
+    let reached = connection
+        .sizes(Some(actual.saturating_add(spare)))
+        .and_then(|(wanted, _)| connection.follow(wanted, limit, || signals.has_one()));
     // Whatever happened, the guest gets its memory again.
-    let (back, _) = connection.sizes(Some(target))?;
-    let reached = reached?;
-    let actual = connection.follow(back, limit)?;
+    let back = connection.sizes(Some(target));
+    signals.unblock();
+    let (reached, (back, _)) = (reached?, back?);
+    let actual = connection.follow(back, limit, || false)?;
     if actual != back {
         return Err(ClientError::Late { actual, target: back, seconds });
     }

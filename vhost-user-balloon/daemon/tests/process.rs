@@ -317,6 +317,12 @@ fn a_vmm_with_its_device() {
     assert!(options.starts_with("-m share=on x -chardev socket,id=vub,fd="), "{options}");
     assert!(options.trim_end().ends_with("virtio-id=5,num_vqs=5,vq_size=128,config_size=16"), "{options}");
     assert!(eventually(|| !control.exists()), "the device has ended");
+    // A process that outlives the VMM has the front end's socket, and does not keep the device.
+    let control_path = control.to_str().unwrap();
+    let shell = format!("until test -S {control_path}; do sleep 0.05; done; sleep 15 & exit 0 # share=on");
+    let kept = ["run", "--control", control_path, "--", "sh", "-c", &shell];
+    assert!(Command::new(PROGRAM).args(kept).stderr(Stdio::null()).status().unwrap().success());
+    assert!(eventually(|| !control.exists()), "the device has ended");
     let private = Command::new(PROGRAM).args(["run", "--"]).arg(&vmm).output().unwrap();
     assert_eq!(private.status.code(), Some(1));
     assert!(String::from_utf8_lossy(&private.stderr).contains("no option has share=on"));
