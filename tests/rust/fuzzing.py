@@ -105,7 +105,7 @@ def fuzz(programs: Path, target: str, corpus: Path, seconds: int) -> Fuzzed:
         if not found:
             what = f"the fuzzer {target} ended with {_code(done.returncode)}, and has left no input"
             raise LabError(what, why, "check its corpus, the memory and the disk, then run it again")
-        fix = f"run {argv[0]} {artifacts / found[0]}; fix the bug, and keep the file in vhost-user-balloon/fuzz/found/{target}"
+        fix = f"run {argv[0]} {artifacts / found[0]}; fix the bug, and add the input to vhost-user-balloon/fuzz/seeds.txt"
         raise TestFailure(f"fuzzing {target} has found something", why, fix)
     runs = re.search(r"^Done (\d+) runs", text, re.MULTILINE)
     edges = re.findall(r"\bcov: (\d+)", text)

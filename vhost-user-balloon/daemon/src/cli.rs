@@ -19,15 +19,15 @@ use crate::device::Options;
 #[derive(Debug, Parser)]
 #[command(name = "vhost-user-balloon", version, args_conflicts_with_subcommands = true)]
 pub struct Cli {
-    /// What to do with a running device.
+    /// Commands for a running device.
     #[command(subcommand)]
     pub command: Option<Command>,
-    /// How to be a device.
+    /// Options of the device.
     #[command(flatten)]
     pub daemon: Daemon,
 }
 
-/// How to be a device.
+/// Options of the device.
 #[derive(Debug, Clone, Args)]
 pub struct Daemon {
     /// Listen for the front end on this unix socket
@@ -84,14 +84,14 @@ pub struct Daemon {
     /// pages, 2M keeps the host from breaking them up
     #[arg(long, value_name = "SIZE", default_value = "4K", value_parser = parse_unit)]
     pub discard_unit: u64,
-    /// For tests of guests: what to lie about
+    /// For tests of guests: the false answer
     #[cfg(feature = "lying")]
     #[arg(long, value_name = "WHAT")]
     pub lie: Option<crate::lying::Lie>,
     /// For tests of drivers: leave about one in so many pieces of memory alone, at random
     #[arg(long, value_name = "NUMBER", hide = true)]
     pub inhibit_one_in: Option<NonZeroU32>,
-    /// What happens on a system call that is not expected
+    /// The action on an unexpected system call
     #[arg(long, value_name = "ACTION", default_value = "kill")]
     pub seccomp: Seccomp,
     /// Whether to give up access to all files (where the kernel can)
@@ -100,7 +100,7 @@ pub struct Daemon {
     /// The least important messages to log
     #[arg(long, value_name = "LEVEL", default_value = "info", value_parser = ["error", "warn", "info", "debug", "trace"])]
     pub log_level: String,
-    /// How log lines look
+    /// Format of log lines
     #[arg(long, value_name = "FORMAT", default_value = "text")]
     pub log_format: LogFormat,
 }
@@ -112,7 +112,7 @@ pub enum Switch {
     Off,
 }
 
-/// What happens on a system call that is not expected.
+/// The action on an unexpected system call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Seccomp {
     /// The process ends
@@ -123,7 +123,7 @@ pub enum Seccomp {
     Off,
 }
 
-/// How log lines look.
+/// Format of log lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum LogFormat {
     /// For people
@@ -132,7 +132,7 @@ pub enum LogFormat {
     Json,
 }
 
-/// What to do with a running device.
+/// Commands for a running device.
 #[derive(Debug, Clone, Subcommand)]
 pub enum Command {
     /// Show whether it works, and if not, why

@@ -19,7 +19,7 @@ const MIB: u64 = 1 << 20;
 pub enum ClientError {
     #[error("cannot talk to a device at {path}: {source}; give the --control of one that runs")]
     Connect { path: PathBuf, source: io::Error },
-    #[error("cannot read the device's answer: {0}; is --control the socket of a vhost-user-balloon?")]
+    #[error("cannot read the device's answer: {0}; give --control a vhost-user-balloon's control socket")]
     Answer(String),
     #[error("{0}")]
     Refused(String),

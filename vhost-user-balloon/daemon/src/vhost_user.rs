@@ -364,7 +364,7 @@ impl FrontEnd {
             let mut bytes = [0; MAX_BODY];
             let Some(part) = bytes.get_mut(..missing) else { return Ok(Received::Part) };
             let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
-            // Those of a server that does not answer are never closed.
+            // A file whose server does not answer is never closed: receive no more of them.
             let room = if threads::waiting() < MAX_WAITING { space.len() } else { 0 };
             let mut control = RecvAncillaryBuffer::new(space.get_mut(..room).unwrap_or_default());
             let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;

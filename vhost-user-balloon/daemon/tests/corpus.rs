@@ -1,13 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What the fuzzers run, without a fuzzer: their seeds, what they have found, and some noise.
+//! What the fuzzers run, without a fuzzer: their seeds, and some noise.
 
 #![allow(missing_docs, dead_code, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 #![allow(clippy::indexing_slicing, clippy::cast_possible_truncation)]
 
 #[path = "../../fuzz/src/lib.rs"]
 mod entry;
-
-use std::path::Path;
 
 type Target = fn(&[u8]);
 
@@ -30,7 +28,7 @@ fn seeds() -> impl Iterator<Item = (Target, &'static str, Vec<u8>)> {
 }
 
 #[test]
-fn seeds_and_what_was_found() {
+fn every_seed() {
     let mut count = 0;
     for (run, name, bytes) in seeds() {
         println!("{name}");
@@ -38,15 +36,6 @@ fn seeds_and_what_was_found() {
         count += 1;
     }
     assert!(count >= 40, "{count} seeds");
-    for name in ["queues", "requests"] {
-        // Each file there is an input that went wrong once.
-        let found = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz/found").join(name);
-        for entry in std::fs::read_dir(found).into_iter().flatten() {
-            let path = entry.unwrap().path();
-            println!("{}", path.display());
-            target(name)(&std::fs::read(path).unwrap());
-        }
-    }
 }
 
 /// Seeds with a few bytes changed, the same ones every time.
