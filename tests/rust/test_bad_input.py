@@ -212,7 +212,7 @@ def test_a_control_socket_of_another_program(tmp_path: Path, answer: bytes) -> N
         done = subprocess.run(argv, capture_output=True, text=True, timeout=20, check=False)
         server.join()
     assert (done.returncode, done.stdout) == (1, "")
-    assert OWN.search(done.stderr) and "is --control the socket of" in done.stderr, done.stderr
+    assert OWN.search(done.stderr) and "give --control a vhost-user-balloon's" in done.stderr, done.stderr
 
 
 def test_every_option_has_a_case() -> None:
