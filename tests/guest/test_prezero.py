@@ -170,6 +170,23 @@ def test_a_freed_page_costs_a_page() -> None:
     assert counters(result)["pgzeroed_bad"] == 0
 
 
+def test_pageblocks_keep_their_type() -> None:
+    """Else unmovable memory needs new pageblocks, and there are fewer huge pages."""
+    kinds = "awk '/^Number/ { n++ } n && /DMA32/ { print $5, $7 }' /proc/pagetypeinfo"
+    result = run(
+        f"{kinds}; echo 0 > {ZP}/delay_millisecs; echo all > {ZP}/enabled; {SETTLE}; {kinds}; {COUNTERS}",
+        devices=[],
+        checked=True,
+    )
+    fine(result)
+    before, after = ([int(count) for count in line.split()] for line in text(result).splitlines()[:2])
+    assert sum(before) > 1 and all(new >= old for old, new in zip(before, after, strict=True)), (
+        before,
+        after,
+    )
+    expect_at_least(counters(result)["pgzeroed_set_prezeroed"], 1000)
+
+
 def test_compaction_uses_blocks_that_are_partly_zero() -> None:
     """The words of a map are in pages that become tail pages of the folio that is moved there."""
     thp = "/sys/kernel/mm/transparent_hugepage/hugepages"
