@@ -73,7 +73,7 @@ def main() -> int:
     except errors.LabError as error:
         return _report(error)
     except KeyboardInterrupt:
-        print("kz: interrupted; nothing half-built is kept", file=sys.stderr)
+        print("kz: interrupted; incomplete builds are removed", file=sys.stderr)
         return errors.INTERRUPTED
     except BrokenPipeError:
         sys.stderr.close()

@@ -39,7 +39,7 @@ COSTS = {
     "host_cpu": ("ms/GB", "CPU time of QEMU, guest included, and of the daemon, for each GB"),
     "daemon_cpu": ("ms/GB", "The daemon's part of that CPU time"),
 }
-REPORTED = "pgzeroed_set_reported"  # pages of which the device has said that they are zero after a report
+REPORTED = "pgzeroed_set_reported"  # pages that the device confirmed as zero after a report
 LATENCY_MB = 32
 COUNTED = 3  # times that system calls are counted
 PUNCH_TURNS = 20  # for each pair; one takes a fifth of a second, and memory has two speeds
@@ -133,7 +133,8 @@ def system_calls(side: Side) -> dict[str, float]:
             argv = ["strace", "-f", "-c", "-U", "calls", "-o", f"{folder}/{pid}", "-p", str(pid)]
             counter = stack.enter_context(subprocess.Popen(argv, stderr=subprocess.PIPE, text=True))
             stack.callback(counter.send_signal, signal.SIGINT)
-            assert counter.stderr and "attached" in counter.stderr.readline()
+            if counter.stderr and "attached" not in (why := counter.stderr.readline()):
+                raise LabError("cannot count system calls", why.strip(), "allow ptrace, or run it as root")
         size, _ = report(side)
         stack.close()
         calls = [int(Path(folder, str(pid)).read_text().split()[-2]) for pid in processes(side)]

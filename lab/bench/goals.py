@@ -11,14 +11,10 @@ TOO_NOISY = 4
 
 def less(percent: float | None, words: str = "at least {:g} % less than base") -> Goal | None:
     """At least so many percent less than base; no target without a number."""
-
-    def judge(metric: Metric) -> Target | None:
-        change = metric.change_percent
-        if percent is None or change is None:
-            return None
-        return Target(words.format(percent), change <= -percent)
-
-    return judge if percent is not None else None
+    if percent is None:
+        return None
+    least, said = -percent, words.format(percent)
+    return lambda made: Target(said, made.change_percent is not None and made.change_percent <= least)
 
 
 def more_at_most(percent: float, words: str) -> Goal:

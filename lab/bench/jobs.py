@@ -102,10 +102,7 @@ class Phase:
         self._add("task_clock", "ms", "task_clock_ms", "CPU time of the job", target, floor)
 
     def host(self) -> None:
-        """Add the page faults of the VMM on its host, and the part of the host's kernel in the CPU time.
-
-        The part is that of all repetitions together, since the host counts in steps of 10 ms.
-        """
+        """Add the VMM's page faults, and the host kernel's share of CPU time: of all turns, as it counts 10 ms steps."""
         title = "Page faults the host handled for the VMM during the job"
         self._add("host_faults", "faults", "host_faults", title)
         title = "Part of the job's CPU time in which the host's kernel worked for the VMM, mostly faults"

@@ -38,10 +38,7 @@ def known_percent(side: Side) -> float:
 
 
 def zero_all(side: Side, timeout: float = 300.0, look: float = 0.1) -> dict[str, float]:
-    """Turn the thread on and wait until it has no more work; bytes, CPU seconds, seconds, percent known to be zero.
-
-    It looks every ``look`` seconds: that takes CPU time from the thread.
-    """
+    """Turn the thread on and look every ``look`` s until it is done; bytes, CPU seconds, seconds, percent known zero."""
     before, cpu_before = side.number(ZEROED), side.number(CPU)
     began = last = time.monotonic()
     side.sh(ON)

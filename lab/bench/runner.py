@@ -28,7 +28,7 @@ from lab.series.parts import split
 
 FLOOR = (
     "The dashed line in a chart is the floor: the base kernel with a patch (linux/measure) that leaves the memory of "
-    "mappings of 64 MiB or more as it is. No kernel that gives programs zeros can be faster."
+    "mappings of 64 MiB or more as it is."
 )
 
 

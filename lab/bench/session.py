@@ -82,11 +82,7 @@ def cpu_ns(pid: int) -> int:
 
 
 def warm_host(size: int) -> None:
-    """Touch ``size`` bytes of the machine's free memory and give them back.
-
-    A machine that is itself a guest may have lent out its free memory. Without this, the side that touches it
-    first would pay for it.
-    """
+    """Touch ``size`` bytes that the machine, if it is a guest, may have reported: else the first side waits for them."""
     with mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as area:
         try:
             with contextlib.suppress(OSError):  # QEMU asks for huge pages as well
@@ -228,7 +224,12 @@ def settled(look: Callable[[], int], timeout: float, what: str, still_s: float, 
 def spec_for(options: BenchOptions, kernel: str | Path, qemu: Path | None, **more: Any) -> BootSpec:
     """The boot of one side; ``more`` overrides fields of BootSpec. On stock QEMU, the daemon is the balloon."""
     fields: dict[str, Any] = {"kernel": kernel, "qemu": qemu, "memory": options.memory}
-    fields |= {"accel": options.accel, "devices": [BALLOON], "timeout": 1800.0, "command": ["sh", "-c", LOOP]}
+    fields |= {
+        "accel": options.accel,
+        "devices": [BALLOON],
+        "timeout": max(1800.0, 600.0 * options.pairs),
+        "command": ["sh", "-c", LOOP],
+    }
     fields |= {"daemon_profile": "release"} | more
     if options.qemu == "stock" and fields["devices"] == [BALLOON]:
         fields["devices"] = [f"{DAEMON},stats-interval=0"]

@@ -51,7 +51,8 @@ def kvm_works(qemu: Path, kernel: Path) -> tuple[bool, str]:
     if not os.access("/dev/kvm", os.R_OK | os.W_OK):
         return False, "/dev/kvm may not be opened by this user"
     boot, found = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8"), qemu.stat()
-    key = f"{platform.release()} {boot} {qemu} {found.st_size} {found.st_mtime_ns}"
+    own = "" if paths.cache() in kernel.parents else f"{kernel} {kernel.stat().st_mtime_ns}"
+    key = f"{platform.release()} {boot} {qemu} {found.st_size} {found.st_mtime_ns} {own}"
     answer = paths.sub("kvm") / hashlib.sha256(key.encode()).hexdigest()
     with lock.locked("kvm-probe"):
         if not answer.is_file():

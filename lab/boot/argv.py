@@ -58,8 +58,7 @@ def make(spec: BootSpec, images: Images, ends: Ends) -> list[str]:
 def cpu(accel: str, arch: str = "x86_64", mte: bool = False) -> list[str]:
     """The accelerator and the processor model; ``mte``: an arm64 processor with memory tags.
 
-    The emulated x86 processor lacks ERMS: QEMU emulates ``rep stosb`` byte by byte, which would flatter every
-    figure about zeroing.
+    The emulated x86 processor lacks ERMS: QEMU emulates ``rep stosb`` byte by byte, and zeroing would seem slower.
     """
     if arch == "arm64":
         # pauth-impdef: pointer authentication as specified takes half of the time.

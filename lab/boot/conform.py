@@ -53,7 +53,7 @@ def bundle(target: Path, kernel: str) -> None:
 
 def _words(command: Sequence[str], values: dict[str, str], arch: str) -> list[str]:
     if missing := [place for place in PLACES[:3] if not any(place in word for word in command)]:
-        why = f"{', '.join(missing)} missing: the VMM would boot something else"
+        why = f"{', '.join(missing)} missing: the VMM needs all three"
         fix = "see the example in `kz conform --help`"
         raise UsageError(f"Bad command: {' '.join(command)}", why, fix)
     found: list[str] = []
@@ -88,6 +88,9 @@ def check(
     """Boot the probe; the lines of its tables. TestFailure when the guest does not get to its end."""
     if pid is not None and not Path(f"/proc/{pid}/statm").is_file():
         raise UsageError(f"Bad --pid: {pid}", "no process has this number", "name the process of the VMM")
+    if arch not in APPEND:
+        raise UsageError(f"Bad --arch: {arch}", "it is unsupported", f"use {' or '.join(APPEND)}")
+    _words(command, {}, arch)
     folder = paths.run_folder("conform")
     image, initrd = files(kernel, arch, folder)
     values = dict(zip(PLACES, (str(image), str(initrd), APPEND[arch], memory), strict=True))
@@ -132,7 +135,7 @@ def check(
     if again and not ended:
         lines.append(f"| reboot by kexec in the middle of reports | FAIL | {last[-1]} |")
     elif not ended:
-        why = "\n".join(last) or "nothing was printed: does your VMM put the serial console on its stdout?"
+        why = "\n".join(last) or "nothing was printed: put your VMM's serial console on stdout"
         raise TestFailure("the guest did not get to the end of the checks", why, f"read {log}")
     if not any("| PASS |" in line or "| FAIL |" in line for line in lines):
         raise LabError("nothing was checked", "the guest has no balloon", "add a balloon to your command")

@@ -77,8 +77,7 @@ def stale_section(log: str) -> bool:
 
     An emulated CPU keeps the number of a device in the memory map, and looks it up in the current map
     (``iotlb_to_section()`` of QEMU 10.0). While another CPU moves devices, as at the scan of the PCI bus, the number
-    may mean another device, or none. An unpatched guest kernel in which one CPU turns the memory of a PCI device off and
-    on, while another takes interrupts, reproduces it within seconds.
+    may mean another device, or none.
     """
     return bool(_NOT_ITS_OWN.search(log))
 
@@ -88,7 +87,7 @@ def stale_breakpoint(text: str) -> bool:
 
     Linux patches code through breakpoints, and waits until all CPUs have seen their removal. An emulated CPU
     can still run its old translation: QEMU misses the store of another CPU that had looked up its TLB entry before the
-    translation marked the page as code. Seen twice, with two CPUs.
+    translation marked the page as code.
     """
     faults = violations(text)
     if not faults or "Oops: int3:" not in faults[0]:

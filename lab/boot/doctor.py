@@ -75,7 +75,7 @@ def _tools(name: str) -> Finding:
     if not (absent := tools.missing(name)):
         cargo = "cargo " + ".".join(map(str, tools.version("cargo"))) if name == "daemon" else "all found"
         return Finding(what, OK, compiler() if built else cargo)
-    text = "absent: " + ", ".join(absent)
+    text = "absent: " + ", ".join(tools.CHECKS.get(one, one) for one in absent)
     if apt.may_install() is not None:
         return Finding(what, NOTE, text, f"kz {'build' if built else 'test'} installs them")
     command = "run: sudo apt-get install -y --no-install-recommends " + " ".join(absent)
@@ -128,6 +128,5 @@ def _kvm() -> Finding:
     if not qemu or not kernel:
         return Finding("KVM", NOTE, "/dev/kvm exists; kz doctor tries it after a kernel and QEMU are built")
     works, why = accel.kvm_works(qemu, kernel)
-    if works:
-        return Finding("KVM", OK, "runs a kernel")
-    return Finding("KVM", NOTE, f"cannot be used: {why}; guests are emulated (TCG)")
+    no = f"cannot be used: {why}; guests are emulated (TCG)"
+    return Finding("KVM", OK, "runs a kernel") if works else Finding("KVM", NOTE, no)

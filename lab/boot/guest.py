@@ -4,12 +4,10 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import queue
 import re
 import selectors
-import signal
 import socket
 import subprocess
 import sys
@@ -31,13 +29,7 @@ from lab.core.errors import LabError, TestFailure
 
 LAST_WORDS = 10.0  # seconds that a guest gets to switch off after its report
 COMES_UP = 120.0  # seconds in which an emulated guest reaches user space on the slowest machine
-_libc = ctypes.CDLL(None)  # loaded here: between fork and exec nothing may be loaded
 Sink = Callable[[bytes], None] | None
-
-
-def _die_with_parent() -> None:
-    """Between fork and exec: have the kernel kill us when the thread that forked ends (PR_SET_PDEATHSIG)."""
-    _libc.prctl(1, signal.SIGKILL, 0, 0, 0)
 
 
 # The last lines of guests that were started again; a test run lists them at its end.
@@ -131,10 +123,10 @@ class Guest:
             fds = [end.fileno() for end in ends.values()]
             own = not self.interactive  # a terminal stays usable only in its own session
             try:
-                # Not even SIGKILL for the lab may leave a guest behind.
+                # A guest ends even if the lab gets SIGKILL.
                 return subprocess.Popen(
                     words, stdin=stdin, stdout=output, stderr=log, pass_fds=fds, start_new_session=own,
-                    preexec_fn=_die_with_parent,
+                    preexec_fn=run.die_with_parent,
                 )  # fmt: skip
             except OSError as error:
                 fix = "check that it is a program for this machine"
@@ -159,13 +151,16 @@ class Guest:
                         data = b""
                     if not data:
                         selector.unregister(key.fileobj)
-                    elif key.data in files:
-                        files[key.data].write(data)
-                        files[key.data].flush()
-                    self._take(key.data, data)
+                    try:
+                        if key.data in files:
+                            files[key.data].write(data)
+                            files[key.data].flush()
+                        self._take(key.data, data)
+                    except OSError as error:  # a full disk, or stdout is a pipe that was closed
+                        self._broken = error
                 if self._exit is not None:
                     deadline = min(deadline, self._reported + LAST_WORDS)
-                if time.monotonic() > deadline:
+                if time.monotonic() > deadline or self._broken:
                     self._late = self._exit is None
                     run.end_group(self.process) if not self.interactive else self.process.kill()
                     break
@@ -181,6 +176,7 @@ class Guest:
 
     _partial = b""
     _reported = 0.0
+    _broken: OSError | None = None
 
     def _take(self, name: str, data: bytes) -> None:
         if name == "out":
@@ -259,11 +255,12 @@ class Guest:
     def wait(self) -> BootResult:
         """Wait for the end of the guest and judge it.
 
-        Raises TestFailure when it was late, died before it reported, or (unless warnings are allowed) its
-        kernel reported a fault; LabError when QEMU did not start.
+        TestFailure: it was late, died before it reported, or its kernel reported a fault. LabError: QEMU did not start.
         """
         while self._reader.is_alive():
             self._reader.join(0.2)  # in slices: Ctrl-C is seen
+        if self._broken:
+            raise self._broken
         ending = self.ending()
         if self._exit is None:
             raise ending.failure()

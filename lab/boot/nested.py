@@ -44,10 +44,7 @@ def _initrd(inner: BootSpec) -> Path:
 
 
 def outer(spec: BootSpec, inner: BootSpec, qemu: Path) -> BootSpec:
-    """``spec``, whose kernel has KVM, on a processor with SVM, and with all that the inner guest needs.
-
-    ``qemu`` runs the inner guest: an image of the lab, with its firmware beside it.
-    """
+    """``spec``, whose kernel has KVM, on a processor with SVM, with the inner guest's ``qemu``, an image of the lab."""
     kernel, _ = resolve.kernel(inner.kernel)
     files = [(kernel, f"{PLACE}/kernel"), (_initrd(inner), f"{PLACE}/initrd"), (qemu.parents[1], "/usr")]
     files += [(library, str(library)) for library in libraries(qemu)]

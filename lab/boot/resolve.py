@@ -54,7 +54,7 @@ def qemu(named: str | Path | None, arch: str = "x86_64") -> Path:
     if str(named) in QEMU_VARIANTS:
         return build_qemu(str(named))
     if str(named) == "stock":
-        return stock.qemu()
+        return stock.qemu("arm64" if arch == "arm64" else "x86_64")
     return _file(named, "--qemu", (*QEMU_VARIANTS, "stock"))
 
 

@@ -18,8 +18,7 @@ MEMORY_UM = re.compile(r"(?=\d*[1-9])\d+[KMG]", re.IGNORECASE)
 class BootSpec:
     """One boot. ``kernel``: base, knownzero, off, debug, stock, or the path of an image.
 
-    The device ``daemon`` is the project's vhost-user-balloon, started beside the guest. Its options follow
-    after commas: ``daemon,target=256M``.
+    The device ``daemon,target=256M`` is the project's vhost-user-balloon with --target 256M, started beside the guest.
     """
 
     kernel: str | Path = "knownzero"
@@ -57,10 +56,12 @@ class BootSpec:
         """Raise UsageError for a guest that cannot be; options that only QEMU knows are left to QEMU."""
         self.daemon_options()
         if self.arch not in ARCHES:
-            why, fix = "the lab boots no such guest", f"use {', '.join(ARCHES)}"
+            why, fix = "it is unsupported", f"use {', '.join(ARCHES)}"
             raise UsageError(f"Bad --arch: {self.arch}", why, fix)
         if self.mte and self.arch != "arm64":
             raise UsageError("Bad --mte", f"{self.arch} has no memory tags", "add --arch arm64")
+        if self.kernel == "stock" and self.arch in ("um", "arm64"):
+            raise UsageError("Bad --kernel: stock", "it is for x86_64", "leave out --arch")
         form = MEMORY_UM if self.arch == "um" else MEMORY
         if not form.fullmatch(self.memory):
             raise UsageError(f"Bad --memory: '{self.memory}'", "it is not a size", "write it as 2G or 2048M")

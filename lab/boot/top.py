@@ -34,7 +34,7 @@ def ask(path: Path) -> Look:
         why, fix = str(error) or type(error).__name__, "name the socket of a daemon's option --control"
         raise LabError(f"no answer from {path}", why, fix) from None
     if not isinstance(status, dict) or not status.get("ok"):
-        raise LabError(f"{path} refuses to answer", str(status), "is it the control socket?")
+        raise LabError(f"{path} refuses to answer", str(status), "name the control socket")
     return Look(time.monotonic(), status)
 
 

@@ -58,7 +58,7 @@ class Ending:
             return None
         why = f"its kernel met a breakpoint that had been removed (console: {self.console})"
         fix = "run it again; if it comes back, the emulator is not the cause"
-        return EmulatorFault("an emulated CPU ran code that was no longer there", why, fix)
+        return EmulatorFault("an emulated CPU ran code that had been replaced", why, fix)
 
     def fault(self) -> TestFailure | None:
         """The fault that the console shows, unless warnings are allowed."""

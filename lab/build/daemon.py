@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.core import lock, paths, progress, run
-from lab.core.errors import LabError
+from lab.core.errors import USAGE, LabError
 from lab.machine import tools
 
 WORKSPACE = paths.REPO / "vhost-user-balloon"
@@ -98,8 +98,8 @@ class Daemon:
     def restart(self, *arguments: str) -> None:
         """Start it, again on the same sockets, with more arguments."""
         with self.log.open("ab") as log:
-            argv, null = [*self._argv, *arguments], subprocess.DEVNULL
-            self.process = subprocess.Popen(argv, stdin=null, stdout=log, stderr=log, start_new_session=True)
+            argv, null, dies = [*self._argv, *arguments], subprocess.DEVNULL, run.die_with_parent
+            self.process = subprocess.Popen(argv, 0, None, null, log, log, dies, start_new_session=True)
         deadline = time.monotonic() + START
         # A killed daemon leaves its socket behind: only an answer counts.
         while True:
@@ -109,7 +109,9 @@ class Daemon:
             if self.process.poll() is not None or time.monotonic() > deadline:
                 self.process.kill()
                 said = self.log.read_text(errors="replace").strip() or "it printed nothing"
-                raise LabError("the vhost-user daemon does not start", said, f"run: {' '.join(self._argv)}")
+                what, bad = "the vhost-user daemon does not start", self.process.wait() == USAGE
+                fix = "correct its options" if bad else f"run: {' '.join(self._argv)}"
+                raise LabError(what, said, fix, USAGE if bad else None)
             time.sleep(0.005)
 
     def ask(self, **request: object) -> dict[str, Any]:

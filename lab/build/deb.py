@@ -56,7 +56,7 @@ class Deb:
 
 def architecture() -> str:
     argv = ["dpkg", "--print-architecture"]
-    return run.output(argv, "cannot tell the architecture", "run on Debian").strip()
+    return run.output(argv, "cannot find the architecture", "run on Debian").strip()
 
 
 def shared_libraries(binaries: list[Path]) -> tuple[str, ...]:

@@ -21,6 +21,7 @@ KEEP_IMAGES = 40
 # Variables that would change what kbuild or make do.
 STEERING = re.compile(
     r"ARCH|SUBARCH|CROSS_COMPILE|KBUILD_OUTPUT|O|MAKEFLAGS|MFLAGS|MAKELEVEL|KCFLAGS|LOCALVERSION|KCONFIG_CONFIG|LLVM"
+    r"|LANG|LANGUAGE|LC_\w+"
 )
 
 
@@ -132,11 +133,12 @@ def metadata(image: Path) -> dict[str, object]:
 def prune_images(keep: int = KEEP_IMAGES) -> None:
     """Remove the images that were unused longest, left-over work, and old logs."""
     folder = paths.sub("images")
-    images = [path for path in folder.iterdir() if not path.name.startswith(".")]
-    old = sorted(images, key=lambda path: path.stat().st_mtime, reverse=True)[keep:]
-    for unused in (*old, *folder.glob(".*.part")):
-        if time.time() - unused.stat().st_mtime > 86400:
-            shutil.rmtree(unused, ignore_errors=True)
-    for log in paths.sub("logs").iterdir():
-        if time.time() - log.stat().st_mtime > 14 * 86400:
-            log.unlink(missing_ok=True)
+    with contextlib.suppress(FileNotFoundError):  # another kz removes the same
+        images = [path for path in folder.iterdir() if not path.name.startswith(".")]
+        old = sorted(images, key=lambda path: path.stat().st_mtime, reverse=True)[keep:]
+        for unused in (*old, *folder.glob(".*.part")):
+            if time.time() - unused.stat().st_mtime > 86400:
+                shutil.rmtree(unused, ignore_errors=True)
+        for log in paths.sub("logs").iterdir():
+            if time.time() - log.stat().st_mtime > 14 * 86400:
+                log.unlink(missing_ok=True)

@@ -181,7 +181,7 @@ def configure_linux(
     if lenient:
         missing = [item for item in missing if not OURS.match(item.split(" ")[0])]
     if missing:
-        fix = "find what the symbol depends on, and whether the series that brings it is there; then correct the fragment in linux/configs"
+        fix = "turn on what the symbol depends on, apply its series, or correct the fragment in linux/configs"
         raise LabError(what, "the kernel's Kconfig did not accept: " + ", ".join(missing), fix)
 
 

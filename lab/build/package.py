@@ -81,7 +81,7 @@ def package_qemu(folder: Path) -> Path:
     return deb.write(
         deb.Deb(
             "qemu-knownzero", fetch.obtain("qemu").version + revision(),
-            "QEMU whose balloon tells guests which memory the host has zeroed",
+            "QEMU whose balloon reports to guests which memory is zero",
             "An x86_64 system emulator with the Knownzero series, for libvirt: qemu-system-x86_64-knownzero. It lives "
             "beside the distribution's, and has what guests of servers use.",
             items, depends=(*deb.shared_libraries([binary]), *FIRMWARE), recommends=("ovmf", "qemu-utils"),

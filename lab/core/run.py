@@ -2,6 +2,7 @@
 """Run other programs: their output goes to a log, and they end with the lab."""
 
 import contextlib
+import ctypes
 import os
 import signal
 import subprocess
@@ -15,6 +16,7 @@ Env = Mapping[str, str] | None
 Folder = Path | None
 Seconds = float | None
 Done = subprocess.CompletedProcess[str]
+_libc = ctypes.CDLL(None)  # loaded here: between fork and exec nothing may be loaded
 NO_PROGRAM = "run `kz doctor`: it names the package"
 
 
@@ -33,6 +35,11 @@ def first_errors(log: Path, lines: int = 8) -> str:
     marks = ("error:", "Error ", "ERROR", "No space left")
     wanted = [line for line in text if any(mark in line for mark in marks)]
     return "\n".join(wanted[:lines] or text[-lines:])
+
+
+def die_with_parent() -> None:
+    """Between fork and exec: have the kernel kill us when the thread that forked ends (PR_SET_PDEATHSIG)."""
+    _libc.prctl(1, signal.SIGKILL, 0, 0, 0)
 
 
 def end_group(process: subprocess.Popen[bytes], grace: float = 2.0) -> None:

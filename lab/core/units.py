@@ -26,7 +26,7 @@ def percent(value: float | None) -> str:
     """A change in percent with its sign, or a dash where there is none."""
     if value is None:
         return "–"
-    # Digits where they matter: near nothing at all, and near everything.
+    # More digits near 0 and near 100 percent.
     size = abs(value)
     if size < 2:
         return f"{value:+.2f} %"

@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0
-"""A private apt root: the machine's mirror and keyring, with its own lists and cache.
-
-apt checks the signatures, and the machine's sources stay as they are. The mirror is the one that the
-machine's apt uses for Debian.
-"""
+"""A private apt root: the machine's mirror and keyring, with its own lists and cache. apt checks the signatures."""
 
 import contextlib
 import email
@@ -109,7 +105,8 @@ class PrivateApt:
         argv = self.argv("apt-get", "update", "-q", "-o", "APT::Update::Error-Mode=any")
         what = f"cannot fetch the package lists of Debian {self.suite}"
         fix = f"check the network and the mirror in the machine's apt sources, or {OTHERWISE}"
-        run.logged(argv, paths.log_file(f"apt-update-{self.suite}"), what, fix)
+        with lock.locked(f"apt-{self.root.name}"):
+            run.logged(argv, paths.log_file(f"apt-update-{self.suite}"), what, fix)
         self._updated = True
 
     def show(self, package: str) -> list[dict[str, str]]:

@@ -19,7 +19,7 @@ def _apt(arch: str = "", suite: str = "") -> apt.PrivateApt:
     release = suite or apt.codename()
     if not release:
         why = "/etc/os-release has no VERSION_CODENAME"
-        raise LabError("cannot tell which Debian this is", why, "run on Debian 12 or newer")
+        raise LabError("cannot identify the Debian release", why, "run on Debian 12 or newer")
     machine = apt.PrivateApt(release, arch=arch)
     machine.update()
     return machine

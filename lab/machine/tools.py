@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0
 """The tools that builds and tests need, and their Debian packages.
 
-``kz`` imports this module before the lab's Python environment exists, so it imports the standard library and the lab's
-errors only.
+Imports the standard library and the lab's errors only: ``kz`` imports it before the lab's environment exists.
 """
 
 import os
@@ -140,7 +139,9 @@ def need(*what: str) -> None:
         return
     apt.install(absent, failure)
     if still := missing(*what):
-        raise LabError(failure, "still missing: " + ", ".join(still), "run `kz doctor`")
+        raise LabError(
+            failure, "still missing: " + ", ".join(CHECKS.get(one, one) for one in still), "run `kz doctor`"
+        )
 
 
 def need_compiler(arch: str) -> None:

@@ -68,8 +68,9 @@ def series_check(
         print(json.dumps([one.data() for one in reports]) if as_json else "\n".join(others.lines(reports)))
         return
     if sizes:
-        for what, size, most in check.sizes(name):
-            print(f"{size:6} of {most:6}  {what}")
+        found = check.sizes(name)
+        lines = [f"{size:6} of {most:6}  {what}" for what, size, most in found]
+        print(json.dumps(found) if as_json else "\n".join(lines))
         return
     if first and not each:
         raise errors.UsageError("Bad --from", "it needs --each", "add --each")

@@ -21,8 +21,7 @@ HOST = ("cpu", "cpus", "kernel")
 class Row:
     """One side of one metric in both runs; ``overlap``: their spreads touch.
 
-    Where ``side`` is PAIRS, the samples are the change in each pair of a run, in percent, and ``points`` is the
-    difference between the runs. Otherwise ``change_percent`` is.
+    ``side`` PAIRS: the samples are the change in each pair, in percent. The difference is ``points``, else ``change_percent``.
     """
 
     name: str

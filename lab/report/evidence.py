@@ -91,8 +91,9 @@ class Evidence:
                     shutil.copyfile(guest.kernel.parent / ".config", place / "config")
                 _write(place / "kernel.json", metadata(guest.kernel))
             if guest.qemu:
-                about = {"path": guest.qemu.name, "options": list(QEMU_OPTIONS)}
-                _write(self.root / QEMU, about | metadata(guest.qemu))
+                built = metadata(guest.qemu)
+                about = {"path": guest.qemu.name, "options": list(QEMU_OPTIONS) if built else []}
+                _write(self.root / QEMU, about | built)
 
     def publish(self, folder: Path) -> None:
         """Move everything into the folder of the run, and remove the files of an earlier run there."""

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0
 """Tests whether two sides of a figure differ by more than chance, and finds values far from the rest.
 
-The tests use ranks: they assume no distribution, and one extreme value decides nothing. scipy is imported where it
-is used, since that takes a second.
+The tests use ranks, which need no distribution. scipy is imported where it is used: that takes a second.
 """
 
 import math

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from lab.core import errors
+from lab.core import errors, lock
 from lab.core.errors import UsageError
 from lab.core.options import Several
 from lab.testing.night import NAMES
@@ -66,8 +66,9 @@ def test(
         print(night.text(last))
         raise typer.Exit(last.exit_code())
     if nightly:
-        code = night_run.main(stage or [], select, pytest_options or [], _seconds(budget), _shard(shard))
-        raise typer.Exit(code)
+        settings = pytest_options or [], _seconds(budget), _shard(shard)
+        with lock.locked(f"night-{night.root()}"):
+            raise typer.Exit(night_run.main(stage or [], select, *settings))
     raise typer.Exit(suite.run_tests(select, junit, quick, pytest_options or []))
 
 

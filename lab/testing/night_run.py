@@ -3,6 +3,7 @@
 
 import contextlib
 import ctypes
+import hashlib
 import os
 import re
 import shlex
@@ -139,10 +140,11 @@ def least_checked(night: Night) -> list[Stage]:
 
 
 def tested() -> str:
-    """The last commit that changed a file outside of docs/, and the files that have changed since."""
-    questions = (["log", "-1", "--format=%h"], ["status", "--porcelain"])
-    asked = (run.ask(["git", "-C", paths.REPO, *words, "--", ".", ":^docs"]) for words in questions)
-    return " ".join(word for answer in asked for word in answer.stdout.split())
+    """Outside of docs/: the last commit, the files that have changed since, and a hash of the changes."""
+    questions = (["log", "-1", "--format=%h"], ["status", "--porcelain"], ["diff", "HEAD"])
+    asked = [run.ask(["git", "-C", paths.REPO, *words, "--", ".", ":^docs"]).stdout for words in questions]
+    changes = [hashlib.sha256(asked[2].encode()).hexdigest()[:8]] if asked[2] else []
+    return " ".join([*asked[0].split(), *asked[1].split(), *changes])
 
 
 def facts() -> dict[str, str]:

@@ -298,3 +298,8 @@ def test_dirty_memory_that_stays_dirty_ends_the_bench(monkeypatch: pytest.Monkey
     monkeypatch.setattr(scale, "zero_all", lambda side, look: {"bytes": 1.0})
     with pytest.raises(TestFailure, match="did not become zero"):
         scale.prezero(sides(["ours-1"])[0])
+
+
+def test_a_goal_of_less_than_zero_is_missed() -> None:
+    metric = Metric.of("a.b", "pages", [0.0], [5.0], target=goals.less(10))
+    assert metric.target and not metric.target.met

@@ -311,8 +311,8 @@ def test_talking_to_a_running_guest(fake: Fake) -> None:
 
 def test_a_guest_dies_with_a_lab_that_is_killed() -> None:
     script = (
-        "import subprocess; from lab.boot import guest as boot; "
-        "child = subprocess.Popen(['sleep', '100'], preexec_fn=boot._die_with_parent); "
+        "import subprocess; from lab.core import run; "
+        "child = subprocess.Popen(['sleep', '100'], preexec_fn=run.die_with_parent); "
         "print(child.pid, flush=True); child.wait()"
     )
     lab = subprocess.Popen([sys.executable, "-c", script], cwd=paths.REPO, stdout=subprocess.PIPE, text=True)
@@ -362,6 +362,16 @@ def test_sending_to_a_dead_guest_says_so(fake: Fake) -> None:
             time.sleep(0.1)
 
 
+def test_a_closed_pipe_ends_the_guest(fake: Fake) -> None:
+    def closed(_: bytes) -> None:
+        raise BrokenPipeError
+
+    began = time.monotonic()
+    with pytest.raises(BrokenPipeError):
+        boot.boot(fake('tell("out", "one\\n"); time.sleep(100)', timeout=60.0), closed)
+    assert time.monotonic() - began < 30
+
+
 def test_no_thread_stays(fake: Fake) -> None:
     before = threading.active_count()
     for _ in range(3):
@@ -391,6 +401,20 @@ def test_an_unknown_accelerator_is_bad_usage(tmp_path: Path) -> None:
     with pytest.raises(LabError) as caught:
         accel.choose("hax", tmp_path, tmp_path)
     assert caught.value.code == errors.USAGE
+
+
+def test_a_kernel_that_does_not_run_does_not_turn_kvm_off_for_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good, bad = tmp_path / "good", tmp_path / "bad"
+    for file in (good, bad):
+        file.touch()
+    monkeypatch.setenv("KNOWNZERO_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(os.path, "exists", lambda _: True)
+    monkeypatch.setattr(os, "access", lambda *_: True)
+    monkeypatch.setattr(accel, "_probe", lambda _, kernel: "it does not run" if kernel == bad else "")
+    assert accel.kvm_works(Path(sys.executable), bad) == (False, "it does not run")
+    assert accel.kvm_works(Path(sys.executable), good) == (True, "")
 
 
 @pytest.mark.parametrize(("place", "expected"), [("", "/a.sh"), ("/x/y", "/x/y"), ("/bin/", "/bin/a.sh")])

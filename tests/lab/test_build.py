@@ -203,4 +203,6 @@ def _lives(pid: int) -> bool:
 def test_the_environment_of_a_build_is_clean(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ARCH", "arm64")
     monkeypatch.setenv("MAKEFLAGS", "-j99")
-    assert {"ARCH", "MAKEFLAGS"}.isdisjoint(clean_environment())
+    monkeypatch.setenv("LANG", "de_DE.UTF-8")
+    monkeypatch.setenv("LC_MESSAGES", "de_DE.UTF-8")
+    assert {"ARCH", "MAKEFLAGS", "LANG", "LC_MESSAGES"}.isdisjoint(clean_environment())

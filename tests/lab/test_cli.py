@@ -13,14 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from lab import cli, clidoc
 from lab.core import errors
 from lab.core.paths import REPO
 from lab.testing import suite as testing
-
-VERBS = [
-    ["doctor"], ["tree"], ["series", "save"], ["series", "export"], ["series", "check"], ["build", "linux"], ["build", "qemu"],
-    ["boot"], ["shell"], ["demo"], ["bench"], ["report"], ["compare"], ["publish"], ["test"], ["top"],
-]  # fmt: skip
 
 
 def kz(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -46,7 +42,8 @@ for verb in sys.argv[1:]:
 
 
 def test_every_verb_has_help() -> None:
-    verbs = [" ".join(verb) for verb in VERBS]
+    verbs = [" ".join(words[1:]) for words, _ in clidoc.verbs(cli.root())]
+    assert len(verbs) > 20
     done = subprocess.run(
         [sys.executable, "-c", ALL_HELP, *verbs],
         env={**os.environ, "PYTHONPATH": str(REPO), "COLUMNS": "200"},
@@ -60,7 +57,6 @@ def test_every_verb_has_help() -> None:
         page, found, rest = rest.partition(f"\nexit code 0 of {verb}\n")
         assert found, rest + done.stderr
         assert f"Usage: kz {verb}" in page
-        assert "not in this checkout" not in page
 
 
 def test_a_wrong_verb_is_bad_usage_with_a_suggestion() -> None:
@@ -84,8 +80,8 @@ def test_a_wrong_verb_is_bad_usage_with_a_suggestion() -> None:
         ["series", "check", "windows"],
         ["series", "check", "linux", "--against", "nonsense"],
         ["series", "check", "linux", "--against", "newest", "--each"],
-        ["series", "export", "linux", "/proc", "--figures", "/nonexistent"],
-        ["series", "export", "linux", "/nonexistent/mails", "--figures", "/nonexistent"],
+        ["series", "export", "zeroed", "/proc"],
+        ["series", "export", "nonsense", "/nonexistent/mails"],
         ["series", "save", "linux", "--path", "/nonexistent"],
         ["boot", "--kernel", "/nonexistent", "--", "true"],
         ["boot", "--add", "/nonexistent", "--", "true"],
@@ -98,6 +94,10 @@ def test_a_wrong_verb_is_bad_usage_with_a_suggestion() -> None:
         ["boot", "--arch", "um", "--cpus", "2"],
         ["boot", "--arch", "um", "--accel", "tcg"],
         ["boot", "--arch", "um", "--qemu", "stock"],
+        ["boot", "--arch", "um", "--kernel", "stock"],
+        ["boot", "--arch", "arm64", "--kernel", "stock"],
+        ["conform", "--arch", "arm64", "--", "{kernel}", "{initrd}", "{append}"],
+        ["conform", "--", "true"],
         ["boot", "--arch", "um", "--qemu-arg=-nonsense"],
         ["demo", "--pairs", "0"],
         ["demo", "--output", "/proc/version"],
@@ -255,6 +255,9 @@ class TestBootstrap:
         )
 
     def test_it_starts_from_anywhere(self, tmp_path: Path) -> None:
+        (tmp_path / "lab").mkdir()
+        for name in ("__init__.py", "__main__.py"):
+            (tmp_path / "lab" / name).write_text("raise SystemExit('another checkout')")
         done = subprocess.run(
             [str(REPO / "kz"), "--help"],
             cwd=tmp_path,

@@ -33,7 +33,7 @@ class EmulatorFault(Exception):
 
 def test_emulator_the_second_time():
     if times("emulator") < 2:
-        raise EmulatorFault("an emulated CPU ran code that was no longer there")
+        raise EmulatorFault("an emulated CPU ran code that had been replaced")
 
 import threading
 from lab.boot import guest as boot

@@ -53,6 +53,15 @@ def test_without_the_right_to_install_the_command_is_named(monkeypatch: pytest.M
     assert caught.value.code == errors.MACHINE
 
 
+def test_a_tool_that_is_too_old_is_named_with_the_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(apt, "install", lambda *_: None)
+    monkeypatch.setattr(tools, "candidates", lambda _: {"cargo": "1.75.0"})
+    monkeypatch.setattr(tools, "has", lambda check: not check.startswith("cargo"))
+    with pytest.raises(LabError) as caught:
+        tools.need("daemon")
+    assert caught.value.why == "still missing: cargo>=1.88"
+
+
 def test_a_cross_compiler_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(apt, "may_install", lambda: None)
     monkeypatch.setattr(tools, "has", lambda check: False)

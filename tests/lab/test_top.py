@@ -191,4 +191,5 @@ def test_into_a_pipe_it_goes_on_until_it_is_interrupted() -> None:
         assert process.stderr.read() == ""
     assert first["interval_s"] is None
     assert second["interval_s"] > 0.9
+    assert first["sources"]["reported"]["set_pages_per_s"] is None
     assert second["sources"]["reported"]["set_pages_per_s"] >= 0
