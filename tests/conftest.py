@@ -103,7 +103,7 @@ def pytest_runtest_makereport(
         STARTED_AGAIN.clear()
     if report.when == "teardown":
         # The only report whose properties are in JUnit's XML, where an attempt that is followed by another one
-        # has passed: this tells them from each other (lab/testing/junit.py reads it).
+        # has passed: this tells them from each other (lab/testing/cases.py reads it).
         report.user_properties += [*told, ("attempt", getattr(item, "execution_count", 1))]
         told.clear()
     return report

@@ -45,7 +45,7 @@ def test_plain_git_am(name: str, tmp_path: Path) -> None:
             shutil.copy2(pristine / file, tmp_path / file)
     for arguments in (["init", "-q", "-b", "base"], ["add", "-f", "."], ["commit", "-qm", "base"]):
         assert git(tmp_path, *arguments).returncode == 0
-    wrong = {}
+    wrong, applied = {}, 0
     for chosen in sets(series):  # small sets first: each is another one with a part on top
         set_name, below = "+".join(chosen), "+".join(chosen[:-1]) or "base"
         if git(tmp_path, "checkout", "-q", "-f", "-B", set_name, below).returncode:
@@ -56,7 +56,9 @@ def test_plain_git_am(name: str, tmp_path: Path) -> None:
             git(tmp_path, "am", "--abort")
             git(tmp_path, "checkout", "-q", "--detach")
             git(tmp_path, "branch", "-D", set_name)
+        applied += 1
     assert not wrong, "\n".join(f"{name}: {text}" for name, text in wrong.items())
+    assert applied == len([*sets(series)])
 
 
 def boots(variant: str, chosen: tuple[str, ...]) -> None:
