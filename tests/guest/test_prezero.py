@@ -464,7 +464,7 @@ def test_no_byte_leaks(what: str, nodes: int, record_property: Record) -> None:
     fine(result)
     hunter = hunted(result, record_property)
     stress = next(found for found in objects(result) if "steps" in found)
-    assert all(stress["steps"].values()), stress
+    expect_at_least(min(stress["steps"].values()), 1)
     assert hunter["total_pages"] > 0, hunter["skipped"]
     expect_at_least(counters(result)["pgzeroed_set_prezeroed"], 1)
 
