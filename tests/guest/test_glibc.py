@@ -16,7 +16,7 @@ import pytest
 from lab.boot.guest import BootResult
 from lab.build.images import jobs
 from lab.core import lock, paths, progress, run
-from lab.machine import apt, debs
+from lab.machine import apt, debs, tools
 from tests.guest.guests import (
     BALLOON,
     CHECK,
@@ -55,6 +55,7 @@ def made() -> Path:
     target = paths.sub("guest") / f"glibc-{version}"
     if target.is_dir():
         return target
+    tools.need("linux")  # a compiler, make and bison
     log, fix = paths.log_file("glibc"), "see the log"
     with (
         progress.step(f"building glibc {version} and its tests of malloc", log),
@@ -113,9 +114,8 @@ def collect(folder: Path, work: Path) -> None:
     (work / "commands").write_text("\n".join(lines) + "\n")
 
 
-def guest(kernel: str, devices: list[str], before: str, after: str) -> BootResult:
+def guest(folder: Path, kernel: str, devices: list[str], before: str, after: str) -> BootResult:
     """Run each test once; some want huge pages of a pool, and fall back to others."""
-    folder = made()
     return boot(
         # tst-safe-linking crashes on purpose: the kernel does not report it.
         f"echo 0 > /proc/sys/debug/exception-trace; {HUGE_PAGES}; echo 64 > /proc/sys/vm/nr_overcommit_hugepages; {before}\n"
@@ -140,10 +140,10 @@ def ended(result: BootResult) -> dict[str, int]:
 @pytest.mark.timeout(30000)
 def test_malloc(record_property: Record) -> None:
     hunt = f"leak_hunter --setup --seconds {HUNT} --seed {STRESS_SEED} --workers 2 --dirty 96"
-    made()
+    after, folder = f"{hunt}; grep pgzeroed_ /proc/vmstat", made()
     with ThreadPoolExecutor() as both:
-        first = both.submit(guest, "knownzero", [BALLOON], SOURCES, f"{hunt}; grep pgzeroed_ /proc/vmstat")
-        base = guest("base", [], "", "")
+        first = both.submit(guest, folder, "knownzero", [BALLOON], SOURCES, after)
+        base = guest(folder, "base", [], "", "")
         ours = first.result()
     fine(ours)
     fine(base)
@@ -154,7 +154,7 @@ def test_malloc(record_property: Record) -> None:
         name: (code, with_series.get(name)) for name, code in without.items() if with_series.get(name) != code
     }
     assert not changed, f"on base and ours: {changed}\n{ours.stderr[-3000:]}"
-    commands = (made() / "commands").read_text().splitlines()
+    commands = (folder / "commands").read_text().splitlines()
     assert len(without) == len([line for line in commands if not re.match(LEFT_OUT, line)])
     assert Counter(without.values())[0] > 0.9 * len(without), base.stderr[-3000:]
     expect_at_least(counters(ours)["pgzeroed_skip"], 1)
