@@ -118,7 +118,7 @@ const ALWAYS: &[c_long] = calls! {
     SYS_read SYS_write SYS_writev SYS_recvmsg SYS_recvfrom SYS_sendmsg SYS_sendto SYS_accept4 SYS_getpeername
     SYS_getsockopt SYS_setsockopt SYS_shutdown SYS_close SYS_ppoll
     // what a descriptor is
-    SYS_fstat SYS_newfstatat SYS_statx SYS_fstatfs SYS_pread64 SYS_pwrite64 SYS_lseek
+    SYS_fstat SYS_newfstatat SYS_statx SYS_fstatfs SYS_pread64 SYS_pwrite64
     // memory
     SYS_munmap SYS_mremap SYS_madvise SYS_brk
     // threads and time

@@ -50,7 +50,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use balloon_protocol::{Backing, Claim, PAGE_SIZE, Range, Reason};
-use rustix::fs::{AtFlags, FallocateFlags, FileType, SeekFrom, StatxFlags};
+use rustix::fs::{AtFlags, FallocateFlags, FileType, StatxFlags};
 use rustix::io::Errno;
 use thiserror::Error;
 
@@ -257,7 +257,8 @@ impl Region {
 
     /// Whether touching a range of the guest's addresses takes memory from the host.
     ///
-    /// In doubt it does: where the file cannot be asked, and for a huge page of zeros.
+    /// In doubt it does: where the file cannot be asked, and for a page of zeros that is huge, or before Linux
+    /// 6.5.
     pub fn has_hole(&self, range: Range) -> bool {
         let Some(part) = self.to_file(range) else { return false };
         let block = |size: u64| {
@@ -348,7 +349,7 @@ impl Region {
             Claim::Unproven(Reason::OutsideMemory)
         } else if whole.length() != inside.length() {
             Claim::Unproven(Reason::PartOfHostPage)
-        } else if self.backing == Backing::Tmpfs && is_empty(&self.file, whole) != Ok(true) {
+        } else if self.backing == Backing::Tmpfs && !is_empty(&self.file, whole).unwrap_or(false) {
             // The call succeeds and leaves a part where shmem_undo_range() of Linux cannot swap a page in.
             Claim::Unproven(Reason::Failed)
         } else {
@@ -386,8 +387,8 @@ fn punch(file: impl AsFd, range: Range) -> Result<(), Errno> {
     }
 }
 
-/// Whether the host has neither a page nor swap for a part of a file.
-fn is_empty(file: &File, part: Range) -> Result<bool, Errno> {
+/// Whether the host has neither a page nor swap for a part of a file, or, if it cannot say that, only zeros.
+fn is_empty(file: &File, part: Range) -> io::Result<bool> {
     let range = [part.start(), part.length()];
     let mut found = [0_u64; 5];
     // SAFETY: the call reads a struct cachestat_range, which is two numbers, and writes a struct cachestat,
@@ -398,14 +399,9 @@ fn is_empty(file: &File, part: Range) -> Result<bool, Errno> {
         let [cached, _, _, evicted, _] = found;
         return Ok(cached == 0 && evicted == 0);
     }
-    // Before Linux 6.5, and where a filter does not know the other call. This one looks at the file up to the
-    // next data, and moves a position that the VMM shares: a VMM maps guest memory, and reads none there.
-    match rustix::fs::seek(file, SeekFrom::Data(part.start())) {
-        Ok(data) => Ok(data >= part.end()),
-        // There is a hole up to the end of the file.
-        Err(Errno::NXIO) => Ok(true),
-        Err(error) => Err(error),
-    }
+    // Before Linux 6.5, and where a filter does not know the other call. lseek(2) can wait without an end for
+    // locks of the file, which a front end can hold.
+    is_zero(file, part)
 }
 
 /// Whether a part of a file reads as zero. On hugetlbfs the read of a hole allocates no page.
@@ -413,7 +409,8 @@ fn is_zero(file: &File, part: Range) -> io::Result<bool> {
     let mut bytes = [0; 1 << 14];
     let mut at = part.start();
     while at < part.end() {
-        let read = file.read_at(&mut bytes, at)?;
+        let left = usize::try_from(part.end() - at).unwrap_or(usize::MAX).min(bytes.len());
+        let read = file.read_at(bytes.get_mut(..left).unwrap_or_default(), at)?;
         if bytes.iter().take(read).any(|byte| *byte != 0) {
             return Ok(false);
         }
@@ -487,7 +484,7 @@ mod tests {
         assert!(is_zero(&file, all).unwrap());
         file.write_all_at(&[1], MAX_READ - 1).unwrap();
         assert!(!is_zero(&file, all).unwrap());
-        assert!(is_zero(&file, Range::new(0, MAX_READ - (1 << 14)).unwrap()).unwrap());
+        assert!(is_zero(&file, Range::new(0, MAX_READ - 1).unwrap()).unwrap());
         assert!(is_zero(&file, Range::new(MAX_READ, MAX_READ).unwrap()).unwrap(), "behind the end");
     }
 }
