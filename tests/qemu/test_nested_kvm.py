@@ -71,7 +71,7 @@ def test_neither_end_zeroes_memory_that_comes_back(
     monkeypatch.setattr(both_ends, "STILL_S", 4.0)
     assert "ended before user space" in probed(qemu, keep, monkeypatch)
     kernel, probe = image("debug"), [(tmp_path / "probe", INITRD)]
-    host = BootSpec(kernel, memory="1536M", command=SHELL, append=CHECK, timeout=240, add=probe)
+    host = BootSpec(kernel, memory="1536M", command=SHELL, append=CHECK, timeout=600, add=probe)
     with running(nested.outer(host, GUEST, qemu)) as running_host:
         outer = Side("outer", running_host)
 
@@ -81,7 +81,7 @@ def test_neither_end_zeroes_memory_that_comes_back(
             there[words.index("-kernel") + 1] = f"{nested.PLACE}/kernel"
             there[words.index("-initrd") + 1] = INITRD
             line = shlex.join(there)
-            return "\n".join(outer.sh(f"timeout 60 {line} < /dev/null 2>&1", check=False))
+            return "\n".join(outer.sh(f"timeout 180 {line} < /dev/null 2>&1", check=False))
 
         why = probed(qemu, run_outside, monkeypatch)
         monkeypatch.setattr(accel, "kvm_works", lambda *_: (not why, why))
