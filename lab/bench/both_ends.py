@@ -48,7 +48,7 @@ SHARE = 5.0  # percent of the bytes used
 MORE_MB, OUTER_MB = 64, 1024  # more than is used is made dirty; more memory than the inner guest's, outside
 STILL_S, REST_S, WAIT_S = 1.5, 4.0, 120.0  # kzeropaged pauses for a second between two batches
 # A host on hardware has no other host that could use its memory: all of it is zeroed, at first without pauses.
-ALL, USUAL = f"{PACE}; echo all > {FOLDER}/enabled", f"echo 1000 > {FOLDER}/delay_millisecs"
+ALL, USUAL = f"{PACE}; echo all > {FOLDER}/enabled", f"echo 100 > {FOLDER}/delay_millisecs"
 BUSY, IDLE = "while :; do :; done & busy=$!", "kill $busy; "
 COUNTS = 'cat /proc/vmstat; awk \'{ print "minor_faults", $10; print "resident", $24 }\' /proc/$vmm/stat'
 

@@ -36,7 +36,7 @@ UM_MEMORY, UM_MB, UM_TURNS = "512M", 256, 6
 UM, WHERE = "prezero.um", ", User-Mode Linux"
 # To write to each page would take User-Mode Linux ten seconds.
 UM_DIRTY = f"alloc_once --size 384 --pages nothp --mode populate > /dev/null; {DROP}"
-DEFAULT_PACE = f"echo 1000 > {FOLDER}/delay_millisecs"
+DEFAULT_PACE = f"echo 100 > {FOLDER}/delay_millisecs"
 PEERS_NOTE = (
     "Peers: init_on_alloc=1 zeroes every page when it is allocated; init_on_free=1 when it is freed, and not again. "
     "Their whole CPU time includes that, and ours the work of kzeropaged before."

@@ -49,6 +49,7 @@ SKIPPED = "awk '/^pgzeroed_skip/ { n += $2 } END { print n }' /proc/vmstat"
 FREE = "awk '/^MemFree/ { print $2 * 1024 }' /proc/meminfo"
 COUNTERS = "grep pgzeroed_ /proc/vmstat"
 ZP_REPORT_ORDER = 9
+MIB = 1 << 20
 TOUCH = "alloc_once --size 192 --pages thp --verify --mode touch_all"
 
 
@@ -111,6 +112,77 @@ def test_memory_on_the_lists_of_a_cpu_is_zeroed() -> None:
     )
     fine(result)
     expect_at_least(values(result)["huge"], 0.99 * (192 << 8))
+
+
+@pytest.mark.parametrize("pages", ["thp", "nothp"])
+@pytest.mark.parametrize("devices", [[], [BALLOON]], ids=["alone", "with reports"])
+def test_a_program_that_runs_again(devices: list[str], pages: str) -> None:
+    """With nothing but `enabled`: two seconds later its memory is zero again."""
+    job = f"alloc_once --size 800 --pages {pages} --verify --mode touch_all"
+    result = run(
+        f"echo 1 > {ZP}/enabled; {job} >/dev/null; sleep 2; {skips('again', job)}; {COUNTERS}",
+        kernel="knownzero",
+        devices=devices,
+        memory="2G",
+    )
+    fine(result)
+    expect_at_least(values(result)["again"], 0.9 * (800 << 8))
+    assert counters(result)["pgzeroed_bad"] == 0
+
+
+def test_a_program_that_runs_again_beside_a_full_page_cache() -> None:
+    job = "alloc_once --size 800 --pages nothp --verify --mode touch_all"
+    result = run(
+        # The descriptor keeps the pages of the device in the cache.
+        "exec 3</dev/vda; dd if=/dev/vda of=/dev/null bs=1M count=2200 2>/dev/null; "
+        f"echo cached=$(($(awk '/^Buffers/ {{ print $2 }}' /proc/meminfo))); "
+        f"echo 1 > {ZP}/enabled; {job} >/dev/null; sleep 2; {skips('again', job)}; {COUNTERS}",
+        kernel="knownzero",
+        devices=[BALLOON, "virtio-blk-pci,drive=empty"],
+        memory="2G",
+        extra_qemu=["-drive", "driver=null-co,size=4G,read-zeroes=on,if=none,id=empty"],
+    )
+    fine(result)
+    assert values(result)["cached"] > 1600 << 10
+    expect_at_least(values(result)["again"], 0.8 * (800 << 8))
+    assert counters(result)["pgzeroed_bad"] == 0
+
+
+@pytest.mark.parametrize("devices", [[], [BALLOON]], ids=["alone", "with reports"])
+def test_files_use_dirty_memory_first(devices: list[str]) -> None:
+    """300 MiB of files take at most a twentieth of 256 MiB that were zeroed, while dirty memory is left."""
+    result = run(
+        "mkdir /files; mount -t tmpfs none /files -o size=90%; "
+        f"echo 3600000 > {ZP}/delay_millisecs; echo 1 > {ZP}/enabled; sleep 1; "
+        "alloc_once --size 1200 --pages nothp --mode touch_all >/dev/null; "
+        # Any write to a knob starts a pass, which stops after a batch.
+        f"before=$({PREZEROED}); echo {256 * MIB} > {ZP}/batch_size; sleep 2; "
+        f"echo zeroed=$(($({PREZEROED}) - before)); lost=$({LOST}); "
+        f"dd if=/dev/zero of=/files/file bs=1M count=300 2>/dev/null; echo lost=$(($({LOST}) - lost)); {COUNTERS}",
+        kernel="knownzero",
+        devices=devices,
+        memory="2G",
+    )
+    fine(result)
+    found = values(result)
+    expect_at_least(found["zeroed"], 250 << 8)
+    expect_at_most(found["lost"], 0.05 * found["zeroed"])
+
+
+def test_nobody_waits_for_it() -> None:
+    """The thread loses its CPU at random moments of a pass: a contiguous allocation takes as long as without it."""
+    job = "preempt --tries 100"
+    result = run(
+        f"mount -t debugfs none /sys/kernel/debug; {job}; "
+        f"echo 3600000 > {ZP}/delay_millisecs; echo 1 > {ZP}/enabled; sleep 1; {job}; {job} --seed 2",
+        devices=[],
+        cpus=2,
+    )
+    fine(result)
+    off, *on = objects(result)
+    assert off["enabled"] == "0" and all(one["enabled"] == "1" for one in on)
+    # A thread that is preempted with a mutex keeps it for about a second.
+    expect_at_most(max(one["worst_us"] for one in on), 1.2 * off["worst_us"] + 100_000)
 
 
 def test_an_idle_clean_machine_is_not_woken() -> None:
@@ -261,9 +333,6 @@ def resident(
                 found.append(rss(guest.pid))
                 guest.send("go")
     return found, "\n".join(out)
-
-
-MIB = 1 << 20
 
 
 def test_reported_memory_stays_with_the_host() -> None:
