@@ -1,37 +1,30 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * preempt: measures how long contiguous allocations wait while kzeropaged, which has the lowest priority, does not
- * get its CPU. Each try starts a pass of kzeropaged, takes the CPU away from it at a random moment, and allocates
- * from a CMA area meanwhile.
+ * preempt: measures how long contiguous allocations wait while kzeropaged, which has the lowest priority, is
+ * preempted. kzeropaged shares CPU 0 with a busy process, and is preempted wherever its short time slices end. On
+ * CPU 1, one process starts pass after pass, and another allocates from a CMA area.
  */
 #include "common.h"
 
 #include <dirent.h>
-#include <fcntl.h>
 #include <sched.h>
+#include <signal.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
-#include <sys/wait.h>
 
 #define KNOB "/sys/kernel/mm/zero_page/mini_order"
 #define ENABLED "/sys/kernel/mm/zero_page/enabled"
 #define THREAD "kzeropaged0"
-#define CHURN (32 * KZ_MB)
-#define SAFETY_NS (20ULL * 1000 * 1000 * 1000)
-
-/* Shared with the process that keeps CPU 0 busy. */
-struct hog {
-	volatile uint64_t until_ns;	/* 0: leave the CPU alone */
-};
+#define CHURN (4 * KZ_MB)
+#define MOST_TIMES 1000000
 
 static const char usage[] =
 "usage: preempt [options]\n"
-"Runs kzeropaged on CPU 0 and takes this CPU away from it at random moments. Meanwhile, allocates from a CMA\n"
-"area on CPU 1. Prints the longest and the median time of an allocation in microseconds as a JSON line.\n"
-"  --tries N        how often (default 200)\n"
-"  --latest US      the latest moment to take the CPU away, after a pass has begun (default 3000)\n"
+"Lets kzeropaged make pass after pass on CPU 0, beside a process that keeps this CPU busy. Meanwhile, allocates\n"
+"from a CMA area on CPU 1. Prints the median and the longest time of an allocation in microseconds as a JSON\n"
+"line. Without kzeropaged it does the same.\n"
+"  --seconds N      how long (default 15)\n"
 "  --cma DIR        the CMA area in debugfs (default /sys/kernel/debug/cma/reserved)\n"
-"  --seed N         of the random moments (default 1)\n"
 "  --help           this text\n"
 "Exit: 0 done, 2 bad usage, 3 the machine cannot do it.\n";
 
@@ -64,13 +57,28 @@ static pid_t find_thread(void)
 	return found;
 }
 
-static void keep_busy(struct hog *hog)
+/* A process of its own that ends with this one. */
+static bool child(int cpu)
 {
+	if (kz_fork())
+		return false;
 	prctl(PR_SET_PDEATHSIG, SIGKILL);
-	pin(0, 0);
+	pin(0, cpu);
+	return true;
+}
+
+static void keep_busy(void)
+{
+	for (;;)
+		;
+}
+
+/* Any write to a knob starts a pass. Nothing is to be zeroed, so most of a pass is its beginning. */
+static void start_passes(void)
+{
 	for (;;) {
-		if (kz_now_ns() >= hog->until_ns)
-			usleep(50);
+		kz_write_file(KNOB, "10");
+		usleep(100);
 	}
 }
 
@@ -81,14 +89,6 @@ static void churn(void)
 
 	memset(mem, 0x5a, CHURN);
 	munmap(mem, CHURN);
-}
-
-static void wait_us(uint64_t us)
-{
-	uint64_t end = kz_now_ns() + us * 1000;
-
-	while (kz_now_ns() < end)
-		;
 }
 
 static int by_size(const void *a, const void *b)
@@ -106,55 +106,44 @@ static void write_or_die(const char *path, const char *text)
 
 int main(int argc, char **argv)
 {
-	unsigned long tries = 200, latest_us = 3000, seed = 1, i;
 	const char *cma = "/sys/kernel/debug/cma/reserved";
 	char allocate[300], release[300], enabled[8] = "";
-	uint64_t *took_us, began;
-	struct hog *hog;
+	unsigned long seconds = 15, n = 0;
+	uint64_t *took_us, began, end;
 	pid_t thread;
 
 	kz_only_options(argc, argv, "preempt", usage, (struct kz_option[]){
-		{ "tries", .number = &tries, .min = 1, .max = 100000 },
-		{ "latest", .number = &latest_us, .min = 1, .max = 1000000 },
+		{ "seconds", .number = &seconds, .min = 1, .max = 100000 },
 		{ "cma", .text = &cma },
-		{ "seed", .number = &seed, .min = 0, .max = ~0UL },
 		{ 0 } });
-	kz_rng_state = seed;
 	snprintf(allocate, sizeof(allocate), "%s/alloc", cma);
 	snprintf(release, sizeof(release), "%s/free", cma);
 	if (access(allocate, W_OK))
 		kz_die(KZ_BROKEN, "%s: %s; mount debugfs, and use a kernel with CONFIG_CMA_DEBUGFS", allocate,
 		       strerror(errno));
+	took_us = calloc(MOST_TIMES, sizeof(*took_us));
+	if (!took_us)
+		kz_die(KZ_BROKEN, "out of memory");
 	kz_read_file(ENABLED, enabled, sizeof(enabled));
 	thread = find_thread();
 	if (thread)
 		pin(thread, 0);
-
-	hog = mmap(NULL, sizeof(*hog), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-	took_us = calloc(tries, sizeof(*took_us));
-	if (hog == MAP_FAILED || !took_us)
-		kz_die(KZ_BROKEN, "out of memory");
-	if (!kz_fork())
-		keep_busy(hog);
+	if (child(0))
+		keep_busy();
+	if (thread && child(1))
+		start_passes();
 	pin(0, 1);
 
-	for (i = 0; i < tries; i++) {
+	end = kz_now_ns() + seconds * 1000000000ULL;
+	while (n < MOST_TIMES && kz_now_ns() < end) {
 		churn();
-		/* Any write to a knob starts a pass. Nothing is to be zeroed, so most of it is the drain. */
-		if (thread)
-			write_or_die(KNOB, "10");
-		wait_us(kz_between(0, latest_us));
-		hog->until_ns = kz_now_ns() + SAFETY_NS;
-		wait_us(500);
 		began = kz_now_ns();
 		write_or_die(allocate, "16");
-		took_us[i] = (kz_now_ns() - began) / 1000;
-		hog->until_ns = 0;
+		took_us[n++] = (kz_now_ns() - began) / 1000;
 		write_or_die(release, "16");
-		usleep(2000);
 	}
-	qsort(took_us, tries, sizeof(*took_us), by_size);
-	printf("{\"enabled\": \"%.1s\", \"tries\": %lu, \"median_us\": %llu, \"worst_us\": %llu}\n", enabled, tries,
-	       (unsigned long long)took_us[tries / 2], (unsigned long long)took_us[tries - 1]);
+	qsort(took_us, n, sizeof(*took_us), by_size);
+	printf("{\"enabled\": \"%.1s\", \"allocations\": %lu, \"median_us\": %llu, \"worst_us\": %llu}\n", enabled, n,
+	       (unsigned long long)took_us[n / 2], (unsigned long long)took_us[n - 1]);
 	return KZ_OK;
 }

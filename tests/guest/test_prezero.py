@@ -173,7 +173,7 @@ def test_nobody_waits_for_it() -> None:
     """The thread loses its CPU at random moments of a pass: a contiguous allocation takes as long as without it."""
     job = "preempt --tries 100"
     result = run(
-        f"mount -t debugfs none /sys/kernel/debug; {job}; "
+        f"{job}; "
         f"echo 3600000 > {ZP}/delay_millisecs; echo 1 > {ZP}/enabled; sleep 1; {job}; {job} --seed 2",
         devices=[],
         cpus=2,
