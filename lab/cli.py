@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import typer
 from typer.exceptions import TyperException
 
-from lab.core import errors
+from lab.core import errors, host
 
 app = typer.Typer(
     name="kz",
@@ -65,6 +65,7 @@ def _terminate(number: int, frame: FrameType | None) -> NoReturn:
 
 def main() -> int:
     """Run a verb; the return value is the process's exit code."""
+    host.settle()
     signal.signal(signal.SIGTERM, _terminate)
     signal.signal(signal.SIGHUP, _terminate)
     try:

@@ -15,11 +15,13 @@ from lab.boot import guest as guests
 from lab.boot.spec import BootSpec
 from lab.build import linux as build
 from lab.build.qemu import build_qemu
+from lab.core import host
 from lab.core.errors import MACHINE, LabError
 from lab.core.progress import duration
 from lab.machine import fetch
 from lab.testing import suite as testing
 
+host.settle()
 # In the background of a shell it is ignored, and would be by what the tests start to interrupt it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0
 """Real programs in a Debian, cold and warm: bytes zeroed, page faults, time, instructions and host memory."""
 
+import os
 import hashlib
 import itertools
 import re
@@ -14,7 +15,6 @@ from lab.bench.repeat import Values, by_turns
 from lab.bench.runner import Run
 from lab.bench.session import Side, settle_both
 from lab.boot import nested
-from lab.build.images import clean_environment
 from lab.core import lock, paths
 from lab.core.errors import TestFailure
 from lab.core.progress import step
@@ -52,7 +52,7 @@ def disk() -> Path:
     what, sources = "installing the programs in a Debian", apt.PrivateApt(suite).root / "mirror.sources"
     argv: Argv = ["sh", MAKER, debs.unpacked("mmdebstrap"), suite, sources]
     fix = "install what is named there, or free some space; users other than root need ranges in /etc/subuid"
-    environment = {**clean_environment(), "PATH": stock.SBIN}
+    environment = {**os.environ, "PATH": stock.SBIN}
     with lock.locked("disk"), step(what, log), lock.new_file(target) as work:
         logged([*argv, work, *scripts], log, f"{what} fails", fix, env=environment)
     return target

@@ -79,6 +79,11 @@ def _append(spec: BootSpec, images: Images) -> str:
     return f"{words} {spec.append}".strip()
 
 
+def _value(path: Path) -> str:
+    """A path as the value of an option of QEMU, where a comma ends the value."""
+    return str(path).replace(",", ",,")
+
+
 def _machine(spec: BootSpec) -> str:
     if spec.arch != "arm64":
         return "q35"
@@ -90,7 +95,7 @@ def _qemu(spec: BootSpec, images: Images, ends: Ends) -> list[str]:
     argv += [str(images.qemu), *BARE, "-machine", _machine(spec), *cpu(images.accel, spec.arch, spec.mte)]
     argv += ["-m", spec.memory, "-smp", str(spec.cpus), "-kernel", str(images.kernel)]
     argv += ["-initrd", str(ends.initrd), "-append", _append(spec, images)]
-    argv += ["-chardev", f"file,id=kzconsole,path={ends.console}", "-serial", "chardev:kzconsole"]
+    argv += ["-chardev", f"file,id=kzconsole,path={_value(ends.console)}", "-serial", "chardev:kzconsole"]
     argv += ["-device", "virtio-serial-pci,id=kzserial"]
     for name, fd in ends.sockets.items():
         argv += ["-chardev", f"socket,id=kz{name},fd={fd}"]
@@ -109,7 +114,7 @@ def _qemu(spec: BootSpec, images: Images, ends: Ends) -> list[str]:
             kind = "file,mem-path=/dev/shm,align=2M"
         argv += ["-object", f"memory-backend-{kind},id=kzmemory,size={spec.memory},share=on"]
         argv += ["-machine", "memory-backend=kzmemory"]
-        argv += ["-chardev", f"socket,id=kzballoon,path={ends.daemon}{again}"]
+        argv += ["-chardev", f"socket,id=kzballoon,path={_value(ends.daemon)}{again}"]
         argv += ["-device", f"{images.front_end},chardev=kzballoon"]
     for device in spec.qemu_devices():
         argv += ["-device", device]

@@ -12,9 +12,9 @@ from lab.boot import accel
 from lab.build import linux as build
 from lab.build.images import compiler, jobs
 from lab.build.qemu import find_qemu
-from lab.core import paths, run
+from lab.core import host, paths, run
 from lab.core.errors import LabError
-from lab.machine import apt, fetch, tools
+from lab.machine import apt, fetch, stock, tools
 
 NEEDED_GB = 12
 BALLOON = "virtio-balloon-pci"
@@ -42,7 +42,7 @@ def examine() -> list[Finding]:
             found.append(_try(f"{name} source", MISSING, lambda name=name: _source(name)))  # type: ignore[misc]
     for variant in build.VARIANTS:
         found.append(_try(f"kernel {variant}", NOTE, lambda variant=variant: _kernel(variant)))  # type: ignore[misc]
-    return [*found, *_qemu(), _kvm()]
+    return [*found, *_qemu(), _try("Debian's QEMU", MISSING, _stock_qemu), _kvm(), _settings()]
 
 
 def _try(name: str, otherwise: str, look: Callable[[], tuple[str, str, str]]) -> Finding:
@@ -97,7 +97,7 @@ def _kernel(variant: str) -> tuple[str, str, str]:
 def offers(qemu: Path) -> dict[int, bool]:
     """Whether the virtio-balloon of a QEMU can offer the bits of the series, by its properties."""
     what, fix = f"{qemu} does not answer", "build it again with kz build qemu"
-    listed = run.output([qemu, "-device", f"{BALLOON},help"], what, fix)
+    listed = run.output([qemu, "-no-user-config", "-device", f"{BALLOON},help"], what, fix)
     return {bit: f"  {name}=" in listed for bit, name in BITS.items()}
 
 
@@ -112,6 +112,24 @@ def _qemu() -> Iterator[Finding]:
         return
     yield Finding("qemu", OK, str(binary))
     yield _try("balloon bits", MISSING, lambda: _offers(binary))
+
+
+def _stock_qemu() -> tuple[str, str, str]:
+    """Whether the unpacked QEMU runs without a module of the QEMU that is installed here."""
+    if not (binary := stock.find_qemu()):
+        return NOTE, "not downloaded yet", "the first guest with --qemu stock downloads it"
+    fix = f"remove {binary.parent}: it is downloaded again"
+    done = run.ask([binary, "-no-user-config", "-device", "help"])
+    if done.returncode or done.stderr:
+        raise LabError(f"{binary} does not run", done.stderr.strip(), fix)
+    return OK, str(binary), ""
+
+
+def _settings() -> Finding:
+    """The variables that would change builds and guests; the lab removes them from what it starts."""
+    if names := host.REMOVED:
+        return Finding("environment", NOTE, f"without effect in the lab: {', '.join(names)}")
+    return Finding("environment", OK, "no variable changes builds or guests")
 
 
 def _offers(binary: Path) -> tuple[str, str, str]:

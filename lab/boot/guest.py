@@ -63,6 +63,10 @@ class Guest:
         self.folder = paths.run_folder("boot")
         self.console = self.folder / "console.log"
         self.console.touch()
+        self._initrd_file = self.folder / "initrd.cpio"
+        if spec.arch == "um" and " " in str(self.folder):
+            # It reads its arguments as one line, in which a space ends the name of a file.
+            self._initrd_file = paths.sub("work") / f"{self.folder.name}.cpio"
         self.interactive = interactive
         self._sinks = dict(zip(("out", "err"), sinks, strict=False))
         self._control = b""
@@ -108,7 +112,7 @@ class Guest:
     def _initrd(self, talks: bool) -> Path:
         if self.spec.initrd:
             return self.spec.initrd
-        target = self.folder / "initrd.cpio"
+        target = self._initrd_file
         channels = "ssl" if self.spec.arch == "um" else "tty" if self.interactive else "ports"
         mode = f"{channels} in" if talks else channels
         modules = list(self.images.modules)
@@ -293,7 +297,7 @@ class Guest:
             with contextlib.suppress(Exception):  # the peer has ended
                 self._monitor.close()
         self._close_ends()
-        (self.folder / "initrd.cpio").unlink(missing_ok=True)
+        self._initrd_file.unlink(missing_ok=True)
         for call in ended:
             call(self)
 

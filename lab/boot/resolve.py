@@ -10,7 +10,7 @@ from lab.boot.spec import DAEMON, BootSpec
 from lab.build import linux as build
 from lab.build.qemu import QEMU_VARIANTS, build_qemu
 from lab.core import run
-from lab.core.errors import UsageError
+from lab.core.errors import LabError, UsageError
 from lab.machine import stock
 
 
@@ -30,10 +30,13 @@ def images(spec: BootSpec) -> Images:
 @functools.cache
 def _front_end(program: Path) -> str:
     """The daemon's front end in this QEMU; UsageError where there is none."""
-    listed = run.output([program, "-device", "help"], f"{program} does not run", "run `kz doctor`")
     for device in (argv.FRONT_END, argv.GENERIC):
-        if f'name "{device.split(",")[0]}"' in listed:
+        # One device: the list of all would load every module of this QEMU.
+        done = run.ask([program, "-no-user-config", "-device", f"{device.split(',')[0]},help"])
+        if done.returncode == 0:
             return device
+        if "is not a valid device model name" not in done.stderr:
+            raise LabError(f"{program} does not run", done.stderr, "run `kz doctor`")
     why = f"{program} has no {argv.GENERIC.split(',')[0]}"
     raise UsageError(f"Bad --device: {DAEMON}", why, "use --qemu knownzero, or a QEMU from 10.1 on")
 

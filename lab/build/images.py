@@ -6,7 +6,6 @@ import functools
 import hashlib
 import json
 import os
-import re
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -18,11 +17,6 @@ from lab.machine import fetch, tools
 from lab.series import apply, parts
 
 KEEP_IMAGES = 40
-# Variables that would change what kbuild or make do.
-STEERING = re.compile(
-    r"ARCH|SUBARCH|CROSS_COMPILE|KBUILD_OUTPUT|O|MAKEFLAGS|MFLAGS|MAKELEVEL|KCFLAGS|LOCALVERSION|KCONFIG_CONFIG|LLVM"
-    r"|LANG|LANGUAGE|LC_\w+"
-)
 
 
 def jobs() -> int:
@@ -40,16 +34,11 @@ def compiler(prefix: str = "") -> str:
     return "; ".join(lines)
 
 
-def clean_environment() -> dict[str, str]:
-    """The environment without the variables that steer kbuild and make."""
-    return {name: value for name, value in os.environ.items() if not STEERING.fullmatch(name)}
-
-
 def cached_environment() -> dict[str, str]:
-    """The same with ccache, which serves all folders."""
-    environment = clean_environment()
-    environment["PATH"] = f"{tools.CCACHE}:{environment.get('PATH', os.defpath)}"
-    return environment | {"CCACHE_DIR": str(paths.sub("ccache")), "CCACHE_MAXSIZE": "5G"}
+    """The environment with ccache, which serves all folders."""
+    path = f"{tools.CCACHE}:{os.environ.get('PATH', os.defpath)}"
+    settings = {"PATH": path, "CCACHE_DIR": str(paths.sub("ccache")), "CCACHE_MAXSIZE": "5G"}
+    return dict(os.environ) | settings
 
 
 def digest(parts: list[str]) -> str:

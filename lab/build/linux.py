@@ -8,7 +8,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from lab.build.images import Recipe, cached_environment, clean_environment, compiler, digest, jobs
+from lab.build.images import Recipe, cached_environment, compiler, digest, jobs
 from lab.core import lock, paths, run
 from lab.core.errors import LabError, UsageError
 from lab.core.run import Argv
@@ -172,11 +172,13 @@ def configure_linux(
     with tempfile.TemporaryDirectory(prefix=".config-", dir=paths.sub("work")) as folder:
         merge = tree / "scripts" / "kconfig" / "merge_config.sh"
         fix = "read the log; then correct the fragment in linux/configs"
-        argv: Argv = ["bash", merge, "-m", "-O", folder, *files]
-        run.logged(argv, log, what, fix, cwd=tree, env=clean_environment())
+        # merge_config.sh does not quote the names of its files, and the repository's may have a space.
+        copies = [shutil.copy(file, Path(folder) / f"{number}.config") for number, file in enumerate(files)]
+        argv: Argv = ["bash", merge, "-m", "-O", folder, *copies]
+        run.logged(argv, log, what, fix, cwd=tree)
         merged = Path(folder) / ".config"
         argv = ["make", "-s", "-C", tree, f"O={obj}", *_kbuild(arch), f"KCONFIG_ALLCONFIG={merged}"]
-        run.logged([*argv, "allnoconfig"], log, what, fix, env=clean_environment())
+        run.logged([*argv, "allnoconfig"], log, what, fix)
     missing = lost(wanted, (obj / ".config").read_text(encoding="utf-8"))
     if lenient:
         missing = [item for item in missing if not OURS.match(item.split(" ")[0])]
@@ -195,7 +197,7 @@ def make_linux(
     if ours and variant in ("base", "off", "floor"):
         what = f"the kernel variant {variant} has options of the series on"
         raise LabError(what, ", ".join(ours), "correct linux/configs/off.config")
-    environment = cached_environment() if step else clean_environment()
+    environment = cached_environment() if step else None
     make_targets(tree, obj, targets, log, arch, f"the kernel does not build ({arch}, {variant})", environment)
 
 
@@ -206,7 +208,7 @@ def make_targets(
     """Run make in a configured ``obj``; LabError, beginning with ``what``, when it fails."""
     argv: Argv = ["make", "-C", tree, f"O={obj}", f"-j{jobs()}", *_kbuild(arch), *targets]
     fix = "correct the first error above (the log has the rest), then run it again"
-    run.logged(argv, log, what, fix, env=environment or clean_environment())
+    run.logged(argv, log, what, fix, env=environment)
 
 
 def adopt_config(tree: Path, obj: Path, file: Path, without: tuple[str, ...], suffix: str, log: Path) -> None:

@@ -6,7 +6,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from lab.build.images import Recipe, clean_environment, compiler, digest, jobs
+from lab.build.images import Recipe, compiler, digest, jobs
 from lab.core import lock, run
 from lab.core.errors import UsageError
 from lab.core.run import Argv
@@ -79,10 +79,10 @@ def make_qemu(tree: Path, obj: Path, log: Path, targets: list[str]) -> None:
         options = [one for one in QEMU_OPTIONS if one not in VECTOR or one in known]
         argv: Argv = [tree / "configure", f"--python={sys.executable}", *options]
         advice = "run `kz doctor`: it names missing packages; the log says the rest"
-        run.logged(argv, log, "QEMU cannot be configured", advice, cwd=obj, env=clean_environment())
+        run.logged(argv, log, "QEMU cannot be configured", advice, cwd=obj)
         stamp.write_text(recipe, encoding="utf-8")
     ninja = Path(sys.executable).parent / "ninja"
-    run.logged([ninja, "-C", obj, f"-j{jobs()}", *targets], log, what, fix, env=clean_environment())
+    run.logged([ninja, "-C", obj, f"-j{jobs()}", *targets], log, what, fix)
     make_option_roms(tree, obj / "optionrom", log)
 
 
@@ -92,7 +92,7 @@ def make_option_roms(tree: Path, folder: Path, log: Path) -> None:
     config = f"TOPSRC_DIR={tree}\nCC=cc\nOBJCOPY=objcopy\nPYTHON={sys.executable}\n"
     lock.write_if_changed(folder / "config.mak", config.encode())
     argv: Argv = ["make", "-C", folder, "-f", tree / "pc-bios" / "optionrom" / "Makefile", "all"]
-    run.logged(argv, log, "QEMU's option ROMs do not build", "read the log", env=clean_environment())
+    run.logged(argv, log, "QEMU's option ROMs do not build", "read the log")
 
 
 def _publish(obj: Path, work: Path) -> dict[str, object]:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0
 """The distribution's own kernel and QEMU: the unpatched partners of tests."""
 
+import contextlib
 import lzma
 import os
 import re
@@ -86,13 +87,26 @@ QEMUS = {
 def qemu(arch: str = "x86_64", suite: str = "") -> Path:
     """Debian's QEMU, unpatched, of a suite; by default the newest of the one that has the kernel's source."""
     package, program = QEMUS[arch]
-    backports = fetch.base("linux").suite
-    suites = suite or f"{backports.removesuffix('-backports')} {backports}"
-    folder = debs.with_dependencies(package, f"usr/bin/{program}", suites)
+    folder = debs.with_dependencies(package, f"usr/bin/{program}", suite or _suites())
     words = [*debs.loader(folder), str(folder / "usr" / "bin" / program)]
-    for part in ("qemu", "seabios"):
-        words += ["-L", str(folder / "usr" / "share" / part)]
-    modules = f"QEMU_MODULE_DIR={folder}/usr/lib/{debs.TRIPLET}/qemu"
-    script = f'#!/bin/sh\n{modules} exec {shlex.join(words)} "$@"\n'
+    # QEMU takes modules, firmware and configuration from the machine's /usr and /etc, except below a folder
+    # "qemu-bundle" beside the program that runs: here the loader.
+    bundle = Path(words[0]).parent / "qemu-bundle"
+    with contextlib.suppress(FileExistsError):
+        bundle.symlink_to(folder)
+    clean = "unset QEMU_MODULE_DIR LD_PRELOAD LD_LIBRARY_PATH"
+    script = f'#!/bin/sh\n{clean}\nexec {shlex.join(words)} "$@"\n'
     lock.write_if_changed(folder / program, script.encode(), 0o755)
     return folder / program
+
+
+def _suites() -> str:
+    """The suites of the default QEMU: Debian's stable and its backports."""
+    backports = fetch.base("linux").suite
+    return f"{backports.removesuffix('-backports')} {backports}"
+
+
+def find_qemu(arch: str = "x86_64") -> Path | None:
+    """The default QEMU of ``qemu`` if the cache has it; downloads nothing."""
+    package, _ = QEMUS[arch]
+    return qemu(arch) if debs.place(package, _suites()).is_dir() else None

@@ -29,7 +29,8 @@ KERNELS = (("debug", "x86_64"), ("knownzero", "x86_64"), ("debug", "um"), ("off"
 ZEROED = ("fixes", "content", "zeroed")
 PART_KERNELS = (("off", ZEROED[:1]), ("off", ZEROED[:2]), ("debug", ZEROED))
 QTESTS = ("virtio-balloon-reporting-test", "virtio-balloon-test", "vhost-user-balloon-test")
-QUICK = "not boots and not slow"
+NEEDS_BUILDS = "boots or slow or images"
+QUICK = f"not ({NEEDS_BUILDS})"
 LAST_WORDS = 40.0  # seconds, of which pytest's workers may take ten to end
 
 
@@ -147,7 +148,7 @@ def _collect(options: list[str], settings: dict[str, str] | None = None) -> tupl
 def _needs_guests(chosen: list[str]) -> bool:
     """Whether the selection has tests that boot guests or need builds."""
     words = [w for i, w in enumerate(chosen) if w != "-m" and (i == 0 or chosen[i - 1] != "-m")]
-    status, said = _collect(["-m", "boots or slow", *words])
+    status, said = _collect(["-m", NEEDS_BUILDS, *words])
     if status in (0, 5):
         return status == 0
     why, fix = last_lines(said, 15), "correct the error above"

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 from lab.boot.spec import BootSpec
-from lab.build.images import clean_environment
 from lab.core import lock, paths, progress, run
 from lab.core.errors import LabError
 from lab.machine import apt, debs, stock, tools
@@ -275,7 +274,7 @@ def _mmdebstrap(arguments: Sequence[str | Path], log: Path) -> None:
         log,
         "mmdebstrap cannot make the Debian that is to be booted",
         "read the log; users other than root need ranges in /etc/subuid and /etc/subgid, and uidmap",
-        env={**clean_environment(), "PATH": stock.SBIN},
+        env={**os.environ, "PATH": stock.SBIN},
     )
 
 

@@ -16,7 +16,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lab.build import linux as build
-from lab.build.images import clean_environment
 from lab.build.qemu import build_qemu
 from lab.core import errors, lock, paths, run
 from lab.core.errors import LabError
@@ -198,11 +197,3 @@ def _lives(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
-
-
-def test_the_environment_of_a_build_is_clean(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ARCH", "arm64")
-    monkeypatch.setenv("MAKEFLAGS", "-j99")
-    monkeypatch.setenv("LANG", "de_DE.UTF-8")
-    monkeypatch.setenv("LC_MESSAGES", "de_DE.UTF-8")
-    assert {"ARCH", "MAKEFLAGS", "LANG", "LC_MESSAGES"}.isdisjoint(clean_environment())
