@@ -86,6 +86,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item not in late]
 
 
+def _sentence(item: pytest.Item) -> str:
+    """The first sentence about a test; empty for a test without a docstring."""
+    return (getattr(getattr(item, "function", None), "__doc__", "") or "").strip().partition("\n")[0]
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[Any]
@@ -98,6 +103,8 @@ def pytest_runtest_makereport(
         if error.code == MACHINE:
             report.user_properties.append(("machine", "broken"))
             told.append(("broken_machine", True))
+    if report.skipped and not hasattr(report, "wasxfail"):
+        report.user_properties.append(("not_tested", _sentence(item)))
     if call.excinfo is not None and report.failed:
         told.append(("went_wrong", call.excinfo.exconly().partition("\n")[0][:300]))
     if STARTED_AGAIN:
@@ -119,7 +126,14 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """How much the leak hunts have read (``hunted`` in tests/guest/guests.py), which guests were started twice."""
+    """Skipped tests, leak hunts (``hunted`` in tests/guest/guests.py), and guests that were started twice."""
+    if skipped := terminalreporter.stats.get("skipped", []):
+        terminalreporter.section(f"not tested on this machine: {len(skipped)}")
+    for report in skipped:
+        sentence = dict(report.user_properties).get("not_tested", "")
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        about = f" ({sentence})" if sentence else ""
+        terminalreporter.write_line(f"{report.nodeid}{about}: {reason.removeprefix('Skipped: ')}")
     found = {"hunted_ms": 0, "pages_hunted": 0, "skips_checked": 0}
     hunts = 0
     # Teardown is not among these: each test counts once.

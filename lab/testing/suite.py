@@ -90,7 +90,7 @@ def run_tests(select: str, junit: Path | None, quick: bool, extra: list[str]) ->
         prepare()
     # More than there are CPUs: guests sleep and wait as well.
     workers = min(jobs() + 2, 6)
-    argv = [*PYTEST, *chosen, "-n", str(workers), "--dist", "worksteal", "-rsxXR"]
+    argv = [*PYTEST, *chosen, "-n", str(workers), "--dist", "worksteal", "-rxXR"]
     if ended := os.environ.get("KNOWNZERO_CASES"):
         shard = os.environ.get("KNOWNZERO_SHARD", "")
         argv += ["-p", "lab.testing.cases", f"--cases={ended}", f"--shard={shard}"]
