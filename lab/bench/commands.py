@@ -68,7 +68,9 @@ def show(result: Result, folder: Path, as_json: bool) -> None:
 
     console = Console(width=None if sys.stdout.isatty() else 140, highlight=False)
     notes = "".join(f"\n{text}\n" for text in result.notes)
-    console.print(Markdown(f"**{result.name}** on {result.accelerator}. {LEGEND}\n{figures(result)}{notes}"))
+    reason = result.host.get("accelerator", "")
+    ran_on = f"{result.accelerator} ({reason})" if reason else result.accelerator
+    console.print(Markdown(f"**{result.name}** on {ran_on}. {LEGEND}\n{figures(result)}{notes}"))
     console.print(f"Again: {result.reproduce}", markup=False)
     print(folder)
 

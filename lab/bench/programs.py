@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: GPL-2.0
 """Real programs in a Debian, cold and warm: bytes zeroed, page faults, time, instructions and host memory."""
 
-import os
 import hashlib
 import itertools
+import os
 import re
 import tempfile
 import time

@@ -75,6 +75,7 @@ class Run:
     options: BenchOptions
     images: Built
     accel: str = ""  # of the first guests, unless the bench has a fixed one
+    accel_reason: str = ""
     metrics: list[Metric] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     job: dict[str, Any] = field(default_factory=dict)
@@ -120,6 +121,7 @@ class Run:
         """Running guests, prepared; the accelerator of the run is that of the first ones."""
         with guests(specs) as sides:
             self.accel = self.accel or sides[0].guest.accel
+            self.accel_reason = self.accel_reason or sides[0].guest.accel_reason
             yield sides
 
     @contextmanager
@@ -155,7 +157,7 @@ def measure(bench: Bench, options: BenchOptions) -> Result:
         reproduce=reproduce(bench.name, options, run.accel),
         metrics=run.metrics,
         job=run.job or usual,
-        host=host_facts(),
+        host=host_facts() | {"accelerator": run.accel_reason},
         notes=run.notes,
         sides=list(run.sides),
         series=run.series,

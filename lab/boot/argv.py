@@ -38,6 +38,7 @@ class Images:
     modules: tuple[Path, ...] = ()  # that the kernel must load
     front_end: str = ""  # of the daemon: QEMU's device and its properties
     tsc_khz: int = 0  # of the machine's time stamp counter; 0: the guest measures it
+    reason: str = ""  # for the accelerator
 
 
 @dataclass(frozen=True)

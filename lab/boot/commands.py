@@ -106,10 +106,12 @@ def boot(
     result = guest.boot(spec, *([] if as_json else _streams()))
     if as_json:
         found = {name: getattr(result, name) for name in ("exit_code", "stdout", "stderr", "violations")}
-        found |= {"accelerator": result.accel, "seconds": round(result.seconds, 3)}
+        found |= {"accelerator": result.accel, "accelerator_reason": result.accel_reason}
+        found |= {"seconds": round(result.seconds, 3)}
         print(json.dumps(found | {"console": str(result.console)}))
     elif progress.console.is_terminal:
-        progress.note(f"{result.accel}, {result.seconds:.1f} s, console: {result.console}")
+        about = f"{result.accel} ({result.accel_reason})" if result.accel_reason else result.accel
+        progress.note(f"{about}, {result.seconds:.1f} s, console: {result.console}")
     raise typer.Exit(result.exit_code)
 
 

@@ -141,10 +141,8 @@ def _offers(binary: Path) -> tuple[str, str, str]:
 def _kvm() -> Finding:
     if not os.path.exists("/dev/kvm"):
         return Finding("KVM", NOTE, "there is no /dev/kvm; guests are emulated (TCG)")
-    qemu = find_qemu()
-    kernel = next((image for v in ("base", "knownzero") if (image := build.find_linux(v))), None)
-    if not qemu or not kernel:
-        return Finding("KVM", NOTE, "/dev/kvm exists; kz doctor tries it after a kernel and QEMU are built")
-    works, why = accel.kvm_works(qemu, kernel)
+    if not (qemu := find_qemu()):
+        return Finding("KVM", NOTE, "/dev/kvm exists; kz doctor tries it after QEMU is built")
+    why = accel.kvm_obstacle(qemu)
     no = f"cannot be used: {why}; guests are emulated (TCG)"
-    return Finding("KVM", OK, "runs a kernel") if works else Finding("KVM", NOTE, no)
+    return Finding("KVM", NOTE, no) if why else Finding("KVM", OK, "runs Debian's kernel")

@@ -50,6 +50,7 @@ class BootResult:
     seconds: float
     violations: list[str]
     stdout_bytes: bytes = b""
+    accel_reason: str = ""
 
 
 class Guest:
@@ -60,6 +61,7 @@ class Guest:
         self.spec = spec
         self.images = resolve.images(spec)
         self.kernel, self.qemu, self.accel = self.images.kernel, self.images.qemu, self.images.accel
+        self.accel_reason = self.images.reason
         self.folder = paths.run_folder("boot")
         self.console = self.folder / "console.log"
         self.console.touch()
@@ -272,7 +274,9 @@ class Guest:
             raise fault
         out, err = (one.decode(errors="replace") for one in (self._out, self._err))
         took, faults = self._ended - self._began, ending.faults()
-        return BootResult(out, err, self._exit, self.console, self.accel, took, faults, bytes(self._out))
+        return BootResult(
+            out, err, self._exit, self.console, self.accel, took, faults, bytes(self._out), self.accel_reason
+        )
 
     def fail_early(self) -> NoReturn:
         """Raise the error of a guest that ended while it was needed; see ``wait``."""

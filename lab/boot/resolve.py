@@ -21,10 +21,11 @@ def images(spec: BootSpec) -> Images:
         return Images(kernel(spec.kernel, "um")[0], "um")
     image, modules = kernel(spec.kernel, spec.arch)
     program = qemu(spec.qemu, spec.arch)
-    chosen = accel.choose(spec.accel, program, image, spec.arch)
+    chosen = accel.choose(spec.accel, program, spec.arch)
     front_end = _front_end(program) if spec.daemon_options() is not None else ""
-    counts = spec.arch == "x86_64" and chosen == "tcg"
-    return Images(image, chosen, program, tuple(modules), front_end, accel.tsc_khz() if counts else 0)
+    counts = spec.arch == "x86_64" and chosen.name == "tcg"
+    khz = accel.tsc_khz() if counts else 0
+    return Images(image, chosen.name, program, tuple(modules), front_end, khz, chosen.reason)
 
 
 @functools.cache

@@ -26,7 +26,7 @@ class FakeSide:
         self, name: str, answer: Callable[..., dict[str, Any]] = lambda *argv: {}, line: str = "1000"
     ) -> None:
         self.name = name
-        self.guest: Any = SimpleNamespace(pid=os.getpid(), accel="tcg", daemon=None)
+        self.guest: Any = SimpleNamespace(pid=os.getpid(), accel="tcg", accel_reason="", daemon=None)
         self.has_flush = True
         self.asked: list[str] = []
         self.answer = answer

@@ -51,7 +51,7 @@ Table = dict[str, tuple[str, str]]
 
 def qemu(named: str | None, *more: str) -> list[str]:
     program = resolve.qemu(named)
-    chosen = accel.choose("auto", program, resolve.kernel(CHECKED)[0])
+    chosen = accel.choose("auto", program).name
     return [
         str(program), "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-machine", "q35",
         *argv.cpu(chosen), "-m", "{memory}", "-kernel", "{kernel}", "-initrd", "{initrd}", "-append", "{append}",

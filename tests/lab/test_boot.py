@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lab.boot import accel, initramfs
 from lab.boot import guest as boot
+from lab.boot import initramfs
 from lab.boot.spec import BootSpec
 from lab.core import errors, paths
 from lab.core.errors import LabError, TestFailure
@@ -395,26 +395,6 @@ def test_reports_are_read_whatever_their_pieces(lines: list[str], size: int) -> 
     codes = [int(line.split()[1]) for line in lines if line in ("exit 3", "exit -1")]
     assert guest._exit == (codes[-1] if codes else None)
     assert guest._ready.is_set() == ("ready 0" in lines)
-
-
-def test_an_unknown_accelerator_is_bad_usage(tmp_path: Path) -> None:
-    with pytest.raises(LabError) as caught:
-        accel.choose("hax", tmp_path, tmp_path)
-    assert caught.value.code == errors.USAGE
-
-
-def test_a_kernel_that_does_not_run_does_not_turn_kvm_off_for_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    good, bad = tmp_path / "good", tmp_path / "bad"
-    for file in (good, bad):
-        file.touch()
-    monkeypatch.setenv("KNOWNZERO_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(os.path, "exists", lambda _: True)
-    monkeypatch.setattr(os, "access", lambda *_: True)
-    monkeypatch.setattr(accel, "_probe", lambda _, kernel: "it does not run" if kernel == bad else "")
-    assert accel.kvm_works(Path(sys.executable), bad) == (False, "it does not run")
-    assert accel.kvm_works(Path(sys.executable), good) == (True, "")
 
 
 @pytest.mark.parametrize(("place", "expected"), [("", "/a.sh"), ("/x/y", "/x/y"), ("/bin/", "/bin/a.sh")])

@@ -541,7 +541,7 @@ READY = "the guest is ready"
 def qemu_arguments(folder: Path) -> str:
     """What the documents leave to the reader: a kernel, and a system that reports its memory and stays."""
     image, _ = resolve.kernel("knownzero")
-    chosen = accel.choose("auto", resolve.qemu(None), image)
+    chosen = accel.choose("auto", resolve.qemu(None)).name
     script = f"{FLUSH}; echo {READY} > /dev/console; sleep 1000"
     initramfs.write(folder / "initrd", ["sh", "-ec", script], "none", [], [])
     words = ["-nodefaults", "-display", "none", "-no-reboot", "-machine", "q35", *argv.cpu(chosen)]

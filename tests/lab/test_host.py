@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import stat
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from lab.boot.argv import Ends, Images
 from lab.boot.spec import BootSpec
 from lab.core import host, paths
 from lab.core.paths import REPO
-from lab.machine import stock
+from lab.machine import debs, stock
 
 MODULES = "usr/lib/x86_64-linux-gnu"
 # Mounts $1/DIR over /DIR for the rest of its words; $1 has a folder for each.
@@ -67,8 +68,8 @@ def test_doctor_names_a_stock_qemu_that_does_not_run(
     assert doctor._try("qemu", "missing", doctor._stock_qemu).state == "ok"
     # As it was: without the folder that replaces /usr.
     bare = tmp_path / "qemu"
-    words = [*operators_machine, *stock.debs.loader(qemu.parent), str(qemu.parent / "usr/bin" / qemu.name)]
-    bare.write_text(f'#!/bin/sh\nunset DISPLAY\nexec {stock.shlex.join(words)} "$@"\n')
+    words = [*operators_machine, *debs.loader(qemu.parent), str(qemu.parent / "usr/bin" / qemu.name)]
+    bare.write_text(f'#!/bin/sh\nunset DISPLAY\nexec {shlex.join(words)} "$@"\n')
     bare.chmod(0o755)
     bundle = next(qemu.parent.rglob("qemu-bundle"))
     bundle.rename(bundle.with_name("away"))
