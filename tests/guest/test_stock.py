@@ -12,15 +12,18 @@ from lab.core.errors import LabError
 from lab.core.run import ask
 from tests.devices import wait_for
 from tests.guest.guests import (
+    BALLOON,
     BOTH_DEVICES,
     DELAY,
     DIRTY,
     KERNEL,
     REPORT,
+    VHOST_USER,
     counters,
     expect_at_least,
     expect_at_most,
     fine,
+    lying_daemon,
     objects,
     run,
     text,
@@ -35,10 +38,19 @@ JOB = (
 VERIFIED = [128 << 20, 64 << 20]  # bytes that JOB has read back as zeros
 
 
+# A device that offers neither bit, and whose used lengths claim that all of it is zero.
+CLAIMS_ALL = f"{VHOST_USER},device-init-reported=off,device-init-on-inflate=off,lie=full-length"
+
+
 @pytest.mark.parametrize("kernel", ["knownzero", "debug"])
-def test_our_kernel_on_the_distributions_qemu(kernel: str) -> None:
-    """Such a QEMU returns used lengths that mean nothing: without the bit they are not looked at."""
-    result = run(f"{DIRTY}; {REPORT}; {JOB}; grep pgzeroed_ /proc/vmstat", kernel=kernel, qemu="stock")
+@pytest.mark.parametrize("device", [BALLOON, CLAIMS_ALL], ids=["QEMU's own", "claims all"])
+def test_our_kernel_on_the_distributions_qemu(
+    kernel: str, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the bit, a used length has no meaning: QEMU's own balloon always returns 0."""
+    lying_daemon(monkeypatch)
+    script = f"{DIRTY}; {REPORT}; {JOB}; grep pgzeroed_ /proc/vmstat"
+    result = run(script, kernel=kernel, qemu="stock", devices=[device])
     fine(result)
     found = counters(result)
     assert found["pgzeroed_set_reported"] == 0
