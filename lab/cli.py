@@ -2,18 +2,21 @@
 """The verbs of ``kz``."""
 
 import importlib
+import os
 import signal
 import sys
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
+from typer import Option
 from typer.exceptions import TyperException
 
-from lab.core import errors, host
+from lab.core import errors, host, run
 
 app = typer.Typer(
     name="kz",
+    context_settings={"help_option_names": ["-h", "--help"]},
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -33,6 +36,31 @@ MODULES = {
     "lab.report.commands": ("report", "compare"),
     "lab.testing.commands": ("test", "night"),
 }
+
+
+def _version(wanted: bool) -> None:
+    if not wanted:
+        return
+    from lab.bench.runner import commit
+    from lab.machine import fetch
+
+    bases = ", ".join(f"{name} {fetch.base(name).version}" for name in fetch.NAMES)
+    print(f"kz {commit()}: {bases}")
+    raise typer.Exit
+
+
+@app.callback()
+def every(
+    version: Annotated[
+        bool, Option("--version", is_eager=True, callback=_version, help="Print the versions and exit.")
+    ] = False,
+    verbose: Annotated[
+        bool, Option("--verbose", "-v", help="Print each command that is run, on stderr.")
+    ] = False,
+) -> None:
+    """Fetch, build, boot, test and measure the Knownzero kernel and QEMU series."""
+    if verbose:
+        os.environ[run.VERBOSE] = "1"  # for the processes of builds and tests, too
 
 
 @app.command(hidden=True)
@@ -69,7 +97,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, _terminate)
     signal.signal(signal.SIGHUP, _terminate)
     try:
-        load(*sys.argv[1:2])
+        load(next((word for word in sys.argv[1:] if not word.startswith("-")), ""))
         return _run()
     except errors.LabError as error:
         return _report(error)
@@ -97,8 +125,8 @@ def _check_name(command: Any, words: list[str]) -> None:
 
 def _run() -> int:
     try:
-        if "--help" in sys.argv:
-            _check_name(typer.main.get_command(app), sys.argv[1 : sys.argv.index("--help")])
+        if at := next((at for at, word in enumerate(sys.argv) if word in ("-h", "--help")), 0):
+            _check_name(typer.main.get_command(app), sys.argv[1:at])
         code = app(prog_name="kz", standalone_mode=False)
     except typer.Abort:
         raise KeyboardInterrupt from None

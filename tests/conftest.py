@@ -13,12 +13,14 @@ import pytest
 
 from lab.boot import guest as guests
 from lab.boot.spec import BootSpec
+from lab.build import daemon as daemons
 from lab.build import linux as build
+from lab.build import qemu as qemus
 from lab.build.qemu import build_qemu
 from lab.core import host
 from lab.core.errors import MACHINE, LabError
 from lab.core.progress import duration
-from lab.machine import fetch
+from lab.machine import apt, fetch
 from lab.testing import suite as testing
 
 host.settle()
@@ -55,6 +57,31 @@ def no_kernel_but_those_that_are_prepared(
         return really(variant, arch, config)
 
     monkeypatch.setattr(build, "build_linux", build_linux)
+
+
+# Where a build or a download begins.
+BEGINNINGS = (
+    (apt, "install"),
+    (apt, "update"),
+    *((apt.PrivateApt, name) for name in ("update", "show", "download", "download_with_dependencies")),
+    (build, "make_targets"),
+    (qemus, "make_qemu"),
+    (daemons, "cargo"),
+)
+
+
+@pytest.fixture(autouse=True)
+def no_build_without_a_mark(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``kz test --quick`` runs tests that neither build nor download; the others have one of these marks."""
+    marks = ("boots", "slow", "nightly", "images")
+    if any(request.node.get_closest_marker(name) for name in marks):
+        return
+
+    def refuse(*_: object, **__: object) -> None:
+        pytest.fail("this test builds or downloads something: mark it with `images`")
+
+    for place, name in BEGINNINGS:
+        monkeypatch.setattr(place, name, refuse)
 
 
 @pytest.fixture(scope="session")

@@ -7,10 +7,10 @@ from typing import Annotated, Any
 
 from typer import Option
 
+from lab.boot.spec import ACCELS as ACCELS
 from lab.core.paths import REPO
 from lab.report.results import Result
 
-ACCELS = ("auto", "kvm", "tcg")
 PROGRAMS = REPO / "guest" / "programs"
 PARTS = tuple(sorted(file.stem for file in PROGRAMS.glob("*.sh")))
 

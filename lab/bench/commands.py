@@ -17,9 +17,10 @@ from rich.markdown import Markdown
 from typer import Argument, Option
 
 from lab.bench import ACCELS, BENCHES, BenchOptions
+from lab.boot.spec import BootSpec
 from lab.core import paths
 from lab.core.errors import LabError, TestFailure, UsageError, from_oserror
-from lab.core.options import one_of, unpacked
+from lab.core.options import one_of, unpacked, writable_folder
 from lab.core.progress import note
 from lab.report.results import FILE_NAME, Result
 
@@ -45,6 +46,10 @@ class RunOptions(BenchOptions):
             why = f"{self.size_mb} MB in a guest of {self.memory_mb} MB leaves less than 512 MB for the rest"
             fix = "give the guest more with --memory, or take a smaller --size"
             raise UsageError("The job does not fit", why, fix)
+        from lab.boot import resolve
+
+        for kernel in (self.base, self.ours):
+            resolve.check(BootSpec(kernel=kernel, qemu=self.qemu))
         return self
 
 
@@ -53,11 +58,7 @@ def output_folder(given: Path | None, name: str) -> Path:
     if given is None:
         parent, stamp = paths.out() / name, time.strftime("%Y%m%d-%H%M%S")
         return parent / (f"{stamp}-{os.getpid()}" if (parent / stamp).exists() else stamp)
-    nearest = next(path for path in (given.absolute(), *given.absolute().parents) if path.exists())
-    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
-        why = f"{nearest} {'cannot be written to' if nearest.is_dir() else 'is no folder'}"
-        raise UsageError(f"Bad --output: {given}", why, "name a folder that you may write, or a new one")
-    return given
+    return writable_folder("--output", given)
 
 
 def show(result: Result, folder: Path, as_json: bool) -> None:

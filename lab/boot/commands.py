@@ -15,7 +15,7 @@ from typer import Argument, Option
 
 from lab.boot.spec import BootSpec
 from lab.core import errors
-from lab.core.options import Json, Several, unpacked
+from lab.core.options import Json, Several, unpacked, writable_file
 
 app = typer.Typer()
 PASSED_ON = {"allow_interspersed_args": False}  # what follows the first word belongs to the guest's command
@@ -91,6 +91,9 @@ def boot(
     arch: Annotated[str, Option(help="x86_64, um (without QEMU), i386 or arm64.")] = "x86_64",
     mte: Annotated[bool, Option("--mte", help="arm64 with memory tags.")] = False,
     allow_warnings: Annotated[bool, Option("--allow-warnings", help="Pass despite kernel faults.")] = False,
+    dry_run: Annotated[
+        bool, Option("--dry-run", help="Only print the commands; build and start nothing.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Run a command in a fresh guest; its stdout, stderr and exit code are passed through.
@@ -98,11 +101,14 @@ def boot(
     The kernel's console goes to a log under out/boot. A kernel warning, an oops or a dirty
     known-zero page makes the exit code 1, even if the command succeeded.
     """
-    from lab.boot import guest
+    from lab.boot import dry, guest
     from lab.core import progress
 
     spec = chosen.spec(command or ["uname", "-a"], timeout)
     spec.arch, spec.mte, spec.allow_warnings = arch, mte, allow_warnings
+    if dry_run:
+        print("\n".join(dry.commands(spec)))
+        return
     result = guest.boot(spec, *([] if as_json else _streams()))
     if as_json:
         found = {name: getattr(result, name) for name in ("exit_code", "stdout", "stderr", "violations")}
@@ -182,6 +188,7 @@ def conform(
     from lab.boot import conform as conforming
 
     if bundle:
+        writable_file("--bundle", bundle)
         conforming.bundle(bundle, kernel)
         print(bundle)
         return

@@ -3,6 +3,7 @@
 
 import contextlib
 import re
+import shutil
 import subprocess
 import tarfile
 import tempfile
@@ -91,6 +92,8 @@ def check(
     if arch not in APPEND:
         raise UsageError(f"Bad --arch: {arch}", "it is unsupported", f"use {' or '.join(APPEND)}")
     _words(command, {}, arch)
+    if not shutil.which(command[0]) and not any(place in command[0] for place in PLACES):
+        raise UsageError(f"Bad command: {command[0]}", "there is no such program", "name your VMM")
     folder = paths.run_folder("conform")
     image, initrd = files(kernel, arch, folder)
     values = dict(zip(PLACES, (str(image), str(initrd), APPEND[arch], memory), strict=True))

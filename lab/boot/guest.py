@@ -122,6 +122,7 @@ class Guest:
         return target
 
     def _start(self, words: list[str], ends: dict[str, socket.socket]) -> subprocess.Popen[bytes]:
+        run.show(words)
         with (self.folder / "vmm.log").open("wb") as log:
             # User-Mode Linux has its console, from the first message on, on stdout.
             output = ends["con"].fileno() if "con" in ends else None if self.interactive else log

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from lab.core.errors import UsageError
 
+ACCELS = ("auto", "kvm", "tcg")
 ARCHES = ("x86_64", "um", "i386", "arm64")
 DAEMON = "daemon"
 # The forms of QEMU's -m (slots and maxmem may follow), and of User-Mode Linux's mem=.
@@ -55,6 +56,11 @@ class BootSpec:
     def check(self) -> None:
         """Raise UsageError for a guest that cannot be; options that only QEMU knows are left to QEMU."""
         self.daemon_options()
+        if self.accel not in ACCELS and (self.arch, self.accel) != ("um", "um"):
+            why, fix = "no accelerator has this name", f"use {', '.join(ACCELS)}"
+            raise UsageError(f"Bad --accel: {self.accel}", why, fix)
+        if self.accel == "kvm" and self.arch in ("i386", "arm64"):
+            raise UsageError("Bad --accel: kvm", f"the kernel is for {self.arch}", "use --accel auto or tcg")
         if self.arch not in ARCHES:
             why, fix = "it is unsupported", f"use {', '.join(ARCHES)}"
             raise UsageError(f"Bad --arch: {self.arch}", why, fix)

@@ -9,7 +9,7 @@ import typer
 from typer import Option
 
 from lab.core import errors
-from lab.core.options import Json, Parts, one_of
+from lab.core.options import Json, Parts, one_of, writable_folder
 
 app = typer.Typer()
 SERVER = "server"  # a configuration of the kernel
@@ -84,7 +84,7 @@ def package(
     from lab.core import paths, progress
     from lab.machine import fetch, tools
 
-    folder = output or paths.out() / "packages"
+    folder = writable_folder("--output", output or paths.out() / "packages")
     for option, given, only in (("config", config != SERVER, "kernel"), ("base", base, "qemu")):
         if given and what != only:
             raise errors.UsageError(f"Bad --{option}", f"{what} has none", "leave it out")

@@ -99,6 +99,7 @@ class Daemon:
         """Start it, again on the same sockets, with more arguments."""
         with self.log.open("ab") as log:
             argv, null, dies = [*self._argv, *arguments], subprocess.DEVNULL, run.die_with_parent
+            run.show(argv)
             self.process = subprocess.Popen(argv, 0, None, null, log, log, dies, start_new_session=True)
         deadline = time.monotonic() + START
         # A killed daemon leaves its socket behind: only an answer counts.

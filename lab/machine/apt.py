@@ -153,13 +153,19 @@ def may_install() -> list[str] | None:
     return sudo if works else None
 
 
+# Another apt or dpkg may work meanwhile: unattended upgrades, or an administrator.
+WAIT = ("-o", "DPkg::Lock::Timeout=600")
+
+
 def update() -> None:
     """Fetch the lists of the machine's apt when this user may; a failure is no error."""
     if (prefix := may_install()) is None:
         return
     log = paths.log_file("apt-update")
     with progress.step("fetching the lists of packages", log), contextlib.suppress(LabError):
-        run.logged([*prefix, "apt-get", "update"], log, "cannot fetch the lists of packages", "see the log")
+        run.logged(
+            [*prefix, "apt-get", *WAIT, "update"], log, "cannot fetch the lists of packages", "see the log"
+        )
 
 
 def install(packages: list[str], what: str) -> None:
@@ -170,11 +176,11 @@ def install(packages: list[str], what: str) -> None:
     log = paths.log_file("apt-install")
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
     fix = "see the log, then run: sudo " + " ".join(command)
-    with progress.step("installing " + " ".join(packages), log):
-        careful = [*prefix, *command, "--no-remove"]
+    with lock.locked("apt-install"), progress.step("installing " + " ".join(packages), log):
+        careful = [*prefix, *command, "--no-remove", *WAIT]
         try:
             run.logged(careful, log, what, fix, env=environment)
         except LabError:
             # Lists that are old or absent: refresh them and try once more.
-            run.logged([*prefix, "apt-get", "update"], log, what, fix, env=environment)
+            run.logged([*prefix, "apt-get", *WAIT, "update"], log, what, fix, env=environment)
             run.logged(careful, log, what, fix, env=environment)

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from lab.core.options import Json
+from lab.core.options import Json, writable_folder
 
 app = typer.Typer()
 
@@ -27,6 +27,8 @@ def report(
     from lab.report.page import write_reports
     from lab.report.results import results_of
 
+    if output is not None:
+        writable_folder("--output", output)
     results = [result for run in runs for result in results_of(run).values()]
     if output is None:
         first = runs[0] if runs[0].is_dir() else runs[0].parent

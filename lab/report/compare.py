@@ -109,7 +109,7 @@ def compare(first: Path, second: Path, *, force: bool = False) -> Comparison:
     one, two = load(first), load(second)
     reasons = unlike(one, two)
     if reasons and not force:
-        why = "they measured different things: " + "; ".join(reasons)
+        why = f"they measured different things:\n{_shortened(reasons)}"
         fix = "compare runs of the same job on the same accelerator and machine, or add --force"
         raise UsageError(f"Cannot compare {first} with {second}", why, fix)
     if not (found := rows(one, two)):
@@ -124,6 +124,13 @@ def compare(first: Path, second: Path, *, force: bool = False) -> Comparison:
         [metric.name for metric in one.metrics if metric.name not in common],
         [metric.name for metric in two.metrics if metric.name not in common],
     )
+
+
+def _shortened(reasons: list[str], lines: int = 5, width: int = 100) -> str:
+    """The first reasons, a line each, cut to ``width`` characters, and the number of the others."""
+    shown = [one if len(one) <= width else f"{one[: width - 1]}…" for one in reasons[:lines]]
+    more = len(reasons) - len(shown)
+    return "\n".join([*shown, *([f"and {more} more differences"] if more else [])])
 
 
 CAPTION = (

@@ -182,6 +182,9 @@ def load(path: Path) -> Result:
         why = f"there is no {file}"
         fix = "name a folder under out/ that a `kz demo` or `kz bench` has written"
         raise UsageError(f"Cannot read the run {path}", why, fix) from None
+    except (UnicodeDecodeError, json.JSONDecodeError):
+        fix = "name a folder under out/ that a `kz demo` or `kz bench` has written"
+        raise UsageError(f"Cannot read the run {path}", f"{file} is no JSON file", fix) from None
     except OSError as error:
         why, fix = str(error.strerror or error), "check the permissions of the file"
         raise LabError(f"Cannot read the run {path}", why, fix) from error

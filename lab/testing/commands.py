@@ -10,7 +10,7 @@ from typer import Argument, Option
 
 from lab.core import errors, lock
 from lab.core.errors import UsageError
-from lab.core.options import Several
+from lab.core.options import Several, writable_file
 from lab.testing.night import NAMES
 
 app = typer.Typer()
@@ -69,6 +69,8 @@ def test(
         settings = pytest_options or [], _seconds(budget), _shard(shard)
         with lock.locked(f"night-{night.root()}"):
             raise typer.Exit(night_run.main(stage or [], select, *settings))
+    if junit:
+        writable_file("--junit", junit)
     raise typer.Exit(suite.run_tests(select, junit, quick, pytest_options or []))
 
 

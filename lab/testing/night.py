@@ -150,8 +150,9 @@ def load(folder: Path) -> Night:
         parts = [Stage(**stage) for stage in data.pop("stages")]
         return Night(**{**data, "folder": folder, "stages": parts})
     except (OSError, ValueError, TypeError, KeyError) as error:
+        why = error.strerror if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
         fix = "name a folder under out/night"
-        raise LabError(f"{folder} holds no night", f"state.json: {error}", fix) from None
+        raise UsageError(f"{folder} holds no night", f"state.json: {why}", fix) from None
 
 
 def root() -> Path:

@@ -14,6 +14,7 @@ import pytest
 
 from lab.boot import accel, argv, resolve
 from lab.boot.argv import APPEND_TCG
+from lab.boot.spec import BootSpec
 from lab.core.errors import LabError, UsageError
 from lab.machine import stock
 from tests.guest.guests import expect_at_most
@@ -106,6 +107,6 @@ def test_without_a_network_kvm_is_tried_again_later(
 
 
 @pytest.mark.parametrize(("wanted", "arch"), [("xen", "x86_64"), ("kvm", "arm64")])
-def test_an_accelerator_that_does_not_exist(wanted: str, arch: str, tmp_path: Path) -> None:
+def test_an_accelerator_that_does_not_exist(wanted: str, arch: str) -> None:
     with pytest.raises(UsageError, match="Bad --accel"):
-        accel.choose(wanted, tmp_path, arch)
+        BootSpec(accel=wanted, arch=arch).check()

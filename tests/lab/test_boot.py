@@ -39,7 +39,7 @@ def once(name):
         return False
     return True
 if once("hang"):
-    time.sleep(100)
+    time.sleep(10_000)
 if once("die"):
     with open(os.path.join(os.path.dirname(__file__), "last words")) as words:
         console.write(words.read())
@@ -70,7 +70,7 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., BootS
             "kernel": tmp_path / "kernel",
             "qemu": program,
             "accel": "tcg",
-            "timeout": 20.0,
+            "timeout": 300.0,
             "command": ["true"],
             **more,
         }
@@ -129,17 +129,17 @@ def test_a_guest_that_dies_before_it_reports(fake: Fake) -> None:
 
 
 def test_a_guest_that_hangs_is_ended_and_quoted(fake: Fake) -> None:
-    began = time.monotonic()
-    with pytest.raises(TestFailure, match="did not finish within 2 s") as caught:
-        boot.boot(fake('print("last words", file=console); time.sleep(100)', timeout=2.0))
-    assert time.monotonic() - began < 15
+    with pytest.raises(TestFailure, match="did not finish within 10 s") as caught:
+        boot.boot(fake('print("last words", file=console); time.sleep(10_000)', timeout=10.0))
     assert "last words" in caught.value.why
 
 
 def test_a_guest_that_does_not_switch_off_is_ended(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(boot, "LAST_WORDS", 0.5)
     assert (
-        boot.boot(fake("report(3); signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(100)")).exit_code
+        boot.boot(
+            fake("report(3); signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(10_000)")
+        ).exit_code
         == 3
     )
 
@@ -162,7 +162,7 @@ def test_a_taint_is_a_fault_even_if_the_console_lost_it(fake: Fake) -> None:
 @pytest.mark.parametrize("how", ["hang", "die"])
 def test_an_emulated_guest_that_never_came_up_is_started_again(fake: Fake, tmp_path: Path, how: str) -> None:
     (tmp_path / how).touch()
-    assert boot.boot(fake("report(7)", timeout=6.0)).exit_code == 7
+    assert boot.boot(fake("report(7)", timeout=15.0)).exit_code == 7
     assert not (tmp_path / how).exists()
     (why,) = boot.started_again
     assert "console.log" in why
@@ -176,7 +176,7 @@ def test_a_running_guest_that_never_came_up_is_started_again(
 ) -> None:
     (tmp_path / how).touch()
     # Long enough for a busy machine to start what plays the guest.
-    monkeypatch.setattr(boot, "COMES_UP", 6.0)
+    monkeypatch.setattr(boot, "COMES_UP", 15.0)
     with boot.running(fake("report(7)")) as guest:
         assert guest.wait().exit_code == 7
     assert not (tmp_path / how).exists()
@@ -251,12 +251,10 @@ def test_a_guest_that_always_dies_early_fails(fake: Fake) -> None:
 
 
 def test_a_guest_that_is_not_to_start_is_not_waited_for(fake: Fake) -> None:
-    spec = fake("time.sleep(60)")
+    spec = fake("time.sleep(10_000)", timeout=10_000.0)
     spec.extra_qemu = ["-S"]
-    began = time.monotonic()
     with boot.running(spec) as guest:
         assert guest.process.poll() is None
-    assert time.monotonic() - began < 30
 
 
 def test_a_qemu_that_refuses_its_arguments(fake: Fake) -> None:
@@ -366,10 +364,8 @@ def test_a_closed_pipe_ends_the_guest(fake: Fake) -> None:
     def closed(_: bytes) -> None:
         raise BrokenPipeError
 
-    began = time.monotonic()
     with pytest.raises(BrokenPipeError):
-        boot.boot(fake('tell("out", "one\\n"); time.sleep(100)', timeout=60.0), closed)
-    assert time.monotonic() - began < 30
+        boot.boot(fake('tell("out", "one\\n"); time.sleep(10_000)', timeout=10_000.0), closed)
 
 
 def test_no_thread_stays(fake: Fake) -> None:

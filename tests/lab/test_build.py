@@ -183,10 +183,10 @@ def test_a_late_program_is_ended_with_its_children(tmp_path: Path) -> None:
             tmp_path / "log",
             "it hangs",
             "wait",
-            timeout=1,
+            timeout=10,
         )
     child = int(mark.read_text())
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline and _lives(child):
         time.sleep(0.05)
     assert not _lives(child)
@@ -197,3 +197,23 @@ def _lives(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "dpkg-deb: error: subprocess paste was killed\ntar: ./x: Cannot write: No space left on device",
+        "E: You don't have enough free space in /var/cache/apt/archives/.",
+        "fatal error: write error: Disk quota exceeded",
+    ],
+)
+def test_a_full_disk_has_its_own_advice(tmp_path: Path, message: str) -> None:
+    """Not: check the network."""
+    argv = ["sh", "-c", 'echo "$1" >&2; exit 1', "sh", message]
+    for what in (
+        lambda: run.logged(argv, tmp_path / "log", "cannot download", "check the network"),
+        lambda: run.output(argv, "cannot download", "check the network"),
+    ):
+        with pytest.raises(LabError) as caught:
+            what()
+        assert caught.value.fix.startswith("free some space")

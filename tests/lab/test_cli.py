@@ -4,7 +4,10 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -22,6 +25,7 @@ from lab.testing import suite as testing
 def kz(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "lab", *arguments],
+        cwd=REPO,
         env={**os.environ, "PYTHONPATH": str(REPO), "COLUMNS": "200", **environment},
         stdin=subprocess.DEVNULL,
         capture_output=True,
@@ -86,6 +90,24 @@ def test_a_wrong_verb_is_bad_usage_with_a_suggestion() -> None:
         ["boot", "--kernel", "/nonexistent", "--", "true"],
         ["boot", "--add", "/nonexistent", "--", "true"],
         ["boot", "--no-such-option"],
+        ["boot", "--accel", "xen"],
+        ["boot", "--kernel", "README.md"],
+        ["boot", "--qemu", "/nonexistent"],
+        ["boot", "--qemu", "README.md"],
+        ["boot", "--dry-run", "--accel", "xen"],
+        ["package", "kernel", "--output", "/proc/x"],
+        ["conform", "--bundle", "/proc/x"],
+        ["conform", "--bundle", "."],
+        ["conform", "--", "/nonexistent", "{kernel}", "{initrd}", "{append}"],
+        ["demo", "--base", "README.md"],
+        ["bench", "thp", "--qemu", "/nonexistent"],
+        ["report", "README.md"],
+        ["report", "/nonexistent"],
+        ["report", "docs/results/demo", "--output", "/proc/x"],
+        ["compare", "README.md", "README.md"],
+        ["night", "merge", "README.md"],
+        ["night", "merge", "docs"],
+        ["test", "--quick", "--junit", "/proc/x"],
         ["boot", "--cpus", "0"],
         ["boot", "--memory", "nonsense"],
         ["boot", "--memory", "0"],
@@ -112,12 +134,16 @@ def test_a_wrong_verb_is_bad_usage_with_a_suggestion() -> None:
     ],
     ids=" ".join,
 )
-def test_bad_usage(arguments: list[str]) -> None:
-    done = kz(*arguments)
+def test_bad_usage(arguments: list[str], tmp_path: Path) -> None:
+    """Before anything is built, downloaded or started: the cache stays as it was."""
+    done = kz(*arguments, KNOWNZERO_CACHE=str(tmp_path), KNOWNZERO_LINUX_SOURCE="", KNOWNZERO_QEMU_SOURCE="")
     assert done.returncode == errors.USAGE, done.stderr
     lines = done.stderr.splitlines()
     assert lines[0].startswith("kz: ")
     assert [line.split(":")[0].strip() for line in lines[1:]] == ["why", "fix"]
+    assert "Errno" not in done.stderr
+    assert [*tmp_path.glob("images/*"), *tmp_path.glob("obj/*"), *tmp_path.glob("src/*")] == []
+    assert [*tmp_path.glob("downloads/*"), *tmp_path.glob("debs/*")] == []
 
 
 @pytest.mark.parametrize("group", [[], ["build"], ["series"]], ids=" ".join)
@@ -126,6 +152,35 @@ def test_without_a_verb_there_is_help_and_bad_usage(group: list[str]) -> None:
     assert done.returncode == errors.USAGE
     assert "Usage: kz" in done.stdout + done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_short_help_and_the_version() -> None:
+    assert kz("-h").stdout == kz("--help").stdout
+    assert "Usage: kz boot" in kz("boot", "-h").stdout
+    assert "use page-fault" in kz("bench", "pagefault", "-h").stderr
+    done = kz("--version")
+    assert (done.returncode, done.stderr) == (errors.OK, "")
+    assert re.fullmatch(r"kz \S+: linux [\d.]+, qemu [\d.]+\n", done.stdout)
+
+
+def test_a_dry_run_prints_the_commands_and_builds_nothing(tmp_path: Path) -> None:
+    options = ["--memory", "1G", "--device", "daemon,target=256M", "--append", "quiet"]
+    done = kz("boot", "--dry-run", *options, "--", "true", KNOWNZERO_CACHE=str(tmp_path))
+    assert done.returncode == errors.OK, done.stderr
+    *_, daemon, qemu = done.stdout.splitlines()
+    assert "--target 256M &" in daemon
+    words = shlex.split(qemu)
+    assert words[0].endswith("/usr/bin/qemu-system-x86_64")
+    assert words[words.index("-m") + 1] == "1G"
+    assert words[words.index("-append") + 1].endswith(" quiet")
+    assert "# first: ./kz build linux --variant knownzero --arch x86_64" in done.stdout.splitlines()
+    assert not (tmp_path / "obj").exists() and not list(tmp_path.glob("images/*"))
+
+
+def test_verbose_prints_each_command(tmp_path: Path) -> None:
+    done = kz("--verbose", "doctor", KNOWNZERO_CACHE=str(tmp_path))
+    assert "kz: $ cc --version" in done.stderr.splitlines()
+    assert "kz: $" not in kz("doctor", KNOWNZERO_CACHE=str(tmp_path)).stderr
 
 
 def test_a_cache_that_cannot_be_written_is_a_broken_machine() -> None:
@@ -156,7 +211,8 @@ def test_ctrl_c_ends_what_was_started(tmp_path: Path) -> None:
         "def forever() -> None:\n"
         "    with lock.new_directory(paths.sub('images') / 'x'):\n"
         "        print('started', flush=True)\n"
-        "        run.logged(['sh', '-c', 'sleep 311 & wait'], paths.log_file('l'), 'what', 'fix')\n"
+        "        line = 'sleep 1000 & echo $! > pid.part; mv pid.part pid; wait'\n"
+        "        run.logged(['sh', '-c', line], paths.log_file('l'), 'what', 'fix', cwd=paths.cache())\n"
         "raise SystemExit(cli.main())\n"
     )
     environment = {**os.environ, "PYTHONPATH": str(REPO), "KNOWNZERO_CACHE": str(tmp_path)}
@@ -169,20 +225,15 @@ def test_ctrl_c_ends_what_was_started(tmp_path: Path) -> None:
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "started\n"
-        time.sleep(0.5)
+        while not (tmp_path / "pid").exists():
+            time.sleep(0.01)
         process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=20)
+        _, said = process.communicate(timeout=100)
     assert process.returncode == errors.INTERRUPTED
     assert "interrupted" in said
     assert list((tmp_path / "images").iterdir()) == []
-    assert not [p for p in Path("/proc").glob("[0-9]*/cmdline") if _reads(p) == b"sleep\x00311\x00"]
-
-
-def _reads(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError:
-        return b""
+    left = Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}/stat")
+    assert not left.exists() or left.read_text().rpartition(")")[2].split()[0] == "Z"
 
 
 def a_build(variant: str, arch: str, chosen: tuple[str, ...] = ()) -> None:
@@ -190,7 +241,7 @@ def a_build(variant: str, arch: str, chosen: tuple[str, ...] = ()) -> None:
     mark = Path(os.environ["BUILDS"]) / f"{variant}-{arch}"
     if variant == "debug":
         mark.touch()
-        time.sleep(60)
+        time.sleep(10_000)
     while not (mark.parent / "debug-x86_64").exists():
         time.sleep(0.01)
     raise errors.LabError(f"{variant} does not build", "no such file", "add it")
@@ -215,10 +266,10 @@ def builds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_build_that_fails_ends_the_other(builds: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lab.build.linux.build_linux", a_build)
-    began = time.monotonic()
     with pytest.raises(errors.LabError, match="off does not build") as found:
         testing.prepare()
-    assert found.value.fix == "add it" and time.monotonic() - began < 30
+    assert found.value.fix == "add it"
+    assert not multiprocessing.active_children()
 
 
 @pytest.mark.timeout(60)

