@@ -11,15 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lab.core import paths, run
+from lab.core import paths
 from lab.core.errors import LabError, UsageError
 from lab.machine import fetch
 
 MEASURE = ("measure",)  # in place of parts: patches for kernels to measure with, never exported or packaged
-# A patch that only changes these is text, a test or a tool.
-BESIDE = re.compile(
-    r"^(Documentation|tools|samples|tests)/|/tests/|_kunit\.c$|_test\.c$|^(MAINTAINERS|CREDITS)$|\.(rst|txt|json)$"
-)
 
 
 @dataclass(frozen=True)
@@ -32,7 +28,6 @@ class Part:
     on: tuple[str, ...] = ()
     configs: tuple[str, ...] = ()
     tests: tuple[str, ...] = ()
-    limit: int = 0
 
     def patches(self, version: str = "") -> list[Path]:
         """The patches in the order in which they apply; LabError when the list names a missing file.
@@ -96,7 +91,7 @@ def _all(name: str) -> Series:
                 raise ValueError(f"{part} stands on {missing[0]}, which does not come before it")
             fields.pop("solved", None)  # for readers
             given: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
-            found.append(Part(part, limit=given.pop("patches", 0), root=root / "parts" / part, **given))
+            found.append(Part(part, root=root / "parts" / part, **given))
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise LabError(f"cannot read {file}", str(error), f"git checkout {file}") from None
     return Series(name, root, tuple(found), data)
@@ -137,13 +132,6 @@ def diff_of(patch: bytes) -> bytes:
 def touched(patch: bytes) -> list[str]:
     names = re.findall(rb"^diff --git a/(.+) b/(.+)$", diff_of(patch), re.MULTILINE)
     return list(dict.fromkeys(name.decode() for pair in names for name in pair))
-
-
-def numstat(patch: Path) -> dict[str, int]:
-    """Lines added by a patch, by file."""
-    argv, fix = ["git", "apply", "--numstat", str(patch)], "export it again with git format-patch"
-    text = run.output(argv, f"{patch.name} is no patch", fix)
-    return {name: int(plus) for plus, _, name in (line.split("\t") for line in text.splitlines())}
 
 
 def subject(patch: bytes) -> str:

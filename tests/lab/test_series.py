@@ -27,12 +27,10 @@ BASE = {
     "scripts/checkpatch.pl": "exit 0;\n",
 }
 TOML = """
-[limits]
-added = 4
 [[limits.changed]]
 file = "mm/page_alloc.c"
 upto = "zeroed"
-most = 2
+most = 1
 [parts.fixes]
 title = "fixes"
 [parts.zeroed]
@@ -220,8 +218,8 @@ def test_check_finds_what_does_not_apply_alone_and_what_is_too_large(
     found = [(p.check, p.where) for p in check.check("linux")]
     assert ("save", "parts/zeroed/0009-spare.patch") in found
     spare.unlink()
-    assert ("mm/page_alloc.c up to zeroed", 2, 2) in check.sizes("linux")
-    assert [p.text for p in check.check("linux") if p.check == "limit"] == ["5, at most 4"]
+    assert ("mm/page_alloc.c up to zeroed", 2, 1) in check.sizes("linux")
+    assert [p.text for p in check.check("linux") if p.check == "limit"] == ["2, at most 1"]
     commit(
         developed,
         "mm: touch prezero's line",
