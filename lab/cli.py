@@ -22,8 +22,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     help="Fetch, build, boot, test and measure the Knownzero kernel and QEMU series.",
-    epilog="Exit codes: 0 fine, 1 a test failed, 2 bad usage, 3 broken machine. $KNOWNZERO_CACHE moves the cache; "
-    "$KNOWNZERO_LINUX_SOURCE and $KNOWNZERO_QEMU_SOURCE name other sources.",
+    epilog="Exit codes: 0 fine, 1 a test failed, 2 bad usage, 3 broken machine. $KNOWNZERO_CACHE "
+    "moves the cache; $KNOWNZERO_LINUX_SOURCE and $KNOWNZERO_QEMU_SOURCE name other sources.",
 )
 
 # The modules of the verbs. Each loads what a verb runs only when it runs.
@@ -52,7 +52,8 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def every(
     version: Annotated[
-        bool, Option("--version", is_eager=True, callback=_version, help="Print the versions and exit.")
+        bool,
+        Option("--version", is_eager=True, callback=_version, help="Print the versions and exit."),
     ] = False,
     verbose: Annotated[
         bool, Option("--verbose", "-v", help="Print each command that is run, on stderr.")
@@ -79,7 +80,10 @@ def root() -> Any:
 
 
 def load(asked: str = "") -> None:
-    """Add the verbs: all of them, or, when ``asked`` is one, only those that are defined beside it."""
+    """Add the verbs.
+
+    All of them, or, when ``asked`` is one, only those that are defined beside it.
+    """
     known = {verb for verbs in MODULES.values() for verb in verbs}
     for module, verbs in MODULES.items():
         if asked not in known or asked in verbs:

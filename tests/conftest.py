@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0
-"""What all tests share: images by name, and an exit code that tells a broken machine from a failure."""
+"""What all tests share.
+
+Images by name, and an exit code that tells a broken machine from a failure.
+"""
 
 from __future__ import annotations
 
@@ -49,11 +52,19 @@ def no_kernel_but_those_that_are_prepared(
         return
     really = build.build_linux
 
-    def build_linux(variant: str, arch: str = "x86_64", config: str = "", chosen: build.Chosen = ()) -> Path:
+    def build_linux(
+        variant: str, arch: str = "x86_64", config: str = "", chosen: build.Chosen = ()
+    ) -> Path:
         if arch == "um" and (variant, chosen) in testing.PART_KERNELS:
             return really(variant, arch, config, chosen)
-        if variant in build.VARIANTS and arch in build.ARCHES and (variant, arch) not in testing.KERNELS:
-            pytest.fail(f"`kz test` does not build {variant} for {arch} (KERNELS in lab/testing/suite.py)")
+        if (
+            variant in build.VARIANTS
+            and arch in build.ARCHES
+            and (variant, arch) not in testing.KERNELS
+        ):
+            pytest.fail(
+                f"`kz test` does not build {variant} for {arch} (KERNELS in lab/testing/suite.py)"
+            )
         return really(variant, arch, config)
 
     monkeypatch.setattr(build, "build_linux", build_linux)
@@ -63,7 +74,10 @@ def no_kernel_but_those_that_are_prepared(
 BEGINNINGS = (
     (apt, "install"),
     (apt, "update"),
-    *((apt.PrivateApt, name) for name in ("update", "show", "download", "download_with_dependencies")),
+    *(
+        (apt.PrivateApt, name)
+        for name in ("update", "show", "download", "download_with_dependencies")
+    ),
     (build, "make_targets"),
     (qemus, "make_qemu"),
     (daemons, "cargo"),
@@ -71,8 +85,13 @@ BEGINNINGS = (
 
 
 @pytest.fixture(autouse=True)
-def no_build_without_a_mark(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """``kz test --quick`` runs tests that neither build nor download; the others have one of these marks."""
+def no_build_without_a_mark(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``kz test --quick`` runs tests that neither build nor download.
+
+    The others have one of these marks.
+    """
     marks = ("boots", "slow", "nightly", "images")
     if any(request.node.get_closest_marker(name) for name in marks):
         return
@@ -115,7 +134,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def _sentence(item: pytest.Item) -> str:
     """The first sentence about a test; empty for a test without a docstring."""
-    return (getattr(getattr(item, "function", None), "__doc__", "") or "").strip().partition("\n")[0]
+    return (
+        (getattr(getattr(item, "function", None), "__doc__", "") or "").strip().partition("\n")[0]
+    )
 
 
 @pytest.hookimpl(wrapper=True)
@@ -138,8 +159,8 @@ def pytest_runtest_makereport(
         told.append(("started_again", "\n".join(STARTED_AGAIN)))
         STARTED_AGAIN.clear()
     if report.when == "teardown":
-        # The only report whose properties are in JUnit's XML, where an attempt that is followed by another one
-        # has passed: this tells them from each other (lab/testing/cases.py reads it).
+        # The only report whose properties are in JUnit's XML, where an attempt that is followed by
+        # another one has passed: this tells them from each other (lab/testing/cases.py reads it).
         report.user_properties += [*told, ("attempt", getattr(item, "execution_count", 1))]
         told.clear()
     return report
@@ -153,7 +174,9 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Skipped tests, leak hunts (``hunted`` in tests/guest/guests.py), and guests that were started twice."""
+    """Skipped tests, leak hunts (``hunted`` in tests/guest/guests.py), and guests that were started
+    twice.
+    """
     if skipped := terminalreporter.stats.get("skipped", []):
         terminalreporter.section(f"not tested on this machine: {len(skipped)}")
     for report in skipped:
@@ -176,7 +199,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
                     terminalreporter.write_line(f"started again, {report.nodeid}: {text}")
     if hunts:
         terminalreporter.write_line(
-            f"{hunts} leak hunts, {duration(found['hunted_ms'] / 1000)}: {found['pages_hunted'] / 1e6:.2f} million pages read by the hunter, "
+            f"{hunts} leak hunts, {duration(found['hunted_ms'] / 1000)}: "
+            f"{found['pages_hunted'] / 1e6:.2f} million pages read by the hunter, "
             f"{found['skips_checked'] / 1e6:.2f} million that were not zeroed and checked"
         )
 

@@ -27,7 +27,9 @@ def tsc_khz() -> int:
     if platform.machine() != "x86_64":
         return 0
     program = guest.build_program(Path(__file__).parents[2] / "guest" / "tsc_khz.c")
-    return int(run.output([program], "the time stamp counter cannot be measured", "run `kz doctor`"))
+    return int(
+        run.output([program], "the time stamp counter cannot be measured", "run `kz doctor`")
+    )
 
 
 @dataclass(frozen=True)
@@ -39,9 +41,12 @@ class Choice:
 
 
 def choose(wanted: str, qemu: Path, arch: str = "x86_64") -> Choice:
-    """The accelerator of a guest: ``wanted``, one of ``spec.ACCELS``; auto is KVM where it runs Debian's kernel.
+    """The accelerator of a guest: ``wanted``, one of ``spec.ACCELS``.
+
+    Auto is KVM where it runs Debian's kernel.
 
     LabError if ``wanted`` is kvm and KVM does not run that kernel.
+
     """
     if arch != "x86_64":
         return Choice("tcg", f"the kernel is for {arch}")
@@ -55,10 +60,12 @@ def choose(wanted: str, qemu: Path, arch: str = "x86_64") -> Choice:
 
 
 def kvm_obstacle(qemu: Path) -> str:
-    """The reason why KVM cannot be used with this QEMU; empty if it can. Remembered until the machine boots again.
+    """The reason why KVM cannot be used with this QEMU; empty if it can.
 
-    The probe runs Debian's kernel, which is known to run under KVM: a kernel under test that fails there must
-    fail its test, and not be emulated instead.
+    Remembered until the machine boots again.
+
+    The probe runs Debian's kernel, which is known to run under KVM: a kernel under test that fails
+    there must fail its test, and not be emulated instead.
     """
     if not os.path.exists("/dev/kvm"):
         return "there is no /dev/kvm"
@@ -83,15 +90,32 @@ def _probe(qemu: Path, kernel: Path) -> str:
     with tempfile.TemporaryDirectory(prefix=".kvm-", dir=paths.sub("work")) as folder:
         initrd = Path(folder) / "initrd"
         initramfs.write(initrd, ["sh", "-c", f"echo {MARK.decode()} >/dev/console"], "none", [], [])
-        words = [str(qemu), *argv.BARE, "-machine", "q35", *argv.cpu("kvm"), "-m", "512M", "-serial", "stdio"]
+        words = [
+            str(qemu),
+            *argv.BARE,
+            "-machine",
+            "q35",
+            *argv.cpu("kvm"),
+            "-m",
+            "512M",
+            "-serial",
+            "stdio",
+        ]
         words += ["-kernel", str(kernel), "-initrd", str(initrd), "-append", APPEND]
         try:
             done = subprocess.run(
-                words, stdin=subprocess.DEVNULL, capture_output=True, timeout=PROBE_SECONDS, check=False
+                words,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=PROBE_SECONDS,
+                check=False,
             )
             said, why = done.stdout, "/dev/kvm opens, but Debian's kernel ended before user space"
             why = [why, *done.stderr.decode(errors="replace").strip().splitlines()][-1]
         except subprocess.TimeoutExpired as late:
             said = late.stdout or b""
-            why = f"/dev/kvm opens, but Debian's kernel does not reach user space within {PROBE_SECONDS} s"
+            why = (
+                "/dev/kvm opens, but Debian's kernel does not reach user space within "
+                f"{PROBE_SECONDS} s"
+            )
         return "" if MARK in said else why

@@ -54,10 +54,15 @@ def _try(name: str, otherwise: str, look: Callable[[], tuple[str, str, str]]) ->
 
 def _machine() -> Finding:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    text = f"{platform.machine()}, {jobs()} CPUs, {memory:.0f} GB of memory, kernel {platform.release()}"
+    text = (
+        f"{platform.machine()}, {jobs()} CPUs, {memory:.0f} GB of memory, kernel "
+        f"{platform.release()}"
+    )
     if platform.machine() == "x86_64":
         return Finding("machine", OK, text)
-    return Finding("machine", MISSING, text, "use an x86_64 machine: guests and kernels are built for it")
+    return Finding(
+        "machine", MISSING, text, "use an x86_64 machine: guests and kernels are built for it"
+    )
 
 
 def _space() -> Finding:
@@ -73,7 +78,11 @@ def _tools(name: str) -> Finding:
     """Builds of kernels and QEMU need some tools; the tests need all."""
     what, built = f"tools for {name}", name in tools.DEMO
     if not (absent := tools.missing(name)):
-        cargo = "cargo " + ".".join(map(str, tools.version("cargo"))) if name == "daemon" else "all found"
+        cargo = (
+            "cargo " + ".".join(map(str, tools.version("cargo")))
+            if name == "daemon"
+            else "all found"
+        )
         return Finding(what, OK, compiler() if built else cargo)
     text = "absent: " + ", ".join(tools.CHECKS.get(one, one) for one in absent)
     if apt.may_install() is not None:
@@ -91,7 +100,11 @@ def _source(name: str) -> tuple[str, str, str]:
 
 def _kernel(variant: str) -> tuple[str, str, str]:
     image = build.find_linux(variant)
-    return (OK, str(image), "") if image else (NOTE, "not built", f"kz build linux --variant {variant}")
+    return (
+        (OK, str(image), "")
+        if image
+        else (NOTE, "not built", f"kz build linux --variant {variant}")
+    )
 
 
 def offers(qemu: Path) -> dict[int, bool]:
@@ -126,7 +139,10 @@ def _stock_qemu() -> tuple[str, str, str]:
 
 
 def _settings() -> Finding:
-    """The variables that would change builds and guests; the lab removes them from what it starts."""
+    """The variables that would change builds and guests.
+
+    The lab removes them from what it starts.
+    """
     if names := host.REMOVED:
         return Finding("environment", NOTE, f"without effect in the lab: {', '.join(names)}")
     return Finding("environment", OK, "no variable changes builds or guests")
@@ -135,7 +151,11 @@ def _settings() -> Finding:
 def _offers(binary: Path) -> tuple[str, str, str]:
     found = offers(binary)
     text = ", ".join(f"{bit} ({BITS[bit]}): {'yes' if has else 'no'}" for bit, has in found.items())
-    return (OK, text, "") if all(found.values()) else (MISSING, text, "build it again with kz build qemu")
+    return (
+        (OK, text, "")
+        if all(found.values())
+        else (MISSING, text, "build it again with kz build qemu")
+    )
 
 
 def _kvm() -> Finding:

@@ -56,7 +56,9 @@ class BootResult:
 class Guest:
     """A guest that runs. Made by ``running`` and ``boot``; ended by ``close`` at the latest."""
 
-    def __init__(self, spec: BootSpec, interactive: bool = False, talks: bool = True, *sinks: Sink) -> None:
+    def __init__(
+        self, spec: BootSpec, interactive: bool = False, talks: bool = True, *sinks: Sink
+    ) -> None:
         """``sinks`` get what the command writes to stdout and stderr, as it comes."""
         self.spec = spec
         self.images = resolve.images(spec)
@@ -132,12 +134,19 @@ class Guest:
             try:
                 # A guest ends even if the lab gets SIGKILL.
                 return subprocess.Popen(
-                    words, stdin=stdin, stdout=output, stderr=log, pass_fds=fds, start_new_session=own,
+                    words,
+                    stdin=stdin,
+                    stdout=output,
+                    stderr=log,
+                    pass_fds=fds,
+                    start_new_session=own,
                     preexec_fn=run.die_with_parent,
-                )  # fmt: skip
+                )
             except OSError as error:
                 fix = "check that it is a program for this machine"
-                raise LabError(f"cannot start {words[0]}", error.strerror or str(error), fix) from None
+                raise LabError(
+                    f"cannot start {words[0]}", error.strerror or str(error), fix
+                ) from None
 
     def _read(self) -> None:
         deadline = self._began + self.spec.timeout
@@ -215,7 +224,10 @@ class Guest:
         return Ending(self.spec, self.accel, text, self.console, log, *how)
 
     def comes_up(self) -> bool:
-        """Wait for user space, except with -S; False when an emulated guest met a known hang or race."""
+        """Wait for user space, except with -S.
+
+        False when an emulated guest met a known hang or race.
+        """
         if self.accel != "tcg" or "-S" in self.spec.extra_qemu:
             return True
         while not self._ready.wait(0.1):
@@ -227,7 +239,10 @@ class Guest:
 
     @property
     def lines(self) -> Iterator[str]:
-        """Lines of the command's stdout as they come, without their newline; ends with the guest."""
+        """Lines of the command's stdout as they come, without their newline.
+
+        Ends with the guest.
+        """
         while True:
             if (line := self._lines.get()) is None:
                 self._lines.put(None)
@@ -262,7 +277,8 @@ class Guest:
     def wait(self) -> BootResult:
         """Wait for the end of the guest and judge it.
 
-        TestFailure: it was late, died before it reported, or its kernel reported a fault. LabError: QEMU did not start.
+        TestFailure: it was late, died before it reported, or its kernel reported a fault. LabError:
+        QEMU did not start.
         """
         while self._reader.is_alive():
             self._reader.join(0.2)  # in slices: Ctrl-C is seen
@@ -276,14 +292,24 @@ class Guest:
         out, err = (one.decode(errors="replace") for one in (self._out, self._err))
         took, faults = self._ended - self._began, ending.faults()
         return BootResult(
-            out, err, self._exit, self.console, self.accel, took, faults, bytes(self._out), self.accel_reason
+            out,
+            err,
+            self._exit,
+            self.console,
+            self.accel,
+            took,
+            faults,
+            bytes(self._out),
+            self.accel_reason,
         )
 
     def fail_early(self) -> NoReturn:
         """Raise the error of a guest that ended while it was needed; see ``wait``."""
         self.wait()
         why = f"its command ended with {self._exit} (console: {self.console})"
-        raise TestFailure("the guest ended before it read its next command", why, "look at the console log")
+        raise TestFailure(
+            "the guest ended before it read its next command", why, "look at the console log"
+        )
 
     def _close_ends(self) -> None:
         for end in self._ours.values():
@@ -322,7 +348,8 @@ def running(spec: BootSpec) -> Iterator[Guest]:
         except Exception as error:
             # A fault of the kernel explains the rest, or is worse.
             if fault := guest.ending().fault():
-                # An emulator's fault is raised without its cause: the test is repeated for it, and for no other.
+                # An emulator's fault is raised without its cause: the test is repeated for it, and
+                # for no other.
                 raise fault from (None if isinstance(fault, EmulatorFault) else error)
             raise
         if guest._reader.is_alive() and (fault := guest.ending().fault()):
@@ -334,8 +361,9 @@ def running(spec: BootSpec) -> Iterator[Guest]:
 def boot(spec: BootSpec, *sinks: Sink) -> BootResult:
     """Boot, run the command to its end, and return its output; see ``Guest.wait`` for errors.
 
-    Under emulation one boot in some hundreds hangs before user space, or dies there of ``console.timer_race`` or
-    ``console.stale_section``: such a guest is started again, once, with a note. No other fault is forgiven.
+    Under emulation one boot in some hundreds hangs before user space, or dies there of
+    ``console.timer_race`` or ``console.stale_section``: such a guest is started again, once, with a
+    note. No other fault is forgiven.
     """
     try:
         return _boot_once(spec, sinks)

@@ -30,7 +30,10 @@ def images(spec: BootSpec) -> Images:
 
 
 def check(spec: BootSpec) -> None:
-    """UsageError for a guest that cannot be, or whose kernel or QEMU is no such file; builds nothing."""
+    """UsageError for a guest that cannot be, or whose kernel or QEMU is no such file.
+
+    Builds nothing.
+    """
     spec.check()
     if str(spec.kernel) not in (*build.VARIANTS, "stock"):
         _kernel_file(spec.kernel)

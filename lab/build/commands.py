@@ -58,7 +58,9 @@ def daemon(
     from lab.build import daemon as daemons
 
     if profile not in daemons.PROFILES:
-        raise errors.UsageError(f"Bad --profile: {profile}", "no profile has this name", "use dev or release")
+        raise errors.UsageError(
+            f"Bad --profile: {profile}", "no profile has this name", "use dev or release"
+        )
     binary = daemons.build(profile)
     print(json.dumps({"image": str(binary)}) if as_json else binary)
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0
-"""Images in the cache, named by everything that goes into them, and the environment they are built in."""
+"""Images in the cache, named by everything that goes into them, and the environment they are built
+in.
+"""
 
 import contextlib
 import functools
@@ -46,8 +48,13 @@ def digest(parts: list[str]) -> str:
 
 
 @contextlib.contextmanager
-def tree_of(what: str, variant: str, source: fetch.Source, chosen: tuple[str, ...] = ()) -> Iterator[Path]:
-    """The tree that a variant (with the ``chosen`` parts of the series) is built from; hold it while building."""
+def tree_of(
+    what: str, variant: str, source: fetch.Source, chosen: tuple[str, ...] = ()
+) -> Iterator[Path]:
+    """The tree that a variant (with the ``chosen`` parts of the series) is built from.
+
+    Hold it while building.
+    """
     if variant == "base":
         yield fetch.pristine(source)
     else:
@@ -97,18 +104,24 @@ class Recipe:
                 return place / self.file
             log, began = paths.log_file(f"{self.what}-{self.name}"), time.monotonic()
             with tree_of(self.what, self.variant, source, self.chosen) as tree:
-                what = " ".join(["building", self.what, source.version, *self.name.split("-"), *self.chosen])
+                what = " ".join(
+                    ["building", self.what, source.version, *self.name.split("-"), *self.chosen]
+                )
                 with progress.step(what, log):
                     self.make(tree, obj, log)
                 with lock.new_directory(place) as work:
-                    series = parts.get(self.what, self.chosen).key() if self.variant != "base" else ""
+                    series = (
+                        parts.get(self.what, self.chosen).key() if self.variant != "base" else ""
+                    )
                     about = {
                         **{"what": self.what, "variant": self.variant, "version": source.version},
                         **{"source": source.key, "series": series, "key": self.key(source)},
                         "seconds": round(time.monotonic() - began, 1),
                         **self.publish(obj, work),
                     }
-                    (work / "metadata.json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+                    (work / "metadata.json").write_text(
+                        json.dumps(about, indent=1) + "\n", encoding="utf-8"
+                    )
             prune_images()
         return place / self.file
 

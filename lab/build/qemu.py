@@ -27,7 +27,8 @@ QEMU_OPTIONS = (
     "--target-list=x86_64-softmmu",
     "--without-default-features",
     "--prefix=/usr",
-    "--firmwarepath=" + ":".join(["/usr/share/qemu", *(f"/{place}" for place in FIRMWARE.values())]),
+    "--firmwarepath="
+    + ":".join(["/usr/share/qemu", *(f"/{place}" for place in FIRMWARE.values())]),
     *(f"--enable-{name}" for name in WITH),
     *VECTOR,
     *(f"--disable-{name}" for name in WITHOUT),

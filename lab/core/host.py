@@ -23,7 +23,9 @@ REMOVED: list[str] = []
 
 
 def settle() -> None:
-    """Give this process, and all that it starts, the lab's locale and umask, and no steering variable."""
+    """Give this process, and all that it starts, the lab's locale and umask, and no steering
+    variable.
+    """
     os.umask(UMASK)
     for name in [name for name in os.environ if STEERING.fullmatch(name)]:
         del os.environ[name]

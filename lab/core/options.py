@@ -28,15 +28,22 @@ def one_of(kind: str, names: Sequence[str], help_text: str = "") -> Any:
     def check(given: str) -> str:
         if given not in names:
             near = difflib.get_close_matches(given, names) or list(names)
-            raise UsageError(f"Bad {kind}: {given}", f"no {kind} has this name", f"use {', '.join(near)}")
+            raise UsageError(
+                f"Bad {kind}: {given}", f"no {kind} has this name", f"use {', '.join(near)}"
+            )
         return given
 
     return Argument(help=help_text or f"{', '.join(names[:-1])} or {names[-1]}.", callback=check)
 
 
 def writable_folder(option: str, folder: Path) -> Path:
-    """``folder``; UsageError, which names ``option``, when it cannot be made or written to. Makes nothing."""
-    nearest = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    """``folder``; UsageError, which names ``option``, when it cannot be made or written to.
+
+    Makes nothing.
+    """
+    nearest = next(
+        path for path in (folder.absolute(), *folder.absolute().parents) if path.exists()
+    )
     fix = "name a folder that you may write, or a new one"
     if not nearest.is_dir():
         raise UsageError(f"Bad {option}: {folder}", f"{nearest} is no folder", fix)
@@ -47,7 +54,9 @@ def writable_folder(option: str, folder: Path) -> Path:
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise full_disk(f"Bad {option}: {folder}", f"{nearest}: {error.strerror}") from None
-        raise UsageError(f"Bad {option}: {folder}", f"{nearest} cannot be written to", fix) from None
+        raise UsageError(
+            f"Bad {option}: {folder}", f"{nearest} cannot be written to", fix
+        ) from None
     return folder
 
 
@@ -60,7 +69,9 @@ def writable_file(option: str, file: Path) -> Path:
     try:
         writable_folder(option, file.parent)
     except UsageError as error:
-        raise UsageError(f"Bad {option}: {file}", error.why, "name a file that you may write") from None
+        raise UsageError(
+            f"Bad {option}: {file}", error.why, "name a file that you may write"
+        ) from None
     return file
 
 
@@ -78,12 +89,16 @@ def unpacked(verb: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(verb)
     def call(**given: Any) -> None:
-        verb(**{whole.name: whole.annotation(**{name: given.pop(name) for name in fields})}, **given)
+        verb(
+            **{whole.name: whole.annotation(**{name: given.pop(name) for name in fields})}, **given
+        )
 
     rest = [one for one in own.parameters.values() if one is not whole]
     firsts = [one for one in rest if one.default is one.empty]
     others = [one for one in rest if one.default is not one.empty]
-    parameters = [one.replace(kind=one.KEYWORD_ONLY) for one in (*firsts, *fields.values(), *others)]
+    parameters = [
+        one.replace(kind=one.KEYWORD_ONLY) for one in (*firsts, *fields.values(), *others)
+    ]
     call.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
     call.__annotations__ = {one.name: one.annotation for one in parameters}
     return call

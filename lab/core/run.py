@@ -26,7 +26,9 @@ NO_PROGRAM = "run `kz doctor`: it names the package"
 
 
 def show(argv: Argv, cwd: Folder = None) -> None:
-    """Print a command on stderr, as a shell takes it, if $KNOWNZERO_VERBOSE is set (``kz --verbose``)."""
+    """Print a command on stderr, as a shell takes it, if $KNOWNZERO_VERBOSE is set (``kz
+    --verbose``).
+    """
     if os.environ.get(VERBOSE):
         where = f"(cd {shlex.quote(str(cwd))}) " if cwd else ""
         print(f"kz: $ {where}{shlex.join(map(str, argv))}", file=sys.stderr, flush=True)
@@ -50,7 +52,10 @@ def first_errors(log: Path, lines: int = 8) -> str:
 
 
 def die_with_parent() -> None:
-    """Between fork and exec: have the kernel kill us when the thread that forked ends (PR_SET_PDEATHSIG)."""
+    """Between fork and exec.
+
+    Have the kernel kill us when the thread that forked ends (PR_SET_PDEATHSIG).
+    """
     _libc.prctl(1, signal.SIGKILL, 0, 0, 0)
 
 
@@ -65,11 +70,19 @@ def end_group(process: subprocess.Popen[bytes], grace: float = 2.0) -> None:
 
 
 def logged(
-    argv: Argv, log: Path, what: str, fix: str, *, cwd: Folder = None, env: Env = None, timeout: Seconds = None,
-) -> None:  # fmt: skip
+    argv: Argv,
+    log: Path,
+    what: str,
+    fix: str,
+    *,
+    cwd: Folder = None,
+    env: Env = None,
+    timeout: Seconds = None,
+) -> None:
     """Run with all output appended to ``log``; a failure becomes a LabError quoting the log.
 
-    ``env`` replaces the environment; ``timeout`` is in seconds. Interrupted or late, the whole process group is ended.
+    ``env`` replaces the environment; ``timeout`` is in seconds. Interrupted or late, the whole
+    process group is ended.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     words = [str(word) for word in argv]
@@ -106,18 +119,33 @@ def ask(argv: Argv, cwd: Folder = None, env: Env = None, timeout: Seconds = None
     words, none = [str(word) for word in argv], subprocess.DEVNULL
     show(words, cwd)
     return subprocess.run(
-        words, cwd=cwd, env=env, timeout=timeout, stdin=none, capture_output=True, text=True, check=False
+        words,
+        cwd=cwd,
+        env=env,
+        timeout=timeout,
+        stdin=none,
+        capture_output=True,
+        text=True,
+        check=False,
     )
 
 
 def output(
-    argv: Argv, what: str, fix: str, *, cwd: Folder = None, env: Env = None, stdin: bytes | None = None
+    argv: Argv,
+    what: str,
+    fix: str,
+    *,
+    cwd: Folder = None,
+    env: Env = None,
+    stdin: bytes | None = None,
 ) -> str:
     """Run and return stdout; a failure becomes a LabError quoting stderr."""
     try:
         words = [str(word) for word in argv]
         show(words, cwd)
-        done = subprocess.run(words, cwd=cwd, env=env, input=stdin or b"", capture_output=True, check=False)
+        done = subprocess.run(
+            words, cwd=cwd, env=env, input=stdin or b"", capture_output=True, check=False
+        )
     except FileNotFoundError:
         raise LabError(what, f"{argv[0]} is not installed", NO_PROGRAM) from None
     if done.returncode:

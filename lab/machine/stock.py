@@ -23,7 +23,11 @@ def kernel() -> tuple[Path, list[Path]]:
     """Debian's cloud kernel of the machine's release: the image, and modules in load order."""
     image, folder = _kernel_files()
     release = image.name.removeprefix("vmlinuz-")
-    roots = [root for place in ("lib", "usr/lib") if (root := folder / place / "modules" / release).is_dir()]
+    roots = [
+        root
+        for place in ("lib", "usr/lib")
+        if (root := folder / place / "modules" / release).is_dir()
+    ]
     return image, modules(roots[0]) if roots else []
 
 
@@ -41,7 +45,9 @@ def _kernel_files() -> tuple[Path, Path]:
         raise LabError(f"{KERNEL_PACKAGE} depends on no kernel image", "its record names none", fix)
     folder = debs.unpacked(package)
     if not (images := sorted((folder / "boot").glob("vmlinuz-*"))):
-        raise LabError(f"{package} has no kernel image", f"unpacked in {folder}", "remove that folder")
+        raise LabError(
+            f"{package} has no kernel image", f"unpacked in {folder}", "remove that folder"
+        )
     return images[0], folder
 
 
@@ -54,7 +60,9 @@ def modules(root: Path) -> list[Path]:
     """The module files that MODULES need, dependencies first, uncompressed."""
     top, release, program = root.parents[2], root.name, Path(depmod())
     if not (root / "modules.dep.bin").is_file():
-        run.output([program, "-b", top, release], "cannot index the stock kernel's modules", "install kmod")
+        run.output(
+            [program, "-b", top, release], "cannot index the stock kernel's modules", "install kmod"
+        )
     # A module that this kernel has built in, or lacks, is left out.
     options = f"-C /dev/null -d {top} -S {release} -D -a"
     listed = run.ask([program.with_name("modprobe"), *options.split(), *MODULES]).stdout
@@ -85,12 +93,15 @@ QEMUS = {
 
 
 def qemu(arch: str = "x86_64", suite: str = "") -> Path:
-    """Debian's QEMU, unpatched, of a suite; by default the newest of the one that has the kernel's source."""
+    """Debian's QEMU, unpatched, of a suite.
+
+    By default the newest of the one that has the kernel's source.
+    """
     package, program = QEMUS[arch]
     folder = debs.with_dependencies(package, f"usr/bin/{program}", suite or _suites())
     words = [*debs.loader(folder), str(folder / "usr" / "bin" / program)]
-    # QEMU takes modules, firmware and configuration from the machine's /usr and /etc, except below a folder
-    # "qemu-bundle" beside the program that runs: here the loader.
+    # QEMU takes modules, firmware and configuration from the machine's /usr and /etc, except below
+    # a folder "qemu-bundle" beside the program that runs: here the loader.
     bundle = Path(words[0]).parent / "qemu-bundle"
     with contextlib.suppress(FileExistsError):
         bundle.symlink_to(folder)

@@ -21,8 +21,12 @@ EACH = "Also build after each patch, on and off, x86_64 and um. Takes hours."
 def series_export(
     part: Annotated[str, Argument(help="A part, such as zeroed; qemu/NAME for a part of QEMU.")],
     directory: Annotated[Path, Argument(help="Where the mails go.")],
-    strict: Annotated[bool, Option("--check", help="Write nothing if anything is missing.")] = False,
-    since: Annotated[Path | None, Option(metavar="DIR", help="An earlier export, for a range-diff.")] = None,
+    strict: Annotated[
+        bool, Option("--check", help="Write nothing if anything is missing.")
+    ] = False,
+    since: Annotated[
+        Path | None, Option(metavar="DIR", help="An earlier export, for a range-diff.")
+    ] = None,
     base_commit: Annotated[str, Option(metavar="HASH", help="The base in your reader's git.")] = "",
     as_json: Json = False,
 ) -> None:
@@ -50,12 +54,18 @@ def series_export(
 def series_check(
     name: Name,
     each: Annotated[bool, Option("--each", help=EACH)] = False,
-    first: Annotated[str, Option("--from", metavar="PART/NNNN", help="With --each: from here on.")] = "",
+    first: Annotated[
+        str, Option("--from", metavar="PART/NNNN", help="With --each: from here on.")
+    ] = "",
     against: Annotated[str, Option(metavar="SOURCE", help=AGAINST)] = "",
-    sizes: Annotated[bool, Option("--sizes", help="Instead, print sizes and their limits.")] = False,
+    sizes: Annotated[
+        bool, Option("--sizes", help="Instead, print sizes and their limits.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
-    """Check that each part applies, alone and with the others, passes checkpatch, keeps its limits and saves unchanged."""
+    """Check that each part applies, alone and with the others, passes checkpatch, keeps its limits
+    and saves unchanged.
+    """
     from lab.post import check
 
     if against:
@@ -65,7 +75,11 @@ def series_check(
         from lab.series import against as others
 
         reports = others.against(name, against)
-        print(json.dumps([one.data() for one in reports]) if as_json else "\n".join(others.lines(reports)))
+        print(
+            json.dumps([one.data() for one in reports])
+            if as_json
+            else "\n".join(others.lines(reports))
+        )
         return
     if sizes:
         found = check.sizes(name)

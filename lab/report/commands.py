@@ -19,7 +19,9 @@ app = typer.Typer()
 @app.command("report")
 def report(
     runs: Annotated[list[Path], Argument(help="Folders under out/, or their result.json.")],
-    output: Annotated[Path | None, Option("--output", help="Folder (default: the run's own).")] = None,
+    output: Annotated[
+        Path | None, Option("--output", help="Folder (default: the run's own).")
+    ] = None,
 ) -> None:
     """Write report.html and report.md for one run, or one page for several."""
     from lab.core import paths
@@ -32,7 +34,9 @@ def report(
     results = [result for run in runs for result in results_of(run).values()]
     if output is None:
         first = runs[0] if runs[0].is_dir() else runs[0].parent
-        output = first if len(runs) == 1 else paths.out() / "report" / time.strftime("%Y%m%d-%H%M%S")
+        output = (
+            first if len(runs) == 1 else paths.out() / "report" / time.strftime("%Y%m%d-%H%M%S")
+        )
     try:
         for path in write_reports(results, output):
             print(path)

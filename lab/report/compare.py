@@ -21,7 +21,8 @@ HOST = ("cpu", "cpus", "kernel")
 class Row:
     """One side of one metric in both runs; ``overlap``: their spreads touch.
 
-    ``side`` PAIRS: the samples are the change in each pair, in percent. The difference is ``points``, else ``change_percent``.
+    ``side`` PAIRS: the samples are the change in each pair, in percent. The difference is
+    ``points``, else ``change_percent``.
     """
 
     name: str
@@ -47,7 +48,9 @@ class Comparison:
     only_second: list[str]
 
 
-def _differences(what: str, one: dict[str, Any], two: dict[str, Any], keys: Iterable[str]) -> list[str]:
+def _differences(
+    what: str, one: dict[str, Any], two: dict[str, Any], keys: Iterable[str]
+) -> list[str]:
     return [
         f"{what}{key} {one.get(key, 'nothing')} against {two.get(key, 'nothing')}"
         for key in sorted(keys)
@@ -105,7 +108,10 @@ def _changes(metric: Metric) -> list[float]:
 
 
 def compare(first: Path, second: Path, *, force: bool = False) -> Comparison:
-    """Compare two runs; UsageError when they are unlike and not ``force``, or have no common metric."""
+    """Compare two runs.
+
+    UsageError when they are unlike and not ``force``, or have no common metric.
+    """
     one, two = load(first), load(second)
     reasons = unlike(one, two)
     if reasons and not force:
@@ -134,8 +140,9 @@ def _shortened(reasons: list[str], lines: int = 5, width: int = 100) -> str:
 
 
 CAPTION = (
-    "~ : the spreads overlap; p of a test of each row by itself, with the runs as independent samples: boots differ more "
-    "than the repetitions of one boot. ours/base: the change in each pair, and the difference of both in percentage points"
+    "~ : the spreads overlap; p of a test of each row by itself, with the runs as independent "
+    "samples: boots differ more than the repetitions of one boot. ours/base: the change in each "
+    "pair, and the difference of both in percentage points"
 )
 
 

@@ -26,8 +26,8 @@ def tree(
 ) -> None:
     """Make or update a git tree with the series as commits; its path is the last line.
 
-    Tag base is the unpatched source, branch part/NAME the last commit of a part. Work there with git
-    (git rebase -i base carries the branches along), then write it back with kz series save.
+    Tag base is the unpatched source, branch part/NAME the last commit of a part. Work there with
+    git (git rebase -i base carries the branches along), then write it back with kz series save.
     """
     from lab.series import parts
     from lab.series import tree as trees

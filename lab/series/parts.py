@@ -15,7 +15,9 @@ from lab.core import paths
 from lab.core.errors import LabError, UsageError
 from lab.machine import fetch
 
-MEASURE = ("measure",)  # in place of parts: patches for kernels to measure with, never exported or packaged
+MEASURE = (
+    "measure",
+)  # in place of parts: patches for kernels to measure with, never exported or packaged
 
 
 @dataclass(frozen=True)
@@ -30,19 +32,27 @@ class Part:
     tests: tuple[str, ...] = ()
 
     def patches(self, version: str = "") -> list[Path]:
-        """The patches in the order in which they apply; LabError when the list names a missing file.
+        """The patches in the order in which they apply.
 
-        A folder such as ``10.2`` holds patches that differ for sources of that series. ``version``: of the source, by
-        default the one in use.
+        LabError when the list names a missing file.
+
+        A folder such as ``10.2`` holds patches that differ for sources of that series. ``version``:
+        of the source, by default the one in use.
         """
         listing = self.root / "series"
         if not listing.is_file():
             return []
-        names = [line.split("#", 1)[0].strip() for line in listing.read_text(encoding="utf-8").splitlines()]
+        names = [
+            line.split("#", 1)[0].strip()
+            for line in listing.read_text(encoding="utf-8").splitlines()
+        ]
         found = [self.root / name for name in names if name]
         for path in found:
             if not path.is_file():
-                why, fix = "this file does not exist", f"git checkout {path.name}, or remove the line"
+                why, fix = (
+                    "this file does not exist",
+                    f"git checkout {path.name}, or remove the line",
+                )
                 raise LabError(f"{listing} names {path.name}", why, fix)
         if not any(self.root.glob("*/")):
             return found
@@ -53,7 +63,10 @@ class Part:
 
 @dataclass(frozen=True)
 class Series:
-    """Parts of one project in the recorded order. ``rules``: limits and exceptions of parts.toml."""
+    """Parts of one project in the recorded order. ``rules``.
+
+    Limits and exceptions of parts.toml.
+    """
 
     name: str
     root: Path
@@ -73,7 +86,9 @@ class Series:
 
     def files(self) -> set[str]:
         """Paths in the source tree that the patches change, those for other sources included."""
-        found = [path for part in self.parts for path in [*part.patches(), *part.root.glob("*/*.patch")]]
+        found = [
+            path for part in self.parts for path in [*part.patches(), *part.root.glob("*/*.patch")]
+        ]
         return {name for patch in found for name in touched(patch.read_bytes())}
 
 
@@ -90,7 +105,9 @@ def _all(name: str) -> Series:
             if missing := [one for one in on if one not in {p.name for p in found}]:
                 raise ValueError(f"{part} stands on {missing[0]}, which does not come before it")
             fields.pop("solved", None)  # for readers
-            given: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
+            given: dict[str, Any] = {
+                k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()
+            }
             found.append(Part(part, root=root / "parts" / part, **given))
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise LabError(f"cannot read {file}", str(error), f"git checkout {file}") from None
@@ -98,7 +115,10 @@ def _all(name: str) -> Series:
 
 
 def get(name: str, parts: Iterable[str] = ()) -> Series:
-    """A series: all parts, or these and the parts they stand on; UsageError for a part that does not exist."""
+    """A series: all parts, or these and the parts they stand on.
+
+    UsageError for a part that does not exist.
+    """
     series = _all(name)
     if tuple(parts) == MEASURE:
         only = Part(MEASURE[0], "Kernels to measure with", series.root / MEASURE[0])

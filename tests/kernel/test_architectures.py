@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0
-"""What the series adds compiles for other processors, with nothing else configured than what it needs (P5)."""
+"""What the series adds compiles for other processors, with nothing else configured than what it
+needs (P5).
+"""
 
 from __future__ import annotations
 

@@ -47,7 +47,9 @@ def test_a_kernel_that_runs_is_seen_to_run(monkeypatch: pytest.MonkeyPatch) -> N
     expect_at_most(ended - started, 15)
 
 
-def test_a_kernel_that_does_not_run_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_that_does_not_run_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(accel, "PROBE_SECONDS", 1)
     qemu = tmp_path / "qemu"
     qemu.write_text("#!/bin/sh\nexec sleep 60\n")
@@ -82,7 +84,9 @@ def test_kvm_is_tried_with_debians_kernel_once(machine_with_kvm: list[Path]) -> 
     assert machine_with_kvm == [Path("/debian/vmlinuz")]
 
 
-def test_the_reason_for_an_accelerator(machine_with_kvm: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_reason_for_an_accelerator(
+    machine_with_kvm: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     qemu = Path(sys.executable)
     assert "Debian's kernel" in accel.choose("auto", qemu).reason
     assert accel.choose("tcg", qemu) == accel.Choice("tcg", "--accel tcg")

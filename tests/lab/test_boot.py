@@ -104,7 +104,8 @@ def test_every_exit_code(code: int, fake: Fake) -> None:
 def test_output_of_any_size_is_whole(fake: Fake) -> None:
     result = boot.boot(
         fake(
-            'data = bytes(range(256)) * 20000\nwhile data:\n    data = data[os.write(fd["out"], data[:65536]):]\nreport()'
+            'data = bytes(range(256)) * 20000\nwhile data:\n    data = data[os.write(fd["out"], '
+            "data[:65536]):]\nreport()"
         )
     )
     assert result.stdout_bytes == bytes(range(256)) * 20000
@@ -116,13 +117,17 @@ def test_a_trailer_in_the_output_is_output(fake: Fake) -> None:
 
 
 def test_a_trailer_in_pieces(fake: Fake) -> None:
-    spec = fake('for byte in b"taint 0\\nexit 42\\n":\n    tell("ctl", bytes([byte]))\n    time.sleep(0.01)')
+    spec = fake(
+        'for byte in b"taint 0\\nexit 42\\n":\n    tell("ctl", bytes([byte]))\n    time.sleep(0.01)'
+    )
     assert boot.boot(spec).exit_code == 42
 
 
 def test_a_guest_that_dies_before_it_reports(fake: Fake) -> None:
     with pytest.raises(TestFailure, match="died before") as caught:
-        boot.boot(fake('print("Kernel panic - not syncing: oh", file=console); tell("ctl", "exit")'))
+        boot.boot(
+            fake('print("Kernel panic - not syncing: oh", file=console); tell("ctl", "exit")')
+        )
     assert caught.value.code == errors.FAILED
     assert "Kernel panic" in caught.value.why
     assert "console.log" in caught.value.why
@@ -134,7 +139,9 @@ def test_a_guest_that_hangs_is_ended_and_quoted(fake: Fake) -> None:
     assert "last words" in caught.value.why
 
 
-def test_a_guest_that_does_not_switch_off_is_ended(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_guest_that_does_not_switch_off_is_ended(
+    fake: Fake, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(boot, "LAST_WORDS", 0.5)
     assert (
         boot.boot(
@@ -160,7 +167,9 @@ def test_a_taint_is_a_fault_even_if_the_console_lost_it(fake: Fake) -> None:
 
 @pytest.mark.usefixtures("last_words")
 @pytest.mark.parametrize("how", ["hang", "die"])
-def test_an_emulated_guest_that_never_came_up_is_started_again(fake: Fake, tmp_path: Path, how: str) -> None:
+def test_an_emulated_guest_that_never_came_up_is_started_again(
+    fake: Fake, tmp_path: Path, how: str
+) -> None:
     (tmp_path / how).touch()
     assert boot.boot(fake("report(7)", timeout=15.0)).exit_code == 7
     assert not (tmp_path / how).exists()
@@ -185,7 +194,9 @@ def test_a_running_guest_that_never_came_up_is_started_again(
 
 def test_a_guest_that_dies_later_is_not(fake: Fake) -> None:
     with pytest.raises(TestFailure, match="died before"):
-        boot.boot(fake('print("Kernel panic - not syncing: oh", file=console); tell("ctl", "exit")'))
+        boot.boot(
+            fake('print("Kernel panic - not syncing: oh", file=console); tell("ctl", "exit")')
+        )
     assert not boot.started_again
 
 
@@ -269,8 +280,14 @@ def test_a_qemu_that_refuses_its_arguments(fake: Fake) -> None:
     [
         ("qemu-system-x86_64: -device foo: 'foo' is not a valid device model name", errors.USAGE),
         ("qemu-system-x86_64: -nonsense: invalid option", errors.USAGE),
-        ("qemu-system-x86_64: -accel kvm: failed to initialize kvm: No such device", errors.MACHINE),
-        ("qemu-system-x86_64: cannot set up guest memory 'pc.ram': Cannot allocate memory", errors.MACHINE),
+        (
+            "qemu-system-x86_64: -accel kvm: failed to initialize kvm: No such device",
+            errors.MACHINE,
+        ),
+        (
+            "qemu-system-x86_64: cannot set up guest memory 'pc.ram': Cannot allocate memory",
+            errors.MACHINE,
+        ),
         (
             "qemu-system-x86_64: -object memory-backend-memfd,id=m,size=9T: Cannot allocate memory",
             errors.MACHINE,
@@ -309,11 +326,12 @@ def test_talking_to_a_running_guest(fake: Fake) -> None:
 
 def test_a_guest_dies_with_a_lab_that_is_killed() -> None:
     script = (
-        "import subprocess; from lab.core import run; "
-        "child = subprocess.Popen(['sleep', '100'], preexec_fn=run.die_with_parent); "
-        "print(child.pid, flush=True); child.wait()"
+        "import subprocess; from lab.core import run; child = subprocess.Popen(['sleep', '100'], "
+        "preexec_fn=run.die_with_parent); print(child.pid, flush=True); child.wait()"
     )
-    lab = subprocess.Popen([sys.executable, "-c", script], cwd=paths.REPO, stdout=subprocess.PIPE, text=True)
+    lab = subprocess.Popen(
+        [sys.executable, "-c", script], cwd=paths.REPO, stdout=subprocess.PIPE, text=True
+    )
     assert lab.stdout
     pid = int(lab.stdout.readline())
     lab.kill()
@@ -378,7 +396,9 @@ def test_no_thread_stays(fake: Fake) -> None:
 @settings(max_examples=200)
 @given(
     st.lists(
-        st.sampled_from(["ready 0", "taint 512", "exit 3", "exit x", "", "exit 3 4", "noise", "exit -1"])
+        st.sampled_from(
+            ["ready 0", "taint 512", "exit 3", "exit x", "", "exit 3 4", "noise", "exit -1"]
+        )
     ),
     st.integers(1, 7),
 )
@@ -393,7 +413,9 @@ def test_reports_are_read_whatever_their_pieces(lines: list[str], size: int) -> 
     assert guest._ready.is_set() == ("ready 0" in lines)
 
 
-@pytest.mark.parametrize(("place", "expected"), [("", "/a.sh"), ("/x/y", "/x/y"), ("/bin/", "/bin/a.sh")])
+@pytest.mark.parametrize(
+    ("place", "expected"), [("", "/a.sh"), ("/x/y", "/x/y"), ("/bin/", "/bin/a.sh")]
+)
 def test_where_an_added_file_goes(place: str, expected: str) -> None:
     assert initramfs.guest_path(Path("/tmp/a.sh"), place) == expected
 

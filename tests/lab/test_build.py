@@ -81,14 +81,19 @@ def test_a_configuration_changes_a_variant(name: str) -> None:
         assert files[:-1] == build.fragments(variant, "x86_64")
         before = build.requested(files[:-1])
         changed |= {
-            symbol for symbol, value in build.requested(files[-1:]).items() if before.get(symbol) != value
+            symbol
+            for symbol, value in build.requested(files[-1:]).items()
+            if before.get(symbol) != value
         }
     assert changed
 
 
 def test_a_file_is_a_configuration_too(tmp_path: Path) -> None:
     (tmp_path / "mine.config").write_text("CONFIG_A=y\n")
-    assert build.requested(build.fragments("off", "um", str(tmp_path / "mine.config")))["CONFIG_A"] == "y"
+    assert (
+        build.requested(build.fragments("off", "um", str(tmp_path / "mine.config")))["CONFIG_A"]
+        == "y"
+    )
 
 
 def test_our_options_are_recognised() -> None:
@@ -129,7 +134,9 @@ def test_a_killed_build_leaves_no_image(cache: Path, number: int) -> None:
         "    (work / 'half').write_text('half')\n    print('in', flush=True)\n    time.sleep(60)\n"
     )
     environment = {**os.environ, "PYTHONPATH": str(paths.REPO)}
-    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, env=environment) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, env=environment
+    ) as process:
         assert process.stdout is not None
         process.stdout.readline()
         process.send_signal(number)
@@ -166,7 +173,8 @@ def test_a_full_disk_in_a_build_is_told(cache: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "word"), [(errno.ENOSPC, "space"), (errno.EACCES, "permissions"), (errno.EIO, "doctor")]
+    ("number", "word"),
+    [(errno.ENOSPC, "space"), (errno.EACCES, "permissions"), (errno.EIO, "doctor")],
 )
 def test_errors_of_the_system_have_three_parts(number: int, word: str) -> None:
     error = errors.from_oserror(OSError(number, os.strerror(number), "/x"), "doing it")
@@ -202,7 +210,8 @@ def _lives(pid: int) -> bool:
 @pytest.mark.parametrize(
     "message",
     [
-        "dpkg-deb: error: subprocess paste was killed\ntar: ./x: Cannot write: No space left on device",
+        "dpkg-deb: error: subprocess paste was killed\ntar: ./x: Cannot write: No space left on "
+        "device",
         "E: You don't have enough free space in /var/cache/apt/archives/.",
         "fatal error: write error: Disk quota exceeded",
     ],

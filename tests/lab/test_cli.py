@@ -136,7 +136,12 @@ def test_a_wrong_verb_is_bad_usage_with_a_suggestion() -> None:
 )
 def test_bad_usage(arguments: list[str], tmp_path: Path) -> None:
     """Before anything is built, downloaded or started: the cache stays as it was."""
-    done = kz(*arguments, KNOWNZERO_CACHE=str(tmp_path), KNOWNZERO_LINUX_SOURCE="", KNOWNZERO_QEMU_SOURCE="")
+    done = kz(
+        *arguments,
+        KNOWNZERO_CACHE=str(tmp_path),
+        KNOWNZERO_LINUX_SOURCE="",
+        KNOWNZERO_QEMU_SOURCE="",
+    )
     assert done.returncode == errors.USAGE, done.stderr
     lines = done.stderr.splitlines()
     assert lines[0].startswith("kz: ")
@@ -194,7 +199,14 @@ def test_doctor_speaks_json_and_installs_nothing(cache: Path) -> None:
     done = kz("doctor", "--json")
     assert done.returncode in (errors.OK, errors.MACHINE), done.stderr
     names = {finding["name"] for finding in json.loads(done.stdout)}
-    assert {"machine", "cache", "Debian mirror", "tools for linux", "tools for qemu", "KVM"} <= names
+    assert {
+        "machine",
+        "cache",
+        "Debian mirror",
+        "tools for linux",
+        "tools for qemu",
+        "KVM",
+    } <= names
     assert not (cache / "downloads").exists() or not list((cache / "downloads").iterdir())
 
 
@@ -212,7 +224,8 @@ def test_ctrl_c_ends_what_was_started(tmp_path: Path) -> None:
         "    with lock.new_directory(paths.sub('images') / 'x'):\n"
         "        print('started', flush=True)\n"
         "        line = 'sleep 1000 & echo $! > pid.part; mv pid.part pid; wait'\n"
-        "        run.logged(['sh', '-c', line], paths.log_file('l'), 'what', 'fix', cwd=paths.cache())\n"
+        "        run.logged(['sh', '-c', line], paths.log_file('l'), 'what', 'fix', "
+        "cwd=paths.cache())\n"
         "raise SystemExit(cli.main())\n"
     )
     environment = {**os.environ, "PYTHONPATH": str(REPO), "KNOWNZERO_CACHE": str(tmp_path)}
@@ -323,13 +336,22 @@ class TestBootstrap:
     def test_a_cache_that_cannot_be_made(self) -> None:
         done = self.run("doctor", KNOWNZERO_CACHE="/proc/nowhere")
         assert done.returncode == errors.MACHINE
-        assert [line.split(":")[0].strip() for line in done.stderr.splitlines()] == ["kz", "why", "fix"]
+        assert [line.split(":")[0].strip() for line in done.stderr.splitlines()] == [
+            "kz",
+            "why",
+            "fix",
+        ]
 
     def test_a_package_index_that_is_not_there(self, tmp_path: Path) -> None:
         done = self.run(
-            "doctor", KNOWNZERO_CACHE=str(tmp_path), PIP_INDEX_URL="http://127.0.0.1:9/", PIP_FIND_LINKS="",
-            PIP_RETRIES="0", PIP_NO_CACHE_DIR="1", PIP_DEFAULT_TIMEOUT="2",
-        )  # fmt: skip
+            "doctor",
+            KNOWNZERO_CACHE=str(tmp_path),
+            PIP_INDEX_URL="http://127.0.0.1:9/",
+            PIP_FIND_LINKS="",
+            PIP_RETRIES="0",
+            PIP_NO_CACHE_DIR="1",
+            PIP_DEFAULT_TIMEOUT="2",
+        )
         assert done.returncode == errors.MACHINE
         assert "cannot install the lab's Python packages" in done.stderr
         assert not list((tmp_path / "venv").glob("*/.ready"))
@@ -337,9 +359,13 @@ class TestBootstrap:
     def test_one_command_installs_all_that_a_bare_machine_lacks(self, tmp_path: Path) -> None:
         """Python has no venv, there is no other program, and the user may not install any."""
         (tmp_path / "ensurepip.py").write_text("raise ImportError\n", encoding="utf-8")
-        done = self.run("test", KNOWNZERO_CACHE=str(tmp_path), PYTHONPATH=str(tmp_path), PATH=str(tmp_path))
+        done = self.run(
+            "test", KNOWNZERO_CACHE=str(tmp_path), PYTHONPATH=str(tmp_path), PATH=str(tmp_path)
+        )
         assert done.returncode == errors.MACHINE
-        command = next(line for line in done.stderr.splitlines() if line.startswith("  fix: run: sudo "))
+        command = next(
+            line for line in done.stderr.splitlines() if line.startswith("  fix: run: sudo ")
+        )
         packages = command.split("--no-install-recommends ")[1].split()
         assert packages[0] == "python3-venv"
         assert {"gcc", "flex", "libglib2.0-dev", "cargo", "rust-clippy", "dpkg-dev"} < set(packages)

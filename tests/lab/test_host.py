@@ -32,11 +32,19 @@ exec "$@"
 
 @pytest.fixture
 def operators_machine(tmp_path: Path) -> list[str]:
-    """The words that run a command on a machine with another QEMU: its modules, firmware and configuration."""
+    """The words that run a command on a machine with another QEMU.
+
+    Its modules, firmware and configuration.
+    """
     root = tmp_path / "machine"
     for folder in (f"{MODULES}/qemu", "usr/share/qemu", "usr/share/seabios", "etc/qemu"):
         (root / folder).mkdir(parents=True)
-    for module in ("ui-opengl", "hw-display-virtio-gpu", "hw-display-virtio-gpu-pci-gl", "audio-pa"):
+    for module in (
+        "ui-opengl",
+        "hw-display-virtio-gpu",
+        "hw-display-virtio-gpu-pci-gl",
+        "audio-pa",
+    ):
         file = root / MODULES / "qemu" / f"{module}.so"
         subprocess.run(["cc", "-shared", "-o", file, "-x", "c", os.devnull], check=True)
     (root / "usr/share/seabios/bios-256k.bin").write_bytes(b"")
@@ -51,7 +59,11 @@ def operators_machine(tmp_path: Path) -> list[str]:
 def test_stock_qemu_takes_nothing_of_the_machines_qemu(operators_machine: list[str]) -> None:
     """It searches the modules of /usr after $QEMU_MODULE_DIR, and stops at one of another build."""
     qemu = stock.qemu()
-    for words in (["-device", "help"], ["-L", "help"], ["-device", "vhost-user-test-device-pci,help"]):
+    for words in (
+        ["-device", "help"],
+        ["-L", "help"],
+        ["-device", "vhost-user-test-device-pci,help"],
+    ):
         done = subprocess.run(
             [*operators_machine, str(qemu), *words], capture_output=True, text=True, check=False
         )
@@ -68,7 +80,11 @@ def test_doctor_names_a_stock_qemu_that_does_not_run(
     assert doctor._try("qemu", "missing", doctor._stock_qemu).state == "ok"
     # As it was: without the folder that replaces /usr.
     bare = tmp_path / "qemu"
-    words = [*operators_machine, *debs.loader(qemu.parent), str(qemu.parent / "usr/bin" / qemu.name)]
+    words = [
+        *operators_machine,
+        *debs.loader(qemu.parent),
+        str(qemu.parent / "usr/bin" / qemu.name),
+    ]
     bare.write_text(f'#!/bin/sh\nunset DISPLAY\nexec {shlex.join(words)} "$@"\n')
     bare.chmod(0o755)
     bundle = next(qemu.parent.rglob("qemu-bundle"))
@@ -96,11 +112,16 @@ STEERED = {
 
 def test_settings_of_the_user_do_not_reach_programs(tmp_path: Path) -> None:
     """Packages need the modes of their files, and messages that are read have to be English."""
-    script = "import os; from lab.core import host; host.settle(); open('f', 'w').close(); os.execvp('env', ['env'])"
+    script = (
+        "import os; from lab.core import host; host.settle(); open('f', 'w').close(); "
+        "os.execvp('env', ['env'])"
+    )
     done = subprocess.run(
         [sys.executable, "-c", script],
         cwd=tmp_path,
-        env=os.environ | STEERED | {"LANG": "de_DE.UTF-8", "LC_MESSAGES": "de_DE", "PYTHONPATH": str(REPO)},
+        env=os.environ
+        | STEERED
+        | {"LANG": "de_DE.UTF-8", "LC_MESSAGES": "de_DE", "PYTHONPATH": str(REPO)},
         umask=0o077,
         capture_output=True,
         text=True,
@@ -115,7 +136,12 @@ def test_settings_of_the_user_do_not_reach_programs(tmp_path: Path) -> None:
 def test_every_verb_settles_first(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "lab", "doctor"],
-        env={**os.environ, "PYTHONPATH": str(REPO), "CCACHE_DISABLE": "1", "KNOWNZERO_CACHE": str(tmp_path)},
+        env={
+            **os.environ,
+            "PYTHONPATH": str(REPO),
+            "CCACHE_DISABLE": "1",
+            "KNOWNZERO_CACHE": str(tmp_path),
+        },
         capture_output=True,
         text=True,
         check=False,
@@ -145,7 +171,9 @@ def test_a_comma_in_the_path_of_a_console(tmp_path: Path) -> None:
 
 
 @pytest.mark.boots
-def test_a_repository_with_a_space_in_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_repository_with_a_space_in_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """User-Mode Linux gets the words of its command line as one line."""
     monkeypatch.setattr(paths, "out", lambda: tmp_path / "with a space")
     (tmp_path / "with a space").mkdir()

@@ -49,7 +49,9 @@ def test_a_package_imports_only_those_before_it() -> None:
 
 
 def test_no_module_imports_itself_through_others() -> None:
-    graph = {module(file): {name for name in imports(file) if name.startswith("lab.")} for file in FILES}
+    graph = {
+        module(file): {name for name in imports(file) if name.startswith("lab.")} for file in FILES
+    }
     while leaves := {name for name, needs in graph.items() if not needs & graph.keys()}:
         graph = {name: needs for name, needs in graph.items() if name not in leaves}
     assert graph == {}

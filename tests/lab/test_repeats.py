@@ -172,4 +172,7 @@ def test_only_luck_is_tried_again_and_the_results_tell(tmp_path: Path) -> None:
     assert "10 is less than 20" in cases["no_luck"].message
     assert "nothing to see" in cases["skipped"].message
     assert "the disk is full" in cases["machine"].message
-    assert "in its body" in cases["twice_wrong"].message and "left a mess" in cases["twice_wrong"].message
+    assert (
+        "in its body" in cases["twice_wrong"].message
+        and "left a mess" in cases["twice_wrong"].message
+    )
