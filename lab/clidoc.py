@@ -19,7 +19,7 @@ HEAD = """<!-- SPDX-License-Identifier: GPL-2.0 -->
 # Every verb has --help, most have --json; its own section stands for a verb in a list; usage shows
 # the order of arguments.
 LEFT_OUT = re.compile(
-    r"\* `--help`: .*\n|\* `--json`: Print JSON\.\n|\*\*Commands\*\*:\n\n(?:\* "
+    r"\* `(?:-h, )?--help`: .*\n|\* `--json`: Print JSON\.\n|\*\*Commands\*\*:\n\n(?:\* "
     r".*\n)+\n|\*\*(?:Usage|Arguments|Options)\*\*:\n\n|  \[required\]"
     r"|```console\n\$ .*\[OPTIONS\](?: COMMAND \[ARGS\]\.\.\.)?\n```\n\n"
 )
