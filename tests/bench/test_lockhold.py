@@ -189,12 +189,9 @@ def test_holds_are_counted_as_they_are(variant: str) -> None:
     assert 0 <= seen.taken - seen.released <= 1
 
     lists = [
-        [
-            int(entry.lstrip(">"))
-            for entry in line.split(re.search(r"type\s+\S+", line)[0])[1].split()
-        ]  # type: ignore[index]
+        [int(entry.lstrip(">")) for entry in found[1].split()]
         for line in text
-        if re.search(r"zone\s+\S+, type", line)
+        if (found := re.search(r"zone\s+\S+, type\s+\S+(.*)", line))
     ]
     entries = sorted(number for row in lists for number in row)
     holds = reading.by_function["pagetypeinfo_show"]

@@ -11,7 +11,6 @@ from lab.core import run
 from lab.core.errors import MACHINE, LabError
 from lab.machine import apt
 
-install = apt.install  # tests without the mark `images` get one that refuses
 ONE_LINE = """
 # a comment
 deb cdrom:[Debian]/ bookworm main
@@ -77,6 +76,6 @@ def test_another_apt_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(run, "logged", logged)
     monkeypatch.setattr(apt, "may_install", lambda: [])
-    install(["flex"], "cannot compile")
+    apt.install(["flex"], "cannot compile")
     assert [words[0] for words in commands] == ["apt-get"] * 3
     assert all("DPkg::Lock::Timeout=600" in words for words in commands)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import multiprocessing
 import os
@@ -12,6 +13,7 @@ import signal
 import subprocess
 import sys
 import time
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 
 import pytest
@@ -317,6 +319,21 @@ class TestBootstrap:
             timeout=300,
             check=False,
         )
+
+    def test_a_full_disk_has_its_own_advice(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """Not: check the network."""
+        name = "kz_bootstrap"
+        loader = SourceFileLoader(name, str(REPO / "kz"))
+        spec = importlib.util.spec_from_loader(name, loader)
+        assert spec
+        kz = importlib.util.module_from_spec(spec)
+        loader.exec_module(kz)
+        argv = ["sh", "-c", "echo 'pip: [Errno 28] No space left on device'; exit 1"]
+        with pytest.raises(SystemExit):
+            kz.run_logged(argv, tmp_path / "log", "cannot install", "check the network")
+        assert "fix: free some space" in capsys.readouterr().err
 
     def test_it_starts_from_anywhere(self, tmp_path: Path) -> None:
         (tmp_path / "lab").mkdir()
