@@ -205,11 +205,11 @@ def against(name: str, wanted: str) -> list[Report]:
 
     LabError without a source.
     """
-    series = get(name)
+    series, local = get(name), is_path(wanted)
     own = fetch.obtain(name)
     pristine = fetch.pristine(own)
     found: list[tuple[str, fetch.Source]] = []
-    if is_path(wanted):
+    if local:
         found.append((Path(wanted).name, as_source(name, wanted)))
     else:
         for offer in choose(name, wanted, offers(name)):
