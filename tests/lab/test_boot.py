@@ -60,7 +60,7 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., BootS
     monkeypatch.setattr(boot, "started_again", [])
     (tmp_path / "repo").mkdir()
     monkeypatch.setattr(initramfs, "write", lambda target, *_: target.write_bytes(b""))
-    (tmp_path / "kernel").write_bytes(b"")
+    (tmp_path / "kernel").write_bytes(b"\x7fELF")
 
     def make(script: str, **more: object) -> BootSpec:
         program = tmp_path / "qemu"
