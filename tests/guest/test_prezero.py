@@ -55,6 +55,7 @@ SKIPPED = "awk '/^pgzeroed_skip/ { n += $2 } END { print n }' /proc/vmstat"
 FREE = "awk '/^MemFree/ { print $2 * 1024 }' /proc/meminfo"
 COUNTERS = "grep pgzeroed_ /proc/vmstat"
 ZP_REPORT_ORDER = 9
+GIB_POOL = "/sys/kernel/mm/hugepages/hugepages-1048576kB"
 MIB = 1 << 20
 TOUCH = "alloc_once --size 192 --pages thp --verify --mode touch_all"
 
@@ -322,6 +323,55 @@ def test_pools_of_huge_pages() -> None:
     assert found["unused"] < pages // 10
     expect_at_least(found["used"], pages)
     expect_at_least(found["all"], 2 * pages)
+    assert counters(result)["pgzeroed_bad"] == 0
+
+
+def test_a_pool_that_grows_hides_no_used_page() -> None:
+    """1100 unused pages enter the pool behind a used one, which is zeroed nevertheless."""
+    fill = "alloc_once --size 2 --pages hugetlb --verify --mode touch_all"
+    pool = "echo {0} > /proc/sys/vm/nr_hugepages; test $(cat /proc/sys/vm/nr_hugepages) = {0}"
+    result = run(
+        f"echo 0 > {ZP}/delay_millisecs; {pool.format(1)}; {fill} >/dev/null; {pool.format(1101)}; "
+        f"echo 1 > {ZP}/enabled; {SETTLE}; echo 0 > {ZP}/enabled; {skips('again', fill)}; {COUNTERS}",
+        devices=[],
+        memory="3G",
+        checked=True,
+    )
+    fine(result)
+    expect_at_least(values(result)["again"], 512)
+    assert counters(result)["pgzeroed_bad"] == 0
+
+
+def gigantic(then: str, name: str) -> BootResult:
+    """Use a page of 1 GiB, let kzeropaged zero a part of it, and run ``then``, which prints `NAME=`."""
+    hunt = "leak_hunter --kind hugetlb_1g --workers 1 --dirty 0 --seconds 1"
+    return run(
+        f"{hunt}; echo $((128 << 20)) > {ZP}/max_rate; {NOW}; sleep 4; echo 0 > {ZP}/enabled; "
+        f"s=$({SKIPPED}); {then}; echo {name}=$(($({SKIPPED}) - s)); {COUNTERS}",
+        devices=[],
+        memory="3G",
+        append="hugepagesz=1G hugepages=1",
+        checked=True,
+    )
+
+
+@pytest.mark.nightly
+def test_a_gigantic_page_that_is_taken_keeps_what_was_zeroed() -> None:
+    """kzeropaged has zeroed some of 1 GiB: the program that takes the page zeroes the rest only."""
+    result = gigantic("leak_hunter --kind hugetlb_1g --workers 1 --dirty 0 --seconds 1", "taken")
+    fine(result)
+    # At 128 MiB/s for four seconds; free memory of the node comes first.
+    expect_at_least(values(result)["taken"], (64 << 20) >> 12)
+    assert counters(result)["pgzeroed_bad"] == 0
+
+
+@pytest.mark.nightly
+def test_a_gigantic_page_that_is_demoted_keeps_what_was_zeroed() -> None:
+    """The parts of 2 MiB that are all zero are known to be so."""
+    fill = "alloc_once --size 1024 --pages hugetlb --verify --mode touch_all"
+    result = gigantic(f"echo 1 > {GIB_POOL}/demote; {fill} >/dev/null", "demoted")
+    fine(result)
+    expect_at_least(values(result)["demoted"], (64 << 20) >> 12)
     assert counters(result)["pgzeroed_bad"] == 0
 
 
