@@ -180,7 +180,7 @@ def test_files_use_dirty_memory_first(devices: list[str]) -> None:
 
 
 def test_no_task_waits_for_it() -> None:
-    """It shares its CPU with a busy process: a contiguous allocation takes as long as without it."""
+    """Beside a busy process on its CPU: a contiguous allocation takes as long as without it."""
     result = run(
         f"preempt; echo 3600000 > {ZP}/delay_millisecs; echo 1 > {ZP}/enabled; sleep 1; preempt",
         devices=[],
