@@ -48,10 +48,13 @@ def unpack(files: list[Path], target: Path) -> None:
             run.logged(["dpkg-deb", "-x", file, work], log, f"cannot unpack {file.name}", fix)
 
 
-def unpacked(package: str, arch: str = "") -> Path:
-    """The files of a package; ``arch``: of another architecture than the machine's, by Debian's name of it."""
-    name, what = f"{package}-{arch}" if arch else package, f"{package} {arch}".rstrip()
-    return _once(name, what, lambda folder: _apt(arch).download(package, folder))
+def unpacked(package: str, arch: str = "", suite: str = "") -> Path:
+    """The files of a package.
+
+    ``arch``: of another architecture than the machine's, by Debian's name of it. ``suite``: not the machine's own.
+    """
+    name, what = "-".join(filter(None, (package, arch, suite))), f"{package} {arch}".rstrip()
+    return _once(name, what, lambda folder: _apt(arch, suite).download(package, folder))
 
 
 def depends(package: str) -> list[str]:
