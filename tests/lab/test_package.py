@@ -146,6 +146,19 @@ def test_a_key_needs_its_certificate_and_modules(tmp_path: Path) -> None:
             package.check_key(key)
 
 
+def test_the_documented_key_is_accepted(tmp_path: Path) -> None:
+    page = (REPO / "docs/how-to/turn-it-on.md").read_text(encoding="utf-8")
+    section = page.partition("## Secure Boot")[2].partition("\n## ")[0]
+    lines = [line.strip() for line in section.splitlines() if line.startswith("    ")]
+    for line in lines:
+        if not line.startswith(("./kz", "sudo")):
+            subprocess.run(["sh", "-ec", line], cwd=tmp_path, check=True, capture_output=True)
+    (name,) = (line.split()[-1] for line in lines if line.startswith("./kz package kernel --sign"))
+    package.check_key(tmp_path / name)
+    (name,) = (line.split()[-1] for line in lines if "mokutil --import" in line)
+    assert (tmp_path / name).stat().st_size > 500
+
+
 def test_missing_options_are_named_with_their_purpose() -> None:
     every = [name for names in package.needed().values() for name in names]
     assert len(every) == len(set(every))
