@@ -190,7 +190,7 @@ def test_memory_that_stays_with_the_guest_and_lost_page_faults_miss_their_target
     assert lost and "-10.0 %" in lost.text
 
 
-def test_a_guest_without_a_device_is_not_told_to_flush() -> None:
+def test_a_guest_without_a_device_gets_no_flush() -> None:
     guests = sides(["base", "off", "on"])
     page_fault.memory(guests, 2, Values())
     assert [side.has_flush for side in guests] == [False, False, True]

@@ -47,7 +47,7 @@ def series(factor: float, saved: float) -> Metric:
     return Metric.of("a.b", "ms", [v * factor for v in BASE], [v * factor * (1 - saved) for v in BASE])
 
 
-def test_what_differs_by_more_than_chance_is_told(tmp_path: Path) -> None:
+def test_differences_beyond_chance_are_marked(tmp_path: Path) -> None:
     """A machine that is slower today is slower for both sides: the change within the pairs does not move."""
     one = write(tmp_path / "a", 0, metrics=[series(1.0, 0.5)])
     slower = compare(one, write(tmp_path / "b", 0, metrics=[series(1.3, 0.5)]))

@@ -140,7 +140,7 @@ def test_a_missed_target_is_refused_unless_anyway(tmp_path: Path, to: Path) -> N
     assert "|MISSED\n" in (to / "README.md").read_text()
 
 
-def test_a_target_that_noise_hides_is_refused_and_is_not_called_missed(tmp_path: Path, to: Path) -> None:
+def test_an_undecided_target_is_refused(tmp_path: Path, to: Path) -> None:
     made = result("demo")
     hidden = Metric.of("thp.noisy", "ms", BASE, BASE, target=Target("at least 78 % less", False, False))
     made.metrics.append(hidden)

@@ -114,7 +114,7 @@ def test_posted_changes_are_those_of_the_posted_figures() -> None:
     assert checked > 15
 
 
-def test_what_chance_says_is_on_the_page() -> None:
+def test_significance_is_on_the_page() -> None:
     metrics = [
         Metric.of("a.differs", "ms", LEVEL, [v / 2 for v in LEVEL]),
         Metric.of("a.same", "ms", LEVEL, [*LEVEL[1:], LEVEL[0]]),

@@ -305,7 +305,7 @@ def test_the_daemons_units_work_under_systemd(installed: Installed) -> None:
 
 
 @pytest.mark.parametrize("installed", [package.SERVER, CLOUD], indirect=True)
-def test_they_go_without_a_trace(installed: Installed) -> None:
+def test_removal_leaves_no_file(installed: Installed) -> None:
     """Also while the daemon waits for a front end, and with the initramfs that was made for the kernel."""
     names = " ".join(installed.names)
     socket = "vhost-user-balloon@guest.socket"

@@ -161,7 +161,7 @@ WRITTEN_BACK = (
 )
 
 
-def test_soft_offlining_that_waits_for_writeback_holds_nobody_off(tmp_path: Path) -> None:
+def test_soft_offlining_that_waits_for_writeback_blocks_no_other(tmp_path: Path) -> None:
     """A page on its way to a slow disk is waited for; who takes memory offline meanwhile does not wait, too."""
     disk = tmp_path / "disk.img"
     with disk.open("wb") as image:

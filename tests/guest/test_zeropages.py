@@ -454,7 +454,7 @@ def test_kzeropaged_is_seen_at_work() -> None:
 
 
 @pytest.mark.boots
-def test_a_liar_is_named() -> None:
+def test_a_false_source_is_named() -> None:
     result = run(
         f"fillfree --share 60 >/dev/null; echo lie > /sys/module/page_zeroed_reporter/parameters/mode; "
         f"{REPORT}; {LOOK}; alloc_once --size 64 --pages nothp >/dev/null; {LOOK}",
@@ -514,7 +514,7 @@ def test_the_distributions_kernel() -> None:
 
 
 @pytest.mark.boots
-def test_nobody_may_run_it_too() -> None:
+def test_it_runs_as_nobody() -> None:
     """Without the kernel log it says what it cannot know."""
     result = run(
         "echo 1 > /proc/sys/kernel/dmesg_restrict; su -s /bin/sh nobody -c 'zeropages --once --json'",

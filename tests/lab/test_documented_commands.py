@@ -352,7 +352,7 @@ def is_there(who: str) -> bool:
 
 
 @pytest.mark.parametrize("who", sorted({who for _, who in ELSEWHERE.values()}))
-def test_who_runs_the_others_is_there(who: str) -> None:
+def test_each_named_test_exists(who: str) -> None:
     assert is_there(who)
 
 
@@ -391,7 +391,7 @@ def looks_like_a_command(line: str) -> bool:
 
 
 @pytest.mark.parametrize("page", PAGES_WITH_COMMANDS, ids=lambda page: str(page.relative_to(REPO)))
-def test_what_is_no_command_says_so(page: Path) -> None:
+def test_blocks_without_commands_name_their_kind(page: Path) -> None:
     for block in blocks(page.read_text(encoding="utf-8")):
         assert block.kind in ("sh", *KINDS), f"what is this? {block}"
         if block.kind == "sh":
