@@ -202,15 +202,15 @@ def test_a_guest_has_network_file_systems_firewall_and_apparmor(installed: Insta
         echo "packets $(nft list table inet kz | sed -n 's/.*packets \\([0-9]*\\).*/\\1/p')"
         echo "interface $(ls /sys/bus/virtio/drivers/virtio_net/virtio*/net)"
         for kind in xfs btrfs; do
-            truncate -s 400M /root/disk
-            mkfs.$kind -q /root/disk
+            truncate -s 400M /var/tmp/disk
+            mkfs.$kind -q /var/tmp/disk
             mkdir -p /mnt/$kind
-            mount -o loop /root/disk /mnt/$kind
+            mount -o loop /var/tmp/disk /mnt/$kind
             echo text >/mnt/$kind/file
-            umount /mnt/$kind; mount -o loop /root/disk /mnt/$kind
+            umount /mnt/$kind; mount -o loop /var/tmp/disk /mnt/$kind
             echo "mounted $(findmnt -no FSTYPE /mnt/$kind) $(cat /mnt/$kind/file)"
             umount /mnt/$kind
-            rm /root/disk
+            rm /var/tmp/disk
         done
         echo "apparmor $(cat /sys/module/apparmor/parameters/enabled)"
         echo 'profile kz-test /usr/bin/head { deny /etc/shadow r, file, }' | apparmor_parser -a
