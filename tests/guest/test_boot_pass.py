@@ -33,7 +33,9 @@ BALLOON_DRIVER = "/sys/bus/virtio/drivers/virtio_balloon"
 
 def seconds(result: BootResult, message: str) -> list[float]:
     """When the kernel logged ``message``, in seconds since it started."""
-    return [float(at) for at in re.findall(rf"^\[ *([\d.]+)\] .*{message}", text(result), re.MULTILINE)]
+    return [
+        float(at) for at in re.findall(rf"^\[ *([\d.]+)\] .*{message}", text(result), re.MULTILINE)
+    ]
 
 
 def free_bytes(result: BootResult) -> int:
@@ -60,7 +62,9 @@ def known_bytes(result: BootResult) -> int:
         pytest.param("8G", 4, BALLOON, 1024, id="8 GiB, 4 CPUs", marks=pytest.mark.nightly),
     ],
 )
-def test_a_fresh_guest_knows_its_memory(memory: str, cpus: int, device: str, program_mb: int) -> None:
+def test_a_fresh_guest_knows_its_memory(
+    memory: str, cpus: int, device: str, program_mb: int
+) -> None:
     """No delay, no budget: within 100 ms after the probe, and the first program zeroes nothing."""
     result = run(
         f"{COUNTERS}; {LOG}; alloc_once --size {program_mb} --pages thp --verify --mode touch_all",
