@@ -46,7 +46,7 @@ def free_bytes(result: BootResult) -> int:
 
 
 def known_bytes(result: BootResult) -> int:
-    """Free memory that is known to be zero, in bytes: what was marked and not used or lost since."""
+    """Free bytes that are known to be zero: those that were marked and not used or lost since."""
     count = counters(result)
     return 4096 * (count["pgzeroed_set_reported"] - count["pgzeroed_skip"] - count["pgzeroed_lost"])
 
@@ -95,10 +95,11 @@ def test_a_device_that_promises_nothing_gets_no_flood() -> None:
 
 
 def test_only_the_first_registration_reports_all() -> None:
-    """A driver that is bound again finds memory that the guest has used: it is reported as usual."""
+    """Later, memory that the guest has used is reported as usual."""
     result = run(
-        f"fillfree --share 70 >/dev/null; cd {BALLOON_DRIVER}; for d in virtio*; do echo $d > unbind; "
-        f"echo $d > bind; done; sleep 1; {COUNTERS}; {LOG}",
+        f"fillfree --share 70 >/dev/null; cd {BALLOON_DRIVER}; "
+        "for d in virtio*; do echo $d > unbind; echo $d > bind; done; "
+        f"sleep 1; {COUNTERS}; {LOG}",
         kernel="knownzero",
     )
     fine(result)

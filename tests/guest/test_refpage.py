@@ -53,7 +53,6 @@ AS_ANONYMOUS_MEMORY = {
     "lazy_free",
     "wipe_on_fork",
     "name",
-    "instructions",
     "read_back",
     "userfaultfd_missing",
     "memlock",
