@@ -74,9 +74,9 @@ def parameters() -> set[str]:
 
 
 def attributes() -> set[str]:
-    """The files that prezero.c makes in sysfs."""
+    """The files that prezero_sysfs.c makes in sysfs."""
     return set(
-        re.findall(r"^\t&(\w+)_attr\.attr,$", sources("linux")["mm/prezero.c"], re.MULTILINE)
+        re.findall(r"^\t&(\w+)_attr\.attr,$", sources("linux")["mm/prezero_sysfs.c"], re.MULTILINE)
     )
 
 
