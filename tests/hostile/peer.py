@@ -47,6 +47,8 @@ NAMES = {
     "GET_QUEUE_NUM": 17,
     "SET_VRING_ENABLE": 18,
     "SET_BACKEND_REQ_FD": 21,
+    "SET_LOG_BASE": 6,
+    "SET_LOG_FD": 7,
     "GET_CONFIG": 24,
     "SET_CONFIG": 25,
     "RESET_DEVICE": 34,
@@ -54,6 +56,16 @@ NAMES = {
     "REM_MEM_REG": 38,
 }
 PROMISE = 1.0  # seconds: no connection stops another one for longer
+
+
+def longs(*values: int) -> bytes:
+    """64 bits each."""
+    return struct.pack(f"={len(values)}Q", *values)
+
+
+def words(*values: int) -> bytes:
+    """32 bits each."""
+    return struct.pack(f"={len(values)}I", *(value & 0xFFFF_FFFF for value in values))
 
 
 def memfd(size: int, flags: int = 0) -> int:
