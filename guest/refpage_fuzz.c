@@ -615,6 +615,9 @@ static void op_mmap(void)
 	} else if ((flags & MAP_SHARED) && (prot & PROT_WRITE)) {
 		/* The file is not writable. */
 		expected = EACCES;
+	} else if (prot & PROT_EXEC) {
+		/* The caller chooses the content. */
+		expected = EPERM;
 	} else if (flags & MAP_SHARED) {
 		expected = EINVAL;
 	}
@@ -664,16 +667,16 @@ static void op_mprotect(void)
 {
 	struct range r = some_range(MAX_RUN);
 	unsigned int prot = any_prot(true);
-	bool hole = has(r, NONE);
+	bool hole = has(r, NONE), refused = (prot & PROT_EXEC) && has(r, REF);
 	long ret = SYS(mprotect, address(r.first), r.number * PAGE, prot);
 	unsigned long i;
 
 	if (!count(OP_mprotect, ret)) {
-		must_be("mprotect", !hole, ret, ENOMEM);
+		must_be("mprotect", !hole && !refused, ret, hole ? ENOMEM : EACCES);
 		for EACH(i, r.number)
 			pages[r.first + i].prot = (uint8_t)prot;
 	} else {
-		must_be("mprotect", (hole && ret == -ENOMEM) || has(r, OTHER), ret, hole ? ENOMEM : 0);
+		must_be("mprotect", (hole && ret == -ENOMEM) || (refused && ret == -EACCES) || has(r, OTHER), ret, hole ? ENOMEM : 0);
 		scan(r, may_be_done);
 	}
 	check_some(r, 4);

@@ -2,37 +2,65 @@
 """The verbs of ``kz``."""
 
 import importlib
+import os
 import signal
 import sys
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
+from typer import Option
 from typer.exceptions import TyperException
 
-from lab.core import errors
+from lab.core import errors, host, run
 
 app = typer.Typer(
     name="kz",
+    context_settings={"help_option_names": ["-h", "--help"]},
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     help="Fetch, build, boot, test and measure the Knownzero kernel and QEMU series.",
-    epilog="Exit codes: 0 fine, 1 a test failed, 2 bad usage, 3 broken machine. $KNOWNZERO_CACHE moves the cache; "
-    "$KNOWNZERO_LINUX_SOURCE and $KNOWNZERO_QEMU_SOURCE name other sources.",
+    epilog="Exit codes: 0 fine, 1 a test failed, 2 bad usage, 3 broken machine. $KNOWNZERO_CACHE "
+    "moves the cache; $KNOWNZERO_LINUX_SOURCE and $KNOWNZERO_QEMU_SOURCE name other sources.",
 )
 
 # The modules of the verbs. Each loads what a verb runs only when it runs.
 MODULES = {
     "lab.build.commands": ("build", "package"),
-    "lab.series.commands": ("tree", "series"),
-    "lab.post.commands": ("series",),
+    "lab.post.commands": ("tree", "series"),
     "lab.boot.commands": ("doctor", "boot", "shell", "top", "conform"),
     "lab.bench.commands": ("demo", "bench", "publish"),
     "lab.report.commands": ("report", "compare"),
     "lab.testing.commands": ("test", "night"),
 }
+
+
+def _version(wanted: bool) -> None:
+    if not wanted:
+        return
+    from lab.bench.runner import commit
+    from lab.machine import fetch
+
+    bases = ", ".join(f"{name} {fetch.base(name).version}" for name in fetch.NAMES)
+    print(f"kz {commit()}: {bases}")
+    raise typer.Exit
+
+
+@app.callback()
+def every(
+    version: Annotated[
+        bool,
+        Option("--version", is_eager=True, callback=_version, help="Print the versions and exit."),
+    ] = False,
+    verbose: Annotated[
+        bool, Option("--verbose", "-v", help="Print each command that is run, on stderr.")
+    ] = False,
+) -> None:
+    """Fetch, build, boot, test and measure the Knownzero kernel and QEMU series."""
+    if verbose:
+        os.environ[run.VERBOSE] = "1"  # for the processes of builds and tests, too
 
 
 @app.command(hidden=True)
@@ -51,7 +79,10 @@ def root() -> Any:
 
 
 def load(asked: str = "") -> None:
-    """Add the verbs: all of them, or, when ``asked`` is one, only those that are defined beside it."""
+    """Add the verbs.
+
+    All of them, or, when ``asked`` is one, only those that are defined beside it.
+    """
     known = {verb for verbs in MODULES.values() for verb in verbs}
     for module, verbs in MODULES.items():
         if asked not in known or asked in verbs:
@@ -65,10 +96,11 @@ def _terminate(number: int, frame: FrameType | None) -> NoReturn:
 
 def main() -> int:
     """Run a verb; the return value is the process's exit code."""
+    host.settle()
     signal.signal(signal.SIGTERM, _terminate)
     signal.signal(signal.SIGHUP, _terminate)
     try:
-        load(*sys.argv[1:2])
+        load(next((word for word in sys.argv[1:] if not word.startswith("-")), ""))
         return _run()
     except errors.LabError as error:
         return _report(error)
@@ -96,8 +128,8 @@ def _check_name(command: Any, words: list[str]) -> None:
 
 def _run() -> int:
     try:
-        if "--help" in sys.argv:
-            _check_name(typer.main.get_command(app), sys.argv[1 : sys.argv.index("--help")])
+        if at := next((at for at, word in enumerate(sys.argv) if word in ("-h", "--help")), 0):
+            _check_name(typer.main.get_command(app), sys.argv[1:at])
         code = app(prog_name="kz", standalone_mode=False)
     except typer.Abort:
         raise KeyboardInterrupt from None

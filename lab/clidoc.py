@@ -16,9 +16,11 @@ PAGE = REPO / "docs" / "reference" / "cli.md"
 HEAD = """<!-- SPDX-License-Identifier: GPL-2.0 -->
 <!-- Written by `./kz reference`; a test compares. -->
 """
-# Every verb has --help, most have --json; its own section stands for a verb in a list; usage shows the order of arguments.
+# Every verb has --help, most have --json; its own section stands for a verb in a list; usage shows
+# the order of arguments.
 LEFT_OUT = re.compile(
-    r"\* `--help`: .*\n|\* `--json`: Print JSON\.\n|\*\*Commands\*\*:\n\n(?:\* .*\n)+\n|\*\*(?:Usage|Arguments|Options)\*\*:\n\n|  \[required\]"
+    r"\* `(?:-h, )?--help`: .*\n|\* `--json`: Print JSON\.\n|\*\*Commands\*\*:\n\n(?:\* "
+    r".*\n)+\n|\*\*(?:Usage|Arguments|Options)\*\*:\n\n|  \[required\]"
     r"|```console\n\$ .*\[OPTIONS\](?: COMMAND \[ARGS\]\.\.\.)?\n```\n\n"
 )
 
@@ -34,22 +36,30 @@ def verbs(command: Any, words: tuple[str, ...] = ("kz",)) -> Iterator[tuple[tupl
 
 def page(top: Any) -> str:
     text = LEFT_OUT.sub("", get_docs_for_click(obj=top, ctx=Context(top), name="kz"))
-    shown = [one for one in re.split(r"(?=^##)", text, flags=re.MULTILINE) if "`kz reference`" not in one]
+    shown = [
+        one for one in re.split(r"(?=^##)", text, flags=re.MULTILINE) if "`kz reference`" not in one
+    ]
     seen: dict[str, str] = {}  # runs of options by the section that has them first
     for at, section in enumerate(shown):
         for run in re.findall(r"(?:^\* `--.*\n){5,}", section, re.MULTILINE):
             title = section.splitlines()[0].lstrip("# ")
             for known, first in seen.items():
                 pairs = zip(known.splitlines(True), run.splitlines(True), strict=False)
-                same = [one for one, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)]
+                same = [
+                    one for one, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)
+                ]
                 if len(same) >= 5:
                     names = [re.match(r"\* (`--[\w-]+)", one)[1] for one in (same[0], same[-1])]  # type: ignore[index]
-                    shown[at] = section.replace("".join(same), f"* {'` to '.join(names)}`: as for {first}.\n")
+                    shown[at] = section.replace(
+                        "".join(same), f"* {'` to '.join(names)}`: as for {first}.\n"
+                    )
                     break
             else:
                 seen[run] = title
     text = re.sub(r"```console\n\$ (.*) \[OPTIONS\](.*)\n```", r"    \1\2", "".join(shown))
-    text = re.sub(r"^(\* `[^`]+?) <[^>]*>`", r"\1`", text, flags=re.MULTILINE)  # types: the words say them
+    text = re.sub(
+        r"^(\* `[^`]+?) <[^>]*>`", r"\1`", text, flags=re.MULTILINE
+    )  # types: the words say them
     return HEAD + re.sub(r"\n{3,}", "\n\n", text).rstrip() + "\n"
 
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0
-"""What all tests share: images by name, and an exit code that tells a broken machine from a failure."""
+"""What all tests share.
+
+Images by name, and an exit code that tells a broken machine from a failure.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +12,27 @@ from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 
 from lab.boot import guest as guests
 from lab.boot.spec import BootSpec
+from lab.build import daemon as daemons
 from lab.build import linux as build
+from lab.build import qemu as qemus
 from lab.build.qemu import build_qemu
+from lab.core import host
 from lab.core.errors import MACHINE, LabError
 from lab.core.progress import duration
-from lab.machine import fetch
+from lab.machine import apt, fetch
 from lab.testing import suite as testing
 
+host.settle()
+# A busy machine is no failure.
+hypothesis.settings.register_profile(
+    "lab", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("lab")
 # In the background of a shell it is ignored, and would be by what the tests start to interrupt it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -45,14 +58,52 @@ def no_kernel_but_those_that_are_prepared(
         return
     really = build.build_linux
 
-    def build_linux(variant: str, arch: str = "x86_64", config: str = "", chosen: build.Chosen = ()) -> Path:
+    def build_linux(
+        variant: str, arch: str = "x86_64", config: str = "", chosen: build.Chosen = ()
+    ) -> Path:
         if arch == "um" and (variant, chosen) in testing.PART_KERNELS:
             return really(variant, arch, config, chosen)
-        if variant in build.VARIANTS and arch in build.ARCHES and (variant, arch) not in testing.KERNELS:
-            pytest.fail(f"`kz test` does not build {variant} for {arch} (KERNELS in lab/testing/suite.py)")
+        if (
+            variant in build.VARIANTS
+            and arch in build.ARCHES
+            and (variant, arch) not in testing.KERNELS
+        ):
+            pytest.fail(
+                f"`kz test` does not build {variant} for {arch} (KERNELS in lab/testing/suite.py)"
+            )
         return really(variant, arch, config)
 
     monkeypatch.setattr(build, "build_linux", build_linux)
+
+
+# Where a build or a download begins.
+BEGINNINGS = (
+    (apt.PrivateApt, "download"),
+    (apt.PrivateApt, "download_with_dependencies"),
+    (build, "make_targets"),
+    (qemus, "make_qemu"),
+    (daemons, "cargo"),
+)
+
+
+@pytest.fixture(autouse=True)
+def no_build_without_a_mark(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``kz test --quick`` runs tests that neither build nor download.
+
+    The others have one of these marks.
+    """
+    marks = ("boots", "slow", "nightly", "images")
+    if any(request.node.get_closest_marker(name) for name in marks):
+        return
+
+    def refuse(*_: object, **__: object) -> None:
+        pytest.fail("this test builds or downloads something: mark it with `images`")
+
+    monkeypatch.setattr(apt, "may_install", lambda: None)
+    for place, name in BEGINNINGS:
+        monkeypatch.setattr(place, name, refuse)
 
 
 @pytest.fixture(scope="session")
@@ -84,6 +135,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item not in late]
 
 
+def _sentence(item: pytest.Item) -> str:
+    """The first sentence about a test; empty for a test without a docstring."""
+    return (
+        (getattr(getattr(item, "function", None), "__doc__", "") or "").strip().partition("\n")[0]
+    )
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[Any]
@@ -96,14 +154,16 @@ def pytest_runtest_makereport(
         if error.code == MACHINE:
             report.user_properties.append(("machine", "broken"))
             told.append(("broken_machine", True))
+    if report.skipped and not hasattr(report, "wasxfail"):
+        report.user_properties.append(("not_tested", _sentence(item)))
     if call.excinfo is not None and report.failed:
         told.append(("went_wrong", call.excinfo.exconly().partition("\n")[0][:300]))
     if STARTED_AGAIN:
         told.append(("started_again", "\n".join(STARTED_AGAIN)))
         STARTED_AGAIN.clear()
     if report.when == "teardown":
-        # The only report whose properties are in JUnit's XML, where an attempt that is followed by another one
-        # has passed: this tells them from each other (lab/testing/cases.py reads it).
+        # The only report whose properties are in JUnit's XML, where an attempt that is followed by
+        # another one has passed: this tells them from each other (lab/testing/cases.py reads it).
         report.user_properties += [*told, ("attempt", getattr(item, "execution_count", 1))]
         told.clear()
     return report
@@ -117,7 +177,16 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """How much the leak hunts have read (``hunted`` in tests/guest/guests.py), which guests were started twice."""
+    """Skipped tests, leak hunts (``hunted`` in tests/guest/guests.py), and guests that were started
+    twice.
+    """
+    if skipped := terminalreporter.stats.get("skipped", []):
+        terminalreporter.section(f"not tested on this machine: {len(skipped)}")
+    for report in skipped:
+        sentence = dict(report.user_properties).get("not_tested", "")
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        about = f" ({sentence})" if sentence else ""
+        terminalreporter.write_line(f"{report.nodeid}{about}: {reason.removeprefix('Skipped: ')}")
     found = {"hunted_ms": 0, "pages_hunted": 0, "skips_checked": 0}
     hunts = 0
     # Teardown is not among these: each test counts once.
@@ -133,7 +202,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
                     terminalreporter.write_line(f"started again, {report.nodeid}: {text}")
     if hunts:
         terminalreporter.write_line(
-            f"{hunts} leak hunts, {duration(found['hunted_ms'] / 1000)}: {found['pages_hunted'] / 1e6:.2f} million pages read by the hunter, "
+            f"{hunts} leak hunts, {duration(found['hunted_ms'] / 1000)}: "
+            f"{found['pages_hunted'] / 1e6:.2f} million pages read by the hunter, "
             f"{found['skips_checked'] / 1e6:.2f} million that were not zeroed and checked"
         )
 

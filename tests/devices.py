@@ -31,6 +31,8 @@ def wait_for(
     while not holds(status := device.status()):
         if time.monotonic() > deadline:
             why = json.dumps(status, indent=1)
-            raise TestFailure(f"the device does not get there: {what}", why, f"read its log: {device.log}")
+            raise TestFailure(
+                f"the device does not get there: {what}", why, f"read its log: {device.log}"
+            )
         time.sleep(0.05)
     return status

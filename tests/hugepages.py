@@ -25,8 +25,9 @@ def free() -> int:
 def reserved(wanted: int) -> Iterator[int]:
     """Put ``wanted`` more pages into the pool, and leave it as it was; how many are free then.
 
-    That is less than ``wanted`` where nobody may reserve them, or memory is short. One test at a time: another
-    one would take from what this one counts, or restore a size that is not the one before both.
+    That is less than ``wanted`` where nobody may reserve them, or memory is short. One test at a
+    time: another one would take from what this one counts, or restore a size that is not the one
+    before both.
     """
     with lock.locked("huge-pages"):
         size = POOL / "nr_hugepages"

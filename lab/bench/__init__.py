@@ -7,10 +7,10 @@ from typing import Annotated, Any
 
 from typer import Option
 
+from lab.boot.spec import ACCELS as ACCELS
 from lab.core.paths import REPO
 from lab.report.results import Result
 
-ACCELS = ("auto", "kvm", "tcg")
 PROGRAMS = REPO / "guest" / "programs"
 PARTS = tuple(sorted(file.stem for file in PROGRAMS.glob("*.sh")))
 
@@ -25,7 +25,9 @@ class BenchOptions:
     accel: Annotated[str, Option(help="auto, kvm or tcg.")] = "auto"
     base: Annotated[str, Option(help="The kernel to compare with.")] = "base"
     ours: Annotated[str, Option(help="The kernel measured: a variant or image.")] = "knownzero"
-    qemu: Annotated[str, Option(help="knownzero, or stock: Debian's, with the daemon.")] = "knownzero"
+    qemu: Annotated[str, Option(help="knownzero, or stock: Debian's, with the daemon.")] = (
+        "knownzero"
+    )
     only: Annotated[str, Option(metavar="NAME,…", help="programs only: run these.")] = ""
 
     @property
@@ -36,11 +38,13 @@ class BenchOptions:
 
 @dataclass(frozen=True)
 class Bench:
-    """A bench: a function of its name in ``module`` takes its figures, or ``measure`` of its own module.
+    """A bench.
 
-    ``accel`` is the only accelerator it can use, if any; ``both`` is False for a bench that runs our kernel only.
-    ``needs_gb`` of the machine's memory must be available. ``config``: a fragment for both kernels. ``parts``: the names
-    that --only takes.
+    A function of its name in ``module`` takes its figures, or ``measure`` of its own module.
+
+    ``accel`` is the only accelerator it can use, if any; ``both`` is False for a bench that runs
+    our kernel only. ``needs_gb`` of the machine's memory must be available. ``config``: a fragment
+    for both kernels. ``parts``: the names that --only takes.
     """
 
     name: str
@@ -53,7 +57,10 @@ class Bench:
     parts: tuple[str, ...] = ()
 
     def call(self, function: str, *arguments: Any) -> None:
-        """Call a function of its module. It is imported here: to list the benches loads nothing that boots guests."""
+        """Call a function of its module. It is imported here.
+
+        To list the benches loads nothing that boots guests.
+        """
         module = importlib.import_module(f"lab.bench.{self.module or self.name.replace('-', '_')}")
         getattr(module, function)(*arguments)
 
@@ -74,13 +81,17 @@ _ALL = (
     Bench("page-fault", "page faults while free memory is reported"),
     Bench("deflate", "memory used again after it was in the balloon", "allocation"),
     Bench("device", "vhost-user-balloon against the balloon in QEMU"),
-    Bench("both-ends", "a guest in a guest: bytes zeroed by the host and by the guest", accel="tcg"),
+    Bench(
+        "both-ends", "a guest in a guest: bytes zeroed by the host and by the guest", accel="tcg"
+    ),
     Bench("host", "host memory that returns when the guest frees"),
     Bench("churn", "memory allocated and freed all the time, by report delay"),
     Bench("prezero", "free memory zeroed before it is used"),
     Bench("fleet", "host memory of six guests with bursts, by policy", needs_gb=7.2),
     Bench("programs", "real programs in a Debian", "", "tcg", True, 6.0, "programs", PARTS),
-    Bench("scale", "reporting, flushing and pre-zeroing guests of 1 to 8 GB, per GiB", needs_gb=8.4),
+    Bench(
+        "scale", "reporting, flushing and pre-zeroing guests of 1 to 8 GB, per GiB", needs_gb=8.4
+    ),
     Bench("lockhold", "instructions while a zone's lock is held", accel="tcg", needs_gb=8.4),
     Bench("zerobytes", "bytes zeroed, counted by the emulator", "allocation", "tcg"),
     Bench("hotpath", "instructions of the hot paths: compiled out, idle and active", accel="tcg"),

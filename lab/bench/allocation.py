@@ -20,7 +20,8 @@ from lab.core.errors import TestFailure
 from lab.core.progress import step
 from lab.report.results import Metric, Target
 
-# The savings of the posted series for populate and for surplus pages, and this project's target for touch_all.
+# The savings of the posted series for populate and for surplus pages, and this project's target for
+# touch_all.
 SAVINGS: dict[str, float | None] = {"populate": 78.0, "touch_line": None, "touch_all": 40.0}
 SURPLUS_SAVING = 70.0
 ZEROED_LIMIT = 1.0  # percent
@@ -66,8 +67,9 @@ def order0(run: Run) -> None:
 POOL = "/proc/sys/vm/nr_hugepages"
 OVERCOMMIT = "/proc/sys/vm/nr_overcommit_hugepages"
 POOL_NOTE = (
-    "Surplus pages are allocated while the job maps its memory, so that is part of the measurement. The persistent "
-    "pool is grown before each job and given back after it, unmeasured; on ours growing it must not zero anything."
+    "Surplus pages are allocated while the job maps its memory, so that is part of the "
+    "measurement. The persistent pool is grown before each job and given back after it, "
+    "unmeasured; on ours growing it must not zero anything."
 )
 
 
@@ -84,7 +86,9 @@ def persistent(side: Side, pages: int) -> Iterator[None]:
     """A pool of ``pages``; TestFailure when growing it zeroes memory."""
     before = side.vmstat().get(CLEARED, 0)
     side.sh(f"echo {pages} > {POOL}; test $(cat {POOL}) = {pages}")
-    if (zeroed := (side.vmstat().get(CLEARED, 0) - before) * PAGE) > pages * HUGE * ZEROED_LIMIT / 100:
+    if (
+        zeroed := (side.vmstat().get(CLEARED, 0) - before) * PAGE
+    ) > pages * HUGE * ZEROED_LIMIT / 100:
         why = f"{zeroed} bytes for {pages} pages in the {side.name} guest"
         fix = "find the place with the page_zeroed tracepoints"
         raise TestFailure("Growing the pool of huge pages zeroes memory", why, fix)
@@ -96,8 +100,14 @@ def hugetlb(run: Run) -> None:
     run.note(BASE_COUNTS, POOL_NOTE)
     pages = run.options.size_mb * MIB // HUGE
     with run.kernels("base", "ours", "floor") as sides:
-        for prepared, words in ((surplus, "surplus pages"), (persistent, "pages of a persistent pool")):
-            around, name = functools.partial(prepared, pages=pages), f"hugetlb.{prepared.__name__}.populate"
+        for prepared, words in (
+            (surplus, "surplus pages"),
+            (persistent, "pages of a persistent pool"),
+        ):
+            around, name = (
+                functools.partial(prepared, pages=pages),
+                f"hugetlb.{prepared.__name__}.populate",
+            )
             more: dict[str, Any] = {"around": around, "kind": ", hugetlb", "words": words}
             phase = allocate(run, sides, name, "populate", "hugetlb", **more)
             phase.clock(SURPLUS_SAVING)
@@ -105,17 +115,20 @@ def hugetlb(run: Run) -> None:
 
 
 LEFT_MB = 448  # memory of the guest while the balloon is full
-SPARE_MB = 80  # kept for the kernel; a file takes the rest of the memory that never was in the balloon
-# The spared memory is in smaller blocks than the balloon gives back, so it would be allocated first.
+# Kept for the kernel; a file takes the rest of the memory that never was in the balloon
+SPARE_MB = 80
+# The spared memory is in smaller blocks than the balloon gives back, so it would be allocated
+# first.
 REST, FRAGMENTS = "/tmp/rest", "/tmp/fragments"
 KEEP_FRAGMENTS = f"dd if=/dev/zero of={FRAGMENTS} bs=1M count={SPARE_MB} 2> /dev/null"
 KEEP_REST = (
-    f"dd if=/dev/zero of={REST} bs=1M "
-    f"count=$(($(awk '/^MemFree/ {{ print $2 }}' /proc/meminfo) / 1024 - {SPARE_MB})) 2> /dev/null"
+    f"dd if=/dev/zero of={REST} bs=1M count=$(($(awk '/^MemFree/ {{ print $2 }}' /proc/meminfo) / "
+    f"1024 - {SPARE_MB})) 2> /dev/null"
 )
 REST_IN_USE = (
-    f"While the balloon is full, a file takes all free memory except for {SPARE_MB} MB, so that the job uses pages that "
-    f"were in the balloon. A second file takes {SPARE_MB} MB afterwards, since the smallest free blocks go first."
+    f"While the balloon is full, a file takes all free memory except for {SPARE_MB} MB, so that "
+    f"the job uses pages that were in the balloon. A second file takes {SPARE_MB} MB afterwards, "
+    "since the smallest free blocks go first."
 )
 
 
@@ -136,7 +149,9 @@ def deflate(run: Run) -> None:
     with run.kernels(devices=[balloon.device(device_init_on_inflate="on")]) as both:
         for pages, words in (("thp", "huge pages"), ("nothp", "4 KiB pages")):
             name = f"deflate.{pages}"
-            phase = allocate(run, both, name, "populate", pages, prepare=in_and_out, kind=of, words=words)
+            phase = allocate(
+                run, both, name, "populate", pages, prepare=in_and_out, kind=of, words=words
+            )
             if pages == "thp":
                 phase.check_huge()
             phase.zeroed(ZEROED_LIMIT)
@@ -145,8 +160,9 @@ def deflate(run: Run) -> None:
 
 
 STOS_NOTE = (
-    "A TCG plugin outside the guest counts every byte the guest's kernel stores with `rep stos`, the instruction that "
-    "clears pages on this CPU model. The kernel fills a little other memory that way as well."
+    "A TCG plugin outside the guest counts every byte the guest's kernel stores with `rep stos`, "
+    "the instruction that clears pages on this CPU model. The kernel fills a little other memory "
+    "that way as well."
 )
 
 
@@ -170,6 +186,8 @@ def zerobytes(run: Run) -> None:
                     found[side.name, mode].append(_job(side, size, mode, files[side.name]))
     for mode in ("populate", "touch_all"):
         share = max(found["ours", mode]) / (size * MIB) * 100
-        target = Target(f"at most {ZEROED_LIMIT:.0f} % of the memory ({share:.2f} %)", share <= ZEROED_LIMIT)
+        target = Target(
+            f"at most {ZEROED_LIMIT:.0f} % of the memory ({share:.2f} %)", share <= ZEROED_LIMIT
+        )
         words = f"Bytes the guest's kernel fills with rep stos for {size} MB: {MODES[mode]}."
         run.add(f"zerobytes.{mode}.rep_stos_bytes", "bytes", found.both(mode), words, target)

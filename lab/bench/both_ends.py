@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0
-"""Both ends: bytes zeroed by a host and by its guest, with base and ours in each place, on an emulated KVM."""
+"""Both ends.
+
+Bytes zeroed by a host and by its guest, with base and ours in each place, on an emulated KVM.
+"""
 
 import itertools
 import json
@@ -38,19 +41,26 @@ KEYS = {
 MEMFD = "memory-backend-memfd,id=memory,share=on,size="
 JOBS = {"rest": [*MODES], "busy": ["touch_all"], "memfd": ["touch_all"]}
 NOTE = (
-    "Each guest runs in a guest, the host here, with KVM on a processor that QEMU emulates. A turn makes memory of the "
-    "inner guest dirty, frees and reports it, and uses as much again. kzeropaged is on (all) in the outer guest if its "
-    "kernel is ours, and off in the inner one. After a rest: the outer guest is idle until kzeropaged has no more work. "
-    "Never idle: another program runs in the outer guest until the use begins."
+    "Each guest runs in a guest, the host here, with KVM on a processor that QEMU emulates. A "
+    "turn makes memory of the inner guest dirty, frees and reports it, and uses as much again. "
+    "kzeropaged is on (all) in the outer guest if its kernel is ours, and off in the inner one. "
+    "After a rest: the outer guest is idle until kzeropaged has no more work. Never idle: another "
+    "program runs in the outer guest until the use begins."
 )
 PREZEROED = "pgzeroed_set_prezeroed"
 SHARE = 5.0  # percent of the bytes used
-MORE_MB, OUTER_MB = 64, 1024  # more than is used is made dirty; more memory than the inner guest's, outside
+MORE_MB, OUTER_MB = (
+    64,
+    1024,
+)  # more than is used is made dirty; more memory than the inner guest's, outside
 STILL_S, REST_S, WAIT_S = 1.5, 4.0, 120.0  # kzeropaged pauses for a second between two batches
-# A host on hardware has no other host that could use its memory: all of it is zeroed, at first without pauses.
-ALL, USUAL = f"{PACE}; echo all > {FOLDER}/enabled", f"echo 1000 > {FOLDER}/delay_millisecs"
+# A host on hardware has no other host that could use its memory: all of it is zeroed, at first
+# without pauses.
+ALL, USUAL = f"{PACE}; echo all > {FOLDER}/enabled", f"echo 100 > {FOLDER}/delay_millisecs"
 BUSY, IDLE = "while :; do :; done & busy=$!", "kill $busy; "
-COUNTS = 'cat /proc/vmstat; awk \'{ print "minor_faults", $10; print "resident", $24 }\' /proc/$vmm/stat'
+COUNTS = (
+    'cat /proc/vmstat; awk \'{ print "minor_faults", $10; print "resident", $24 }\' /proc/$vmm/stat'
+)
 
 
 class Inner(Side):
@@ -73,7 +83,7 @@ class Inner(Side):
         return {name: int(value) for name, value in map(str.split, self.outer.sh(COUNTS))}
 
     def settled(self, name: str, still_s: float, by: int = 0) -> int:
-        """Bytes of that count, once it has moved by at most ``by`` bytes for ``still_s`` seconds."""
+        """Bytes of that count, once it has moved by at most ``by`` bytes in ``still_s`` s."""
         what = f"{name} of {self.outer.name}"
         return settled(lambda: self.counts().get(name, 0) * PAGE, WAIT_S, what, still_s, by)
 
@@ -87,7 +97,9 @@ def zeroed(changes: dict[str, int]) -> int:
     """Bytes that the outer kernel zeroed; see BASE_COUNTS."""
     if changes.get("pgzeroed_bad"):
         why = f"pgzeroed_bad rose by {changes['pgzeroed_bad']} in an outer guest"
-        raise TestFailure("Memory that should have been zero was not", why, "use the debug kernel outside")
+        raise TestFailure(
+            "Memory that should have been zero was not", why, "use the debug kernel outside"
+        )
     if "pgzeroed_cleared" in changes:
         return changes["pgzeroed_cleared"] * PAGE
     huge = changes["thp_fault_alloc"]
@@ -95,7 +107,10 @@ def zeroed(changes: dict[str, int]) -> int:
 
 
 def use(inner: Inner, size_mb: int, mode: str, rest: bool = True) -> dict[str, float]:
-    """Make memory dirty, free it, report it, and use it again; the values of FIGURES for that use."""
+    """Make memory dirty, free it, report it, and use it again.
+
+    The values of FIGURES for that use.
+    """
     if not rest:
         inner.outer.sh(BUSY)
     began = inner.counts()
@@ -110,11 +125,22 @@ def use(inner: Inner, size_mb: int, mode: str, rest: bool = True) -> dict[str, f
     runs = Runs()
     runs.add(inner, answer, HostCost(0, 0, 0))
     own, idle = runs.zeroed[0], (before.get(PREZEROED, 0) - began.get(PREZEROED, 0)) * PAGE
-    return {"use": outer + own, "outer": outer, "inner": own, "idle": idle, "ms": answer["wall_ns"] / 1e6}
+    return {
+        "use": outer + own,
+        "outer": outer,
+        "inner": own,
+        "idle": idle,
+        "ms": answer["wall_ns"] / 1e6,
+    }
 
 
-def rounds(run: Run, kernels: dict[str, Path], keys: list[str], extra: list[str], found: Values) -> None:
-    """Turns of use, free, report and rest in a guest for each of ENDS; ``extra``: options of the inner QEMU."""
+def rounds(
+    run: Run, kernels: dict[str, Path], keys: list[str], extra: list[str], found: Values
+) -> None:
+    """Turns of use, free, report and rest in a guest for each of ENDS; ``extra``.
+
+    Options of the inner QEMU.
+    """
     memory, inner = f"{run.options.memory_mb + OUTER_MB}M", {}
     specs = []
     for name in ENDS:
@@ -130,7 +156,9 @@ def rounds(run: Run, kernels: dict[str, Path], keys: list[str], extra: list[str]
                 one.settled(PREZEROED, REST_S)
                 one.outer.sh(USUAL)
         for key, mode in [(one, mode) for one in keys for mode in JOBS[one]]:
-            with step(f"both ends, {KEYS[key]}, {mode}: {run.pairs} turns of {run.options.size_mb} MB"):
+            with step(
+                f"both ends, {KEYS[key]}, {mode}: {run.pairs} turns of {run.options.size_mb} MB"
+            ):
                 for one, counts in turns(insides, run.pairs):
                     figures = use(one, run.options.size_mb, mode, key != "busy")
                     if counts:
@@ -142,7 +170,9 @@ def measure(run: Run) -> None:
     run.sides = ["base in both", "these kernels"]
     run.note(NOTE, BASE_COUNTS)
     variants = {"base": "base", "ours": "knownzero"}
-    kernels = {name: build_linux(variant, config=nested.CONFIG) for name, variant in variants.items()}
+    kernels = {
+        name: build_linux(variant, config=nested.CONFIG) for name, variant in variants.items()
+    }
     run.versions |= {f"image_outer_{name}": kernel.parent.name for name, kernel in kernels.items()}
     found, size = Values(), run.options.size_mb * MIB
     memfd = ["-object", MEMFD + run.options.memory, "-machine", "memory-backend=memory"]

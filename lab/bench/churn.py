@@ -35,12 +35,20 @@ class Job:
     size_mb: int
 
     def argv(self, run_ms: int) -> list[str]:
-        """The command in the guest; its first cycle, with memory that was free before, does not count."""
-        options = f"--tasks {self.processes} --size {self.size_mb} --pause-ms {PAUSE_MS} --ms {run_ms}"
+        """The command in the guest.
+
+        Its first cycle, with memory that was free before, does not count.
+        """
+        options = (
+            f"--tasks {self.processes} --size {self.size_mb} --pause-ms {PAUSE_MS} --ms {run_ms}"
+        )
         return ["page_fault", *options.split(), "--skip", "1", "--cycles", "1"]
 
 
-JOBS = {"loop": Job("one process with 256 MB", 1, 256), "six": Job("six processes with 352 MB each", 6, 352)}
+JOBS = {
+    "loop": Job("one process with 256 MB", 1, 256),
+    "six": Job("six processes with 352 MB each", 6, 352),
+}
 SIX = JOBS["six"]
 FILL_MB = SIX.processes * SIX.size_mb  # a bit more than 2 GiB
 MEMORY = "3G"
@@ -66,13 +74,18 @@ def allocations(sides: Sequence[Side], pairs: int, found: Values) -> None:
             for side, _ in turns(sides, pairs, known, warm_ups=0):
                 warm_host(job.processes * job.size_mb * MIB)
                 answer = side.json(*job.argv(RUN_MS[key(side)[1]]))
-                wall, clock = (answer[f"cycle_{of}_ns"] / answer["cycles"] / 1e6 for of in ("wall", "cpu"))
+                wall, clock = (
+                    answer[f"cycle_{of}_ns"] / answer["cycles"] / 1e6 for of in ("wall", "cpu")
+                )
                 cycles = answer["per_second"] * PAGE / (job.size_mb * MIB)
                 found.note(*key(side), name, alloc_wall=wall, alloc_task_clock=clock, cycles=cycles)
 
 
 def time_until_back(side: Side, timeout: float = 120.0) -> float:
-    """Seconds from freeing memory until the host has most of it back; TestFailure after ``timeout`` seconds."""
+    """Seconds from freeing memory until the host has most of it back.
+
+    TestFailure after ``timeout`` seconds.
+    """
     full = fill(side, SIX.size_mb, SIX.processes)
     began = time.monotonic()
     release(side)
@@ -83,7 +96,7 @@ def time_until_back(side: Side, timeout: float = 120.0) -> float:
 
 
 def give_back(sides: Sequence[Side], pairs: int, found: Values) -> None:
-    """Memory freed in both guests of a delay at the same time, since most of the time is waiting."""
+    """Free memory in both guests of a delay at once: most of the time is waiting."""
     what = f"host memory: {FILL_MB} MB freed, up to {pairs} times in each of {len(sides)} guests"
     with step(what), ThreadPoolExecutor(max_workers=2) as pool:
         for delay in RUN_MS:
@@ -105,11 +118,20 @@ def figures(run: Run, found: Values) -> None:
                     continue
                 values = found["base", one, name, kind], found["ours", two, name, kind]
                 goal = goals.within(0, BEYOND, "no slower beyond noise") if row == "early" else None
-                run.add(f"churn.{name}.{row}.{kind}", unit, values, f"{words}, {job.words}: {when}.", goal)
+                run.add(
+                    f"churn.{name}.{row}.{kind}",
+                    unit,
+                    values,
+                    f"{words}, {job.words}: {when}.",
+                    goal,
+                )
     for row, (one, two, when) in rows.items():
         base, ours = found["base", one, "back"], found["ours", two, "back"]
         sooner = Target("sooner, each time", max(ours) < min(base)) if row == "early" else None
-        words = f"From freeing {FILL_MB} MB, by six processes, until the host has {BACK_PERCENT} % of them: {when}."
+        words = (
+            f"From freeing {FILL_MB} MB, by six processes, until the host has {BACK_PERCENT} % of "
+            f"them: {when}."
+        )
         run.add(f"churn.{row}.time_until_back", "s", (base, ours), words, sooner)
 
 
@@ -117,15 +139,17 @@ def measure(run: Run) -> None:
     found = Values()
     run.job = {"memory": MEMORY, "cpus": CPUS, "pairs": run.pairs, "fill_mb": FILL_MB}
     run.note(
-        f"An allocation is a mapping with a byte written to each page of 4 KiB, in huge pages; the next one comes {PAUSE_MS} "
-        "ms after it was freed. If it was reported meanwhile, the host has to find memory again: the figures of both "
-        "sides include that. The first allocation of a run does not count.",
-        f"The six processes have {FILL_MB} MB together, so that no guest swaps or runs out of memory. Each kernel and "
-        f"delay has its own guest; a run is {', '.join(f'{ms} ms' for ms in RUN_MS.values())} long at a delay of "
+        "An allocation is a mapping with a byte written to each page of 4 KiB, in huge pages; "
+        f"the next one comes {PAUSE_MS} ms after it was freed. If it was reported meanwhile, the "
+        "host has to find memory again: the figures of both sides include that. The first "
+        "allocation of a run does not count.",
+        f"The six processes have {FILL_MB} MB together, so that no guest swaps or runs out of "
+        "memory. Each kernel and delay has its own guest; a run is "
+        f"{', '.join(f'{ms} ms' for ms in RUN_MS.values())} long at a delay of "
         f"{', '.join(f'{ms} ms' for ms in RUN_MS)}, and its value is the mean of its allocations.",
         REPEATED,
-        "Slower means that the 95 % bootstrap interval of the change of the median is above 0, or that the change is "
-        f"more than {BEYOND:.0f} %, however wide that interval.",
+        "Slower means that the 95 % bootstrap interval of the change of the median is above 0, "
+        f"or that the change is more than {BEYOND:.0f} %, however wide that interval.",
     )
     device = balloon.device(free_page_reporting="on")
     specs = [

@@ -17,9 +17,10 @@ from rich.markdown import Markdown
 from typer import Argument, Option
 
 from lab.bench import ACCELS, BENCHES, BenchOptions
+from lab.boot.spec import BootSpec
 from lab.core import paths
 from lab.core.errors import LabError, TestFailure, UsageError, from_oserror
-from lab.core.options import one_of, unpacked
+from lab.core.options import one_of, unpacked, writable_folder
 from lab.core.progress import note
 from lab.report.results import FILE_NAME, Result
 
@@ -38,26 +39,36 @@ class RunOptions(BenchOptions):
     def checked(self) -> BenchOptions:
         """The options of a bench; UsageError when they cannot work."""
         if self.accel not in ACCELS:
-            raise UsageError(f"Bad --accel: {self.accel}", "it is not an accelerator", "use auto, kvm or tcg")
+            raise UsageError(
+                f"Bad --accel: {self.accel}", "it is not an accelerator", "use auto, kvm or tcg"
+            )
         if not re.fullmatch(r"\d+[MG]", self.memory):
-            raise UsageError(f"Bad --memory: {self.memory}", "it is not a size", "write it as 2G or 2048M")
+            raise UsageError(
+                f"Bad --memory: {self.memory}", "it is not a size", "write it as 2G or 2048M"
+            )
         if self.memory_mb < self.size_mb + 512:
-            why = f"{self.size_mb} MB in a guest of {self.memory_mb} MB leaves less than 512 MB for the rest"
+            why = (
+                f"{self.size_mb} MB in a guest of {self.memory_mb} MB leaves less than 512 MB for "
+                "the rest"
+            )
             fix = "give the guest more with --memory, or take a smaller --size"
             raise UsageError("The job does not fit", why, fix)
+        from lab.boot import resolve
+
+        for kernel in (self.base, self.ours):
+            resolve.check(BootSpec(kernel=kernel, qemu=self.qemu))
         return self
 
 
 def output_folder(given: Path | None, name: str) -> Path:
-    """The folder of a run: ``given``, or a new one named by the time. UsageError for one that cannot be written."""
+    """The folder of a run: ``given``, or a new one named by the time.
+
+    UsageError for one that cannot be written.
+    """
     if given is None:
         parent, stamp = paths.out() / name, time.strftime("%Y%m%d-%H%M%S")
         return parent / (f"{stamp}-{os.getpid()}" if (parent / stamp).exists() else stamp)
-    nearest = next(path for path in (given.absolute(), *given.absolute().parents) if path.exists())
-    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
-        why = f"{nearest} {'cannot be written to' if nearest.is_dir() else 'is no folder'}"
-        raise UsageError(f"Bad --output: {given}", why, "name a folder that you may write, or a new one")
-    return given
+    return writable_folder("--output", given)
 
 
 def show(result: Result, folder: Path, as_json: bool) -> None:
@@ -68,7 +79,9 @@ def show(result: Result, folder: Path, as_json: bool) -> None:
 
     console = Console(width=None if sys.stdout.isatty() else 140, highlight=False)
     notes = "".join(f"\n{text}\n" for text in result.notes)
-    console.print(Markdown(f"**{result.name}** on {result.accelerator}. {LEGEND}\n{figures(result)}{notes}"))
+    reason = result.host.get("accelerator", "")
+    ran_on = f"{result.accelerator} ({reason})" if reason else result.accelerator
+    console.print(Markdown(f"**{result.name}** on {ran_on}. {LEGEND}\n{figures(result)}{notes}"))
     console.print(f"Again: {result.reproduce}", markup=False)
     print(folder)
 
@@ -97,7 +110,9 @@ def check_targets(results: Sequence[Result], folder: Path) -> None:
     if missed := [line for result in results for line in result.missed()]:
         why = "\n".join(missed)
         fix = f"see {folder / 'report.html'}; on a busy machine, measure again with more --pairs"
-        raise TestFailure(f"{len(missed)} target{'s are' if len(missed) > 1 else ' is'} missed", why, fix)
+        raise TestFailure(
+            f"{len(missed)} target{'s are' if len(missed) > 1 else ' is'} missed", why, fix
+        )
 
 
 def run_all(options: BenchOptions, parent: Path, as_json: bool) -> list[Result]:
@@ -108,7 +123,11 @@ def run_all(options: BenchOptions, parent: Path, as_json: bool) -> list[Result]:
         try:
             results.append(run_one(name, options, parent / name))
         except (LabError, OSError) as caught:
-            error = caught if isinstance(caught, LabError) else from_oserror(caught, "cannot keep the result")
+            error = (
+                caught
+                if isinstance(caught, LabError)
+                else from_oserror(caught, "cannot keep the result")
+            )
             note(f"{name}: {error.what}: {error.why}")
             (parent / name / FILE_NAME).unlink(missing_ok=True)  # of an earlier run
             failed.append(error)
@@ -144,7 +163,10 @@ def _run(name: str, chosen: RunOptions, called: str = "") -> None:
 @app.command("demo")
 @unpacked
 def demo(chosen: RunOptions) -> None:
-    """Do the main job end to end: fetch, build, boot base and ours side by side, measure, report."""
+    """Do the main job end to end.
+
+    Fetch, build, boot base and ours side by side, measure, report.
+    """
     _run("thp", chosen, "demo")
 
 
@@ -156,7 +178,9 @@ def bench(
         one_of(
             "bench",
             (*BENCHES, ALL),
-            "; ".join([*(f"{b.name}: {b.sentence}" for b in BENCHES.values()), f"{ALL}: every bench."]),
+            "; ".join(
+                [*(f"{b.name}: {b.sentence}" for b in BENCHES.values()), f"{ALL}: every bench."]
+            ),
         ),
     ],
     chosen: RunOptions,

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0
-"""The balloon in a process of its own against the one in QEMU: reports, inflation and deflation, stalls."""
+"""The balloon in a process of its own against the one in QEMU.
+
+Reports, inflation and deflation, stalls.
+"""
 
 import contextlib
 import itertools
@@ -43,14 +46,21 @@ REPORTED = "pgzeroed_set_reported"  # pages that the device confirmed as zero af
 LATENCY_MB = 32
 COUNTED = 3  # times that system calls are counted
 PUNCH_TURNS = 20  # for each pair; one takes a fifth of a second, and memory has two speeds
-STALLS = {"spin": "a program that only reads the clock", "alloc": "a program that maps and unmaps a page"}
+STALLS = {
+    "spin": "a program that only reads the clock",
+    "alloc": "a program that maps and unmaps a page",
+}
 # The time without reports is as long: its stalls are the machine's noise.
 STATES = {"reporting": "while all free memory is reported", "idle": "while nothing is reported"}
 # Unit, value from the output of guest/stall.c, title.
 GAPS: dict[str, tuple[str, Callable[[dict[str, Any]], float], str]] = {
     "longest": ("ms", lambda out: out["longest_ns"] / 1e6, "The longest stall of"),
     "p99": ("µs", lambda out: out["p99_ns"] / 1e3, "99th percentile of the steps of"),
-    "lost": ("percent", lambda out: out["lost_ns"] / out["wall_ns"] * 100, "Time in stalls from 1 ms on of"),
+    "lost": (
+        "percent",
+        lambda out: out["lost_ns"] / out["wall_ns"] * 100,
+        "Time in stalls from 1 ms on of",
+    ),
 }
 
 
@@ -76,14 +86,19 @@ def resize(side: Side, size: int) -> tuple[int, float]:
 
 @contextmanager
 def arriving(side: Side, least: int = 64 * MIB) -> Iterator[list[int]]:
-    """The block adds the bytes that it reported; TestFailure unless these are ``least``, and the host has them."""
+    """The block adds the bytes that it reported.
+
+    TestFailure unless these are ``least``, and the host has them.
+    """
     known: list[int] = []
     on_host = memory_on_host(side)
     yield known
     back = on_host - memory_on_host(side)
     if known[0] < least or back < 0.8 * known[0]:
         why = f"{known[0] // MIB} MB were reported as zero and the host has {back // MIB} MB back"
-        raise TestFailure(f"Reports do not arrive ({side.name})", why, "look at the status of the device")
+        raise TestFailure(
+            f"Reports do not arrive ({side.name})", why, "look at the status of the device"
+        )
 
 
 def report(side: Side) -> tuple[int, float]:
@@ -107,7 +122,9 @@ def latency(side: Side) -> float:
 
 
 def stall(side: Side, mode: str) -> dict[str, dict[str, Any]]:
-    """The output of guest/stall.c for a time with reports and one as long without, after memory became dirty."""
+    """The output of guest/stall.c for a time with reports and one as long without, after memory
+    became dirty.
+    """
     side.sh(DIRTY)
     with arriving(side) as known:
         answer = side.json("stall", "--mode", mode, "--report")
@@ -122,11 +139,17 @@ def timed(side: Side, what: Callable[[], tuple[int, float]]) -> dict[str, float]
     size, seconds = what()
     spent = [now - then for now, then in zip(map(cpu_ns, processes(side)), before, strict=True)]
     each = 1e6 * size / 1e9  # ns to ms, for each GB
-    return {"rate": size / seconds / 1e6, "host_cpu": sum(spent) / each, "daemon_cpu": sum(spent[1:]) / each}
+    return {
+        "rate": size / seconds / 1e6,
+        "host_cpu": sum(spent) / each,
+        "daemon_cpu": sum(spent[1:]) / each,
+    }
 
 
 def system_calls(side: Side) -> dict[str, float]:
-    """System calls of all processes and of the daemon for each GiB reported, counted by strace, which slows them."""
+    """System calls of all processes and of the daemon for each GiB reported, counted by strace,
+    which slows them.
+    """
     side.sh(DIRTY)
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         for pid in processes(side):
@@ -134,11 +157,16 @@ def system_calls(side: Side) -> dict[str, float]:
             counter = stack.enter_context(subprocess.Popen(argv, stderr=subprocess.PIPE, text=True))
             stack.callback(counter.send_signal, signal.SIGINT)
             if counter.stderr and "attached" not in (why := counter.stderr.readline()):
-                raise LabError("cannot count system calls", why.strip(), "allow ptrace, or run it as root")
+                raise LabError(
+                    "cannot count system calls", why.strip(), "allow ptrace, or run it as root"
+                )
         size, _ = report(side)
         stack.close()
         calls = [int(Path(folder, str(pid)).read_text().split()[-2]) for pid in processes(side)]
-    return {"system_calls": sum(calls) / (size / 2**30), "daemon_calls": sum(calls[1:]) / (size / 2**30)}
+    return {
+        "system_calls": sum(calls) / (size / 2**30),
+        "daemon_calls": sum(calls[1:]) / (size / 2**30),
+    }
 
 
 def rounds(both: Pair, pairs: int, size_mb: int) -> Values:
@@ -176,7 +204,9 @@ def not_slower(*, more_is_better: bool = False) -> Goal:
 
     def judge(metric: Metric) -> Target:
         low, high = metric.change_interval or (metric.change_percent or 0.0,) * 2
-        return Target("not slower than the device in QEMU", high >= 0 if more_is_better else low <= 0)
+        return Target(
+            "not slower than the device in QEMU", high >= 0 if more_is_better else low <= 0
+        )
 
     return judge
 
@@ -186,15 +216,31 @@ def figures(run: Run, found: Values) -> None:
         goal = not_slower(more_is_better=True) if cost == "rate" else None
         run.add(f"device.{name}.{cost}", unit, found.both(name, cost), f"{title}: {words}.", goal)
     words = "System calls of QEMU and the daemon, for each GiB reported."
-    run.add("device.report.system_calls", "calls", found.both("report", "system_calls"), words, not_slower())
-    run.add("device.report.daemon_calls", "calls", found.both("report", "daemon_calls"), "The daemon's part.")
-    words = f"From the write to the flush parameter until the host has {LATENCY_MB} MB that were just freed."
+    run.add(
+        "device.report.system_calls",
+        "calls",
+        found.both("report", "system_calls"),
+        words,
+        not_slower(),
+    )
+    run.add(
+        "device.report.daemon_calls",
+        "calls",
+        found.both("report", "daemon_calls"),
+        "The daemon's part.",
+    )
+    words = (
+        f"From the write to the flush parameter until the host has {LATENCY_MB} MB that were just "
+        "freed."
+    )
     run.add("device.report.latency", "ms", found.both("latency", "ms"), words, not_slower())
     for mode, gap, state in itertools.product(STALLS, GAPS, STATES):
         unit, _, title = GAPS[gap]
         goal = not_slower() if state == "reporting" else None
         words = f"{title} {STALLS[mode]}, on the guest's only CPU: {STATES[state]}."
-        run.add(f"device.stall.{mode}.{gap}.{state}", unit, found.both(mode, state, gap), words, goal)
+        run.add(
+            f"device.stall.{mode}.{gap}.{state}", unit, found.both(mode, state, gap), words, goal
+        )
 
 
 def punch(run: Run) -> None:
@@ -202,7 +248,10 @@ def punch(run: Run) -> None:
     with step(f"the daemon and a bare loop punch the same holes: {count} pairs"):
         found = daemon.punch(count, run.options.size_mb)
     goal = goals.within(10, 10, "within 10 % of the loop", more_is_better=True)
-    words = "Holes of 2 and 4 MiB punched in a memfd, by a bare loop of fallocate(2), and by the daemon."
+    words = (
+        "Holes of 2 and 4 MiB punched in a memfd, by a bare loop of fallocate(2), and by the "
+        "daemon."
+    )
     run.add("device.punch.rate", "MB/s", (found["bare"], found["daemon"]), words, goal)
 
 
@@ -210,11 +259,13 @@ def measure(run: Run) -> None:
     tools.need("system calls")
     run.sides = SIDES
     run.note(
-        "Both guests run our kernel, with a shared memfd as memory; bits 6 and 7 are on in both devices. "
-        "vhost-user-balloon is a release build.",
-        "A guest has one CPU: a gap includes the guest's own work on reports, the same on both sides. The rows called "
-        "idle are of the same length of time without reports; their stalls are noise.",
-        "Under TCG, QEMU writes each kick to the daemon and reads each interrupt: these system calls count.",
+        "Both guests run our kernel, with a shared memfd as memory; bits 6 and 7 are on in both "
+        "devices. vhost-user-balloon is a release build.",
+        "A guest has one CPU: a gap includes the guest's own work on reports, the same on both "
+        "sides. The rows called idle are of the same length of time without reports; their stalls "
+        "are noise.",
+        "Under TCG, QEMU writes each kick to the daemon and reads each interrupt: these system "
+        "calls count.",
     )
     shared = f"memory-backend-memfd,id=shared,size={run.options.memory},share=on"
     memory = ["-object", shared, "-machine", "memory-backend=shared"]
@@ -227,7 +278,9 @@ def measure(run: Run) -> None:
             for pid in processes(side):
                 raise_priority(pid)
             if not side.has_flush:
-                raise LabError("Cannot measure", "the kernel has no flush parameter", "give --ours knownzero")
+                raise LabError(
+                    "Cannot measure", "the kernel has no flush parameter", "give --ours knownzero"
+                )
             side.sh(LATE)
         figures(run, rounds(Pair(*sides), run.pairs, run.options.size_mb))
     punch(run)

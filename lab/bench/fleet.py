@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0
-"""Six guests with bursts of memory on one host: the memory they take from it over time, by policy."""
+"""Six guests with bursts of memory on one host.
+
+The memory they take from it over time, by policy.
+"""
 
 import itertools
 import random
@@ -46,7 +49,9 @@ POLICIES = {
     "upstream": Policy("base, reports after 2000 ms", "base", REPORTS, f"echo 2000 > {DELAY}"),
     "late": Policy("ours, reports after 2000 ms", "ours", REPORTS, f"echo 2000 > {DELAY}"),
     "early": Policy("ours, reports after 250 ms", "ours", REPORTS, f"echo 250 > {DELAY}"),
-    "kzeropaged": Policy("ours, 2000 ms, with kzeropaged", "ours", REPORTS, f"echo 2000 > {DELAY}; {ON}"),
+    "kzeropaged": Policy(
+        "ours, 2000 ms, with kzeropaged", "ours", REPORTS, f"echo 2000 > {DELAY}; {ON}"
+    ),
     "targets": Policy("ours, balloon targets of autoballoon", "ours", TARGETS),
 }
 KINDS = {  # of figures: unit, title
@@ -82,14 +87,22 @@ def pss(pid: int) -> float:
 @contextmanager
 def autoballoon(sockets: Sequence[Path]) -> Iterator[None]:
     """The controller for these QMP sockets; TestFailure when it fails."""
-    argv = [sys.executable, str(AUTOBALLOON), "--interval", "1", *(f"qmp:{path}" for path in sockets)]
+    argv = [
+        sys.executable,
+        str(AUTOBALLOON),
+        "--interval",
+        "1",
+        *(f"qmp:{path}" for path in sockets),
+    ]
     with subprocess.Popen(argv, stdout=subprocess.DEVNULL) as process:
         try:
             yield
         finally:
             process.terminate()
     if process.returncode:
-        raise TestFailure("autoballoon failed", f"exit code {process.returncode}", "see its message above")
+        raise TestFailure(
+            "autoballoon failed", f"exit code {process.returncode}", "see its message above"
+        )
 
 
 def bursts(side: Side, number: int) -> dict[str, list[float]]:
@@ -113,7 +126,10 @@ def bursts(side: Side, number: int) -> dict[str, list[float]]:
 
 
 def play(sides: Sequence[Side], name: str, found: Values) -> list[float]:
-    """Run all traces at once; the GiB of each second until all have ended. The first failure ends it."""
+    """Run all traces at once; the GiB of each second until all have ended.
+
+    The first failure ends it.
+    """
     gib: list[float] = []
     pool, began = ThreadPoolExecutor(max_workers=len(sides)), time.monotonic()
     jobs = [pool.submit(bursts, side, number) for number, side in enumerate(sides)]
@@ -128,7 +144,9 @@ def play(sides: Sequence[Side], name: str, found: Values) -> list[float]:
         for kind, values in job.result().items():
             found[name, kind] += values
     found[name, "memory_time"] = [sum(gib)]
-    found[name, "burst_p99"] = [statistics.quantiles(found[name, "burst"], n=100, method="inclusive")[-1]]
+    found[name, "burst_p99"] = [
+        statistics.quantiles(found[name, "burst"], n=100, method="inclusive")[-1]
+    ]
     return gib
 
 
@@ -136,10 +154,18 @@ def over_time(run: Run, name: str, found: Values) -> list[float]:
     """Add the figures of a policy; its GiB in each second."""
     policy = POLICIES[name]
     with tempfile.TemporaryDirectory(prefix="kz-fleet-") as folder:
-        sockets = {f"{policy.kernel}-{name}-{number}": Path(folder) / str(number) for number in range(GUESTS)}
+        sockets = {
+            f"{policy.kernel}-{name}-{number}": Path(folder) / str(number)
+            for number in range(GUESTS)
+        }
         more = {"memory": MEMORY, "devices": [policy.device], "timeout": 400.0}
         specs = [
-            (guest, run.spec(policy.kernel, extra_qemu=["-qmp", f"unix:{path},server=on,wait=off"], **more))
+            (
+                guest,
+                run.spec(
+                    policy.kernel, extra_qemu=["-qmp", f"unix:{path},server=on,wait=off"], **more
+                ),
+            )
             for guest, path in sockets.items()
         ]
         with run.guests(specs) as sides, step(f"{policy.words}: {GUESTS} guests, {SECONDS} s"):
@@ -166,12 +192,16 @@ def measure(run: Run) -> None:
         run.series[policy.words] = over_time(run, name, found)
     figures(run, found)
     run.note(
-        f"{GUESTS} guests of {MEMORY} run the same traces (START:SIZE:HOLD in ms, MB and ms) for {SECONDS} s under each "
-        f"policy. Each guest first uses most of its memory once; {SETTLE_S} s later the traces start. A burst is a mapping, "
-        "with huge pages allowed, with a byte written to each 4 KiB.",
-        "Host memory is the sum of the PSS of all QEMUs, with an emulator's translated code. CPU time includes the host's "
-        f"work for a guest. Of {len(found['none', 'burst'])} bursts, the 99th percentile is nearly the longest.",
-        "With targets nothing is reported: autoballoon keeps 20 % of each guest free and looks every second.",
+        f"{GUESTS} guests of {MEMORY} run the same traces (START:SIZE:HOLD in ms, MB and ms) for "
+        f"{SECONDS} s under each policy. Each guest first uses most of its memory once; "
+        f"{SETTLE_S} s later the traces start. A burst is a mapping, with huge pages allowed, "
+        "with a byte written to each 4 KiB.",
+        "Host memory is the sum of the PSS of all QEMUs, with an emulator's translated code. CPU "
+        f"time includes the host's work for a guest. Of {len(found['none', 'burst'])} bursts, the "
+        "99th percentile is nearly the longest.",
+        "With targets nothing is reported: autoballoon keeps 20 % of each guest free and looks "
+        "every second.",
         BASE_COUNTS,
-        "Instructions are not counted: -icount gives each guest its own clock, so bursts of different guests would not meet.",
+        "Instructions are not counted: -icount gives each guest its own clock, so bursts of "
+        "different guests would not meet.",
     )

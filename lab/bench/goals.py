@@ -14,19 +14,24 @@ def less(percent: float | None, words: str = "at least {:g} % less than base") -
     if percent is None:
         return None
     least, said = -percent, words.format(percent)
-    return lambda made: Target(said, made.change_percent is not None and made.change_percent <= least)
+    return lambda made: Target(
+        said, made.change_percent is not None and made.change_percent <= least
+    )
 
 
 def more_at_most(percent: float, words: str) -> Goal:
     """At most so many percent more than base, without regard to noise: for counts."""
-    return lambda made: Target(words, made.change_percent is not None and made.change_percent <= percent)
+    return lambda made: Target(
+        words, made.change_percent is not None and made.change_percent <= percent
+    )
 
 
 def within(limit: float, beyond: float, words: str, *, more_is_better: bool = False) -> Goal:
     """At most ``limit`` percent worse than base, as far as the measurement can show.
 
-    Missed when the whole interval of the change is worse than that, when the change itself is worse than
-    ``beyond`` percent, or when the interval reaches so far beyond that the measurement shows nothing.
+    Missed when the whole interval of the change is worse than that, when the change itself is worse
+    than ``beyond`` percent, or when the interval reaches so far beyond that the measurement shows
+    nothing.
     """
 
     def judge(metric: Metric) -> Target:
@@ -63,6 +68,8 @@ def share(percent: float | None, size: float) -> Goal | None:
 
     def judge(metric: Metric) -> Target:
         part = metric.ours.median / size * 100
-        return Target(f"at most {percent:.0f} % of the memory ({part:.2f} %)", part <= (percent or 0))
+        return Target(
+            f"at most {percent:.0f} % of the memory ({part:.2f} %)", part <= (percent or 0)
+        )
 
     return judge if percent is not None else None

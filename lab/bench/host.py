@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0
-"""Host memory: the size of the VMM before the guest fills its memory, full, and after it freed it."""
+"""Host memory.
+
+The size of the VMM before the guest fills its memory, full, and after it freed it.
+"""
 
 import json
 import time
@@ -34,7 +37,9 @@ def fill_mb(gb: int, percent: int) -> int:
     return gb * 1024 * percent // 100 // 16 * 16
 
 
-def fill(side: Side, size_mb: int = FILL_MB, processes: int = 1, *, more: str = "", warm: bool = True) -> int:
+def fill(
+    side: Side, size_mb: int = FILL_MB, processes: int = 1, *, more: str = "", warm: bool = True
+) -> int:
     """Have ``processes`` fill ``size_mb`` each and hold them; resident bytes of the VMM then."""
     if warm:
         warm_host(processes * size_mb * MIB)
@@ -42,18 +47,20 @@ def fill(side: Side, size_mb: int = FILL_MB, processes: int = 1, *, more: str = 
     side.sh("rm -f /tmp/hold /tmp/filled*; mkfifo /tmp/hold")
     numbers = " ".join(map(str, range(processes)))
     side.sh(
-        f"for n in {numbers}; do (fillfree --size {size_mb} {more} --hold < /tmp/hold > /tmp/filled$n) & done; "
-        "exec 9> /tmp/hold"
+        f"for n in {numbers}; do (fillfree --size {size_mb} {more} --hold < /tmp/hold > "
+        "/tmp/filled$n) & done; exec 9> /tmp/hold"
     )
     filled = side.sh(
-        f"for i in $(seq 600); do test $(cat /tmp/filled* | grep -c filled_bytes) = {processes} && break; "
-        "sleep 0.1; done; cat /tmp/filled*"
+        f"for i in $(seq 600); do test $(cat /tmp/filled* | grep -c filled_bytes) = {processes} "
+        "&& break; sleep 0.1; done; cat /tmp/filled*"
     )
     sizes = [json.loads(line).get("filled_bytes") for line in filled if line.startswith("{")]
     if sizes != [size_mb * MIB] * processes:
         why = f"fillfree printed {filled}"
         fix = "give the guest more memory with --memory"
-        raise TestFailure(f"The {side.name} guest did not fill {processes} times {size_mb} MB", why, fix)
+        raise TestFailure(
+            f"The {side.name} guest did not fill {processes} times {size_mb} MB", why, fix
+        )
     return resident(side.guest.pid)
 
 
@@ -63,11 +70,16 @@ def release(side: Side) -> None:
 
 
 def until_back(side: Side, full: int, wanted: int, timeout: float = 120.0) -> None:
-    """Wait until the VMM, which had ``full`` resident bytes, has ``wanted`` less; TestFailure after ``timeout`` s."""
+    """Wait until the VMM, which had ``full`` resident bytes, has ``wanted`` less.
+
+    TestFailure after ``timeout`` s.
+    """
     began = time.monotonic()
     while (back := full - resident(side.guest.pid)) < wanted:
         if time.monotonic() - began > timeout:
-            why = f"after {timeout:.0f} s it has {back // MIB} MB of the expected {wanted // MIB} MB"
+            why = (
+                f"after {timeout:.0f} s it has {back // MIB} MB of the expected {wanted // MIB} MB"
+            )
             fix = f"look at {DELAY} in the guest, and at the status of the balloon"
             raise TestFailure(f"The host does not get its memory back ({side.name})", why, fix)
         time.sleep(0.005)
@@ -82,7 +94,9 @@ def fill_and_free(side: Side) -> tuple[float, float]:
 
 
 def figures(run: Run, both: Pair, least: int = 0) -> None:
-    """Fill and free much of the memory, --pairs times or until that is known, but at least ``least`` times."""
+    """Fill and free much of the memory, --pairs times or until that is known, but at least
+    ``least`` times.
+    """
     names = ("before_fill", "full", "after_free")
     found = Values()
     known = [found[side, name] for side in ("base", "ours") for name in names]
@@ -93,13 +107,18 @@ def figures(run: Run, both: Pair, least: int = 0) -> None:
             found.note(side.name, before_fill=before[side.name], full=full, after_free=after)
             before[side.name] = after
     ours = zip(*(found["ours", name] for name in names), strict=True)
-    worst = min(1 - (after - before) / max(1.0, full - before) for before, full, after in ours) * 100
+    worst = (
+        min(1 - (after - before) / max(1.0, full - before) for before, full, after in ours) * 100
+    )
     words = f"at least {BACK_AT_LEAST:.0f} % of what was filled comes back ({worst:.1f} %)"
     back = Target(words, worst >= BACK_AT_LEAST)
     for name, words in (
         ("before_fill", "before the guest fills its memory"),
         ("full", f"while the guest holds {FILL_MB} MB"),
-        ("after_free", "after the guest freed and reported it; base reports with a delay and leaves a rest"),
+        (
+            "after_free",
+            "after the guest freed and reported it; base reports with a delay and leaves a rest",
+        ),
     ):
         target = back if name == "after_free" else None
         sentence = f"Host memory held by the VMM: {words}."

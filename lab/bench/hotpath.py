@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0
-"""Instructions of the hot paths: base against ours, compiled out, without a source of zeros, and with one."""
+"""Instructions of the hot paths.
+
+Base against ours, compiled out, without a source of zeros, and with one.
+"""
 
 import json
 import tempfile
@@ -29,17 +32,21 @@ SKIPPED, SKIPPED_AT_LEAST = "pgzeroed_skip", 0.9
 # The depth of the page table depends on the place of user space.
 APPEND = "nokaslr norandmaps"
 ICOUNT = ("-icount", "shift=0")
-# By the guest's own clock. A kernel without flush reports in a few dozen rounds, 10 ms apart, after the first delay.
+# By the guest's own clock. A kernel without flush reports in a few dozen rounds, 10 ms apart, after
+# the first delay.
 # The resident size of the VMM does not show it: this memory was never on the host.
 REPORTED = "sleep 5"
 
 
 @dataclass(frozen=True)
 class HotPath:
-    """A path that guest/hotpath.c knows as ``name``; its metric is hotpath.``metric``.instructions (or ``name``).
+    """A path that guest/hotpath.c knows as ``name``.
 
-    A breakdown repeats ``loop`` of guest/hotpath.c, with ``operations`` of them in each repetition, and names
-    functions that differ by at least ``worth`` instructions for each operation. ``bound``: the limit holds for it.
+    Its metric is hotpath.``metric``.instructions (or ``name``).
+
+    A breakdown repeats ``loop`` of guest/hotpath.c, with ``operations`` of them in each repetition,
+    and names functions that differ by at least ``worth`` instructions for each operation.
+    ``bound``: the limit holds for it.
     """
 
     name: str
@@ -56,29 +63,57 @@ class HotPath:
 # Emulated, a huge page or a process takes as long as hundreds of the others: fewer repetitions.
 PATHS = (
     HotPath("fault", "anonymous 4 KiB page fault; with its share of the unmapping", "fault", 32),
-    HotPath("alloc_free", "order-0 page through the per-CPU list; allocated and freed", "pipe_deep", 13),
+    HotPath(
+        "alloc_free", "order-0 page through the per-CPU list; allocated and freed", "pipe_deep", 13
+    ),
     HotPath(
         "buddy",
-        "order-0 page through the buddy lists; allocated and freed, when the per-CPU list overflows",
+        "order-0 page through the buddy lists; allocated and freed, when the per-CPU list "
+        "overflows",
         *("buddy", 221, FEW),
         metric="buddy_alloc_free",
         bound=False,
     ),
-    HotPath("thp_fault", "2 MiB page fault; with its unmapping", "thp_fault", 1, FEW, length="long"),
+    HotPath(
+        "thp_fault", "2 MiB page fault; with its unmapping", "thp_fault", 1, FEW, length="long"
+    ),
 )
 MORE = (
-    HotPath("order3", "order-3 page (32 KiB); allocated and freed", "list3", metric="alloc_free_order3"),
     HotPath(
-        "order9", "order-9 page (2 MiB); allocated, freed", "list9", metric="alloc_free_order9", length="long"
+        "order3", "order-3 page (32 KiB); allocated and freed", "list3", metric="alloc_free_order3"
     ),
-    HotPath("fork", "fork and exit; with the wait", "fork", 1, FEW, 200.0, metric="fork_exit", length="long"),
-    HotPath("exec", "fork, exec and exit", "exec", 1, FEW, 200.0, metric="fork_exec", length="long"),
+    HotPath(
+        "order9",
+        "order-9 page (2 MiB); allocated, freed",
+        "list9",
+        metric="alloc_free_order9",
+        length="long",
+    ),
+    HotPath(
+        "fork",
+        "fork and exit; with the wait",
+        "fork",
+        1,
+        FEW,
+        200.0,
+        metric="fork_exit",
+        length="long",
+    ),
+    HotPath(
+        "exec", "fork, exec and exit", "exec", 1, FEW, 200.0, metric="fork_exec", length="long"
+    ),
 )
 # Each repetition uses memory that was not used since it was reported.
 NEW = (
     HotPath("new_fault", "4 KiB page fault in unused memory", "new_fault", 32),
     HotPath(
-        "new_thp", "2 MiB fault in unused memory", "new_thp", 1, FEW, metric="new_thp_fault", length="long"
+        "new_thp",
+        "2 MiB fault in unused memory",
+        "new_thp",
+        1,
+        FEW,
+        metric="new_thp_fault",
+        length="long",
     ),
 )
 PAGES = {"new_fault": 32, "new_thp": 512}  # of a repetition
@@ -90,15 +125,17 @@ STATES = {
     ACTIVE: "after a balloon has reported all free memory",
 }
 NOTE = (
-    "Instructions are counted by the guest's own clock under -icount shift=0, where each emulated instruction takes one "
-    "nanosecond; each boot gives the median of 1001 repetitions (of 101 where an operation is long). Without a balloon "
-    "device, nothing is ever known to be zero. alloc_free is the difference of two pipe loops, one that needs a page for "
-    "each packet and one that does not."
+    "Instructions are counted by the guest's own clock under -icount shift=0, where each emulated "
+    "instruction takes one nanosecond; each boot gives the median of 1001 repetitions (of 101 "
+    "where an operation is long). Without a balloon device, nothing is ever known to be zero. "
+    "alloc_free is the difference of two pipe loops, one that needs a page for each packet and "
+    "one that does not."
 )
 ACTIVE_NOTE = (
-    "hotpath.off.* has the series with every option of it compiled out in the second column. For hotpath.active.* "
-    "both guests have a balloon that has reported all free memory; from then on nothing is reported. new_fault and "
-    "new_thp_fault use memory that is still free since then, on ours known to be zero; the other paths reuse their own."
+    "hotpath.off.* has the series with every option of it compiled out in the second column. For "
+    "hotpath.active.* both guests have a balloon that has reported all free memory; from then on "
+    "nothing is reported. new_fault and new_thp_fault use memory that is still free since then, "
+    "on ours known to be zero; the other paths reuse their own."
 )
 
 Image = str | Path
@@ -113,7 +150,9 @@ def medians(lines: Sequence[str]) -> Counts:
 
 def _spec(run: Run, kernel: Image, extra: Sequence[str] = (), **more: Any) -> BootSpec:
     options = replace(run.options, accel="tcg")
-    return spec_for(options, kernel, run.images.qemu, append=APPEND, extra_qemu=[*ICOUNT, *extra], **more)
+    return spec_for(
+        options, kernel, run.images.qemu, append=APPEND, extra_qemu=[*ICOUNT, *extra], **more
+    )
 
 
 def _boot(run: Run, kernel: Image, paths: Sequence[HotPath], extra: Sequence[str] = ()) -> Counts:
@@ -123,7 +162,10 @@ def _boot(run: Run, kernel: Image, paths: Sequence[HotPath], extra: Sequence[str
     command = ["sh", "-ec", "; ".join((SNAPSHOT, *steps, SNAPSHOT))]
     done = boot(_spec(run, kernel, extra, devices=[], timeout=900.0, command=command))
     if done.exit_code:
-        why = f"hotpath ended with exit code {done.exit_code} on kernel {kernel}; console: {done.console}"
+        why = (
+            f"hotpath ended with exit code {done.exit_code} on kernel {kernel}; console: "
+            f"{done.console}"
+        )
         raise TestFailure("The instruction count failed in the guest", why, "read the console log")
     return medians(done.stdout.splitlines())
 
@@ -138,7 +180,10 @@ def check_skipped(path: HotPath, pages: int, name: str) -> None:
 
 
 def _active(run: Run, kernel: Image, paths: Sequence[HotPath]) -> Counts:
-    """One boot of one kernel with a balloon that has reported all free memory; the median of each path."""
+    """One boot of one kernel with a balloon that has reported all free memory.
+
+    The median of each path.
+    """
     found: Counts = {}
     with running(_spec(run, kernel)) as guest:
         side = Side(str(kernel), guest)
@@ -183,9 +228,14 @@ def breakdown(run: Run, images: Built, path: HotPath, prefix: str = IDLE) -> Non
     """Add the functions that make the difference: those with another share of a path in ours."""
     kernels = [Path(images.base), Path(images.ours)]
     # A plugin fits the QEMU that it was compiled for.
-    if run.options.qemu != "knownzero" or not all((one.parent / "System.map").is_file() for one in kernels):
+    if run.options.qemu != "knownzero" or not all(
+        (one.parent / "System.map").is_file() for one in kernels
+    ):
         return
-    with step(f"instructions of {path.name} by function"), ThreadPoolExecutor(max_workers=2) as pool:
+    with (
+        step(f"instructions of {path.name} by function"),
+        ThreadPoolExecutor(max_workers=2) as pool,
+    ):
         base, ours = pool.map(lambda kernel: _functions(run, kernel, path), kernels)
     # Boots differ: a count below zero is of the waiting in one of them, not of the path.
     names = [name for name in base | ours if min(base.get(name, 0.0), ours.get(name, 0.0)) >= 0]
@@ -193,12 +243,24 @@ def breakdown(run: Run, images: Built, path: HotPath, prefix: str = IDLE) -> Non
     for name in sorted(differs, key=lambda name: -abs(differs[name])):
         if abs(differs[name]) >= path.worth:
             values = [base.get(name, 0.0)], [ours.get(name, 0.0)]
-            words = f"Functions of {path.metric or path.name} that differ, {STATES[prefix]}: {name}; all its callers together."
-            run.add(f"hotpath.{prefix}{path.metric or path.name}.in.{name}", "instructions", values, words)
+            words = (
+                f"Functions of {path.metric or path.name} that differ, {STATES[prefix]}: {name}; "
+                "all its callers together."
+            )
+            run.add(
+                f"hotpath.{prefix}{path.metric or path.name}.in.{name}",
+                "instructions",
+                values,
+                words,
+            )
 
 
 def _count(
-    run: Run, kernels: Mapping[str, Image], paths: Sequence[HotPath], boots: int, active: bool = False
+    run: Run,
+    kernels: Mapping[str, Image],
+    paths: Sequence[HotPath],
+    boots: int,
+    active: bool = False,
 ) -> Rows:
     """Boot each kernel so many times; the counts of each boot, by the name of the kernel."""
     how, what = (_active, ", memory reported") if active else (_boot, "")
@@ -213,7 +275,10 @@ def _count(
 
 
 def compare(run: Run, images: Built, rows: Rows, paths: Sequence[HotPath], prefix: str) -> None:
-    """Add one comparison; without an active source it has a limit, and a breakdown beyond the limit."""
+    """Add one comparison.
+
+    Without an active source it has a limit, and a breakdown beyond the limit.
+    """
     at_most = goals.more_at_most(LIMIT, f"at most {LIMIT} % more than base")
     for path in paths:
         name = f"hotpath.{prefix}{path.metric or path.name}.instructions"

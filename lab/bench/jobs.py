@@ -21,13 +21,15 @@ MODES = {
     "touch_all": "populate, touch everything; every byte is written",
 }
 TOUCHED = (
-    "A job that only populates hides the host's faults, which come when the memory is touched: the modes that touch it "
-    "have them. Memory that the guest does not touch is not taken from the host."
+    "A job that only populates hides the host's faults, which come when the memory is touched: "
+    "the modes that touch it have them. Memory that the guest does not touch is not taken from "
+    "the host."
 )
 BASE_COUNTS = (
-    "The base kernel has no counter of zeroed pages: its bytes zeroed are 2 MiB for each huge page it "
-    "faulted in (thp_fault_alloc; with hugetlb, the size of the mapping) and 4 KiB for each other fault of the job. "
-    "On ours they are pgzeroed_cleared, which counts every page the whole kernel cleared meanwhile."
+    "The base kernel has no counter of zeroed pages: its bytes zeroed are 2 MiB for each huge "
+    "page it faulted in (thp_fault_alloc; with hugetlb, the size of the mapping) and 4 KiB for "
+    "each other fault of the job. On ours they are pgzeroed_cleared, which counts every page the "
+    "whole kernel cleared meanwhile."
 )
 
 
@@ -45,7 +47,11 @@ class Runs:
     def add(self, side: Side, answer: dict[str, Any], cost: HostCost) -> None:
         vmstat: dict[str, int | None] = answer["vmstat"]
         # Pages of hugetlb have no counter; the job gets no others.
-        huge = answer["bytes"] // HUGE if answer.get("pages") == "hugetlb" else vmstat["thp_fault_alloc"] or 0
+        huge = (
+            answer["bytes"] // HUGE
+            if answer.get("pages") == "hugetlb"
+            else vmstat["thp_fault_alloc"] or 0
+        )
         small = max(0, int(answer["minor_faults"]) - huge)
         cleared = vmstat["pgzeroed_cleared"]
         skipped = vmstat["pgzeroed_skip"] or 0
@@ -60,7 +66,9 @@ class Runs:
         # User-Mode Linux has no performance counters; the job has its only CPU to itself.
         clock = answer["wall_ns"] if answer["task_clock_ns"] is None else answer["task_clock_ns"]
         self.task_clock_ms.append(clock / 1e6)
-        self.zeroed.append(float(cleared * PAGE if cleared is not None else huge * HUGE + small * PAGE))
+        self.zeroed.append(
+            float(cleared * PAGE if cleared is not None else huge * HUGE + small * PAGE)
+        )
         self.skipped_percent.append(min(100.0, skipped * PAGE / answer["bytes"] * 100))
         self.huge_pages.append(huge)
         self.host_faults.append(cost.faults)
@@ -68,14 +76,19 @@ class Runs:
 
     @property
     def host_share(self) -> list[float]:
-        """Percent of the task-clock in which the host's kernel worked for the VMM, of all repetitions."""
+        """Percent of the task-clock in which the host's kernel worked for the VMM, of all
+        repetitions.
+        """
         clock = sum(self.task_clock_ms)
         return [min(100.0, sum(self.host_system_ms) / clock * 100) if clock else 0.0]
 
 
 @dataclass
 class Phase:
-    """The values of a job in both guests; ``name`` begins its metrics, ``kind`` and ``words`` are in its charts."""
+    """The values of a job in both guests.
+
+    ``name`` begins its metrics, ``kind`` and ``words`` are in its charts.
+    """
 
     run: Run
     name: str
@@ -91,7 +104,10 @@ class Phase:
         self.run.add(f"{self.name}.{last}", unit, both, f"{title}{self.kind}: {self.words}.", *more)
 
     def zeroed(self, limit: float | None = None) -> None:
-        """Add the bytes that the guest zeroed; ``limit``: the most of the job's size, in percent."""
+        """Add the bytes that the guest zeroed; ``limit``.
+
+        The most of the job's size, in percent.
+        """
         title = f"Bytes the guest sets to zero for {self.size / MIB:.0f} MB"
         self._add("guest_zeroed_bytes", "bytes", "zeroed", title, goals.share(limit, self.size))
 
@@ -102,10 +118,16 @@ class Phase:
         self._add("task_clock", "ms", "task_clock_ms", "CPU time of the job", target, floor)
 
     def host(self) -> None:
-        """Add the VMM's page faults, and the host kernel's share of CPU time: of all turns, as it counts 10 ms steps."""
+        """Add the VMM's page faults, and the host kernel's share of CPU time.
+
+        Of all turns, as it counts 10 ms steps.
+        """
         title = "Page faults the host handled for the VMM during the job"
         self._add("host_faults", "faults", "host_faults", title)
-        title = "Part of the job's CPU time in which the host's kernel worked for the VMM, mostly faults"
+        title = (
+            "Part of the job's CPU time in which the host's kernel worked for the VMM, mostly "
+            "faults"
+        )
         self._add("host_share", "percent", "host_share", title)
 
     def check_huge(self) -> None:
@@ -114,20 +136,32 @@ class Phase:
         for name, runs in (("base", self.base), ("ours", self.ours)):
             if sorted(runs.huge_pages)[len(runs.huge_pages) // 2] < wanted * 0.95:
                 why = f"{runs.huge_pages} of {wanted:.0f} in the {name} guest"
-                fix = "give it more memory (--memory), or see /sys/kernel/mm/transparent_hugepage in it"
+                fix = (
+                    "give it more memory (--memory), or see /sys/kernel/mm/transparent_hugepage "
+                    "in it"
+                )
                 raise TestFailure("The job did not get huge pages", why, fix)
 
 
 def allocate(
-    run: Run, sides: Sequence[Side], name: str, mode: str, pages: str, *,
-    prepare: Callable[[Side, bool], None] | None = None, warm: int | None = None, kind: str = "", words: str = "",
+    run: Run,
+    sides: Sequence[Side],
+    name: str,
+    mode: str,
+    pages: str,
+    *,
+    prepare: Callable[[Side, bool], None] | None = None,
+    warm: int | None = None,
+    kind: str = "",
+    words: str = "",
     around: Callable[[Side], AbstractContextManager[object]] = nullcontext,
-) -> Phase:  # fmt: skip
+) -> Phase:
     """Run the job in the guests by turns, --pairs times after the warm-up.
 
-    ``prepare`` readies a guest for each job, with whether the turn counts; otherwise all free memory is reported.
-    ``around`` prepares the guest right before the job and puts it back after it. ``warm``: bytes of the host's memory
-    to touch before, by default those of the job. The rest is for ``Phase``.
+    ``prepare`` readies a guest for each job, with whether the turn counts; otherwise all free
+    memory is reported. ``around`` prepares the guest right before the job and puts it back after
+    it. ``warm``: bytes of the host's memory to touch before, by default those of the job. The rest
+    is for ``Phase``.
     """
     options = run.options
     phase = Phase(run, name, options.size_mb * MIB, words or MODES[mode], kind)

@@ -20,13 +20,17 @@ PAGES = {"nothp": "4 KiB pages", "thp": "huge pages"}
 SLOWDOWN_LIMIT = 1.0
 FOLDER = "/sys/kernel/mm/zero_page"
 OFF, ON = (f"echo {value} > {FOLDER}/enabled" for value in (0, 1))
-PACE = f"echo 0 > {FOLDER}/delay_millisecs"  # no pauses: they do not change its CPU time, and take long
+# no pauses: they do not change its CPU time, and take long
+PACE = f"echo 0 > {FOLDER}/delay_millisecs"
 DIRTY = f"fillfree --share 90 > /dev/null; {DROP}"
 CORUNNER_MS = 1500
 CORUNNER_TURNS, CORUNNER_MOST = 10, 30
 FAULT_TURNS, FAULT_LIMIT = 10, 5.0
 ZEROED = "awk '/^pgzeroed_set_prezeroed/ { print $2 }' /proc/vmstat"
-KNOWN = "awk '/^pgzeroed_set/ { n += $2 } /^pgzeroed_(skip|lost)/ { n -= $2 } END { print n }' /proc/vmstat"
+KNOWN = (
+    "awk '/^pgzeroed_set/ { n += $2 } /^pgzeroed_(skip|lost)/ { n -= $2 } END { print n }' "
+    "/proc/vmstat"
+)
 FREE = "awk '/^nr_free_pages / { print $2 }' /proc/vmstat"
 # In hundredths of a second. The threads end when the thread is turned off.
 CPU = "cat /proc/[0-9]*/stat 2>/dev/null | awk '/kzeropaged/ { n += $15 } END { print n + 0 }'"
@@ -38,7 +42,10 @@ def known_percent(side: Side) -> float:
 
 
 def zero_all(side: Side, timeout: float = 300.0, look: float = 0.1) -> dict[str, float]:
-    """Turn the thread on and look every ``look`` s until it is done; bytes, CPU seconds, seconds, percent known zero."""
+    """Turn the thread on and look every ``look`` s until it is done.
+
+    Bytes, CPU seconds, seconds, percent known zero.
+    """
     before, cpu_before = side.number(ZEROED), side.number(CPU)
     began = last = time.monotonic()
     side.sh(ON)
@@ -49,7 +56,10 @@ def zero_all(side: Side, timeout: float = 300.0, look: float = 0.1) -> dict[str,
         if now != seen:
             seen, last = now, time.monotonic()
         if last - began > timeout:
-            why = f"after {timeout:.0f} s {seen - before} pages were zeroed, and there is still more to do"
+            why = (
+                f"after {timeout:.0f} s {seen - before} pages were zeroed, and there is still more "
+                "to do"
+            )
             fix = f"see {FOLDER} in the guest: a program may free memory all the time"
             raise TestFailure("Free memory does not become zero", why, fix)
     size, cpu, seconds = (seen - before) * PAGE, (side.number(CPU) - cpu_before) / 100, last - began
@@ -59,9 +69,19 @@ def zero_all(side: Side, timeout: float = 300.0, look: float = 0.1) -> dict[str,
 
 
 def allocate(
-    run: Run, both: Pair, name: str, mode: str, pages: str, cost: Values, dirty: str = DIRTY, where: str = ""
+    run: Run,
+    both: Pair,
+    name: str,
+    mode: str,
+    pages: str,
+    cost: Values,
+    dirty: str = DIRTY,
+    where: str = "",
 ) -> Phase:
-    """The job, each time with free memory dirty before, which ours zeroes first; ``cost`` is that of the thread."""
+    """The job, each time with free memory dirty before, which ours zeroes first.
+
+    ``cost`` is that of the thread.
+    """
 
     def prepare(side: Side, counts: bool) -> None:
         if side.name == "ours":
@@ -103,22 +123,37 @@ def beside(side: Side, works: bool, command: str, dirty: str = DIRTY) -> dict[st
 
 
 def faults(run: Run, side: Side) -> None:
-    """Add how long a page fault takes, with its mapping, with the thread off and with the thread at work."""
+    """Add how long a page fault takes, with its mapping, with the thread off and with the thread at
+    work.
+    """
     found = Values()
-    with step(f"page faults: {FAULT_TURNS} pairs of {CORUNNER_MS} ms on ours, the thread off and on"):
+    with step(
+        f"page faults: {FAULT_TURNS} pairs of {CORUNNER_MS} ms on ours, the thread off and on"
+    ):
         for name, counts in turns(("base", "ours"), FAULT_TURNS):
             answer = beside(side, name == "ours", f"stall --mode alloc --ms {CORUNNER_MS}")
             if counts:
-                found.note(name, **{key: answer[f"{key}_ns"] / 1e3 for key in ("median", "p99", "longest")})
-    title = "Time to map a page, write to it and unmap it on our kernel, kzeropaged off, and at work on the same CPU"
+                found.note(
+                    name, **{key: answer[f"{key}_ns"] / 1e3 for key in ("median", "p99", "longest")}
+                )
+    title = (
+        "Time to map a page, write to it and unmap it on our kernel, kzeropaged off, and at work "
+        "on the same CPU"
+    )
     goal = goals.within(FAULT_LIMIT, FAULT_LIMIT, f"at most {FAULT_LIMIT:.0f} % more")
     for key, label in (("median", "median"), ("p99", "99th percentile"), ("longest", "longest")):
         words = f"{title}: {label}."
-        run.add(f"prezero.fault.{key}", "us", found.both(key), words, goal if key == "p99" else None)
+        run.add(
+            f"prezero.fault.{key}", "us", found.both(key), words, goal if key == "p99" else None
+        )
 
 
-def corunner(run: Run, side: Side, prefix: str = "prezero", where: str = "", dirty: str = DIRTY) -> None:
-    """Add the speed of another program on the only CPU, with the thread off and with the thread at work."""
+def corunner(
+    run: Run, side: Side, prefix: str = "prezero", where: str = "", dirty: str = DIRTY
+) -> None:
+    """Add the speed of another program on the only CPU, with the thread off and with the thread at
+    work.
+    """
     found = Values()
 
     def goal(metric: Metric) -> Target:
@@ -128,8 +163,13 @@ def corunner(run: Run, side: Side, prefix: str = "prezero", where: str = "", dir
     pairs = f"{CORUNNER_TURNS} to {CORUNNER_MOST} pairs of {CORUNNER_MS} ms"
     with step(f"co-runner: {pairs} on ours, the thread off and on"):
         known = found.both("rate")
-        for name, _ in turns(("base", "ours"), CORUNNER_MOST, known, least=CORUNNER_TURNS, warm_ups=0):
+        for name, _ in turns(
+            ("base", "ours"), CORUNNER_MOST, known, least=CORUNNER_TURNS, warm_ups=0
+        ):
             answer = beside(side, name == "ours", f"corunner --ms {CORUNNER_MS}", dirty)
             found[name, "rate"].append(answer["steps"] / answer["wall_ns"] * 1e9)
-    words = f"Steps of another program on our kernel{where}: kzeropaged off, and at work on the same CPU."
+    words = (
+        f"Steps of another program on our kernel{where}: kzeropaged off, and at work on the same "
+        "CPU."
+    )
     run.add(f"{prefix}.corunner", "steps/s", found.both("rate"), words, goal)

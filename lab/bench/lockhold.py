@@ -25,7 +25,8 @@ from lab.core.errors import LabError, TestFailure
 from lab.core.progress import step
 from lab.report.results import Target
 
-# The plugin's file: magic, slots, lost, wrong, taken, released, number of locks, the locks; then the holds.
+# The plugin's file: magic, slots, lost, wrong, taken, released, number of locks, the locks; then
+# the holds.
 HEADER = struct.Struct("<8s6Q32Q")
 HOLD = struct.Struct("<3Q")
 MAGIC = b"KZLOCKS1"
@@ -57,16 +58,20 @@ STEPS = {
 BASE_STEPS = ("program", "report")
 ALL_STEPS = [("base", name) for name in BASE_STEPS] + [("ours", name) for name in STEPS]
 NOTE = (
-    "A TCG plugin outside the guest counts a hold from the instruction after the one that takes zone->lock to the one "
-    "that releases it; the kernels are those of the other benches. The guests have one CPU, so the lock has no waiters, "
-    "and interrupts are off while it is held. Instructions are no time: a walk of a list misses the cache, which the "
-    "emulator does not model."
+    "A TCG plugin outside the guest counts a hold from the instruction after the one that takes "
+    "zone->lock to the one that releases it; the kernels are those of the other benches. The "
+    "guests have one CPU, so the lock has no waiters, and interrupts are off while it is held. "
+    "Instructions are no time: a walk of a list misses the cache, which the emulator does not "
+    "model."
 )
 
 
 @dataclass(frozen=True)
 class Seen:
-    """The plugin's file. ``holds``: the number of holds by return address and length in instructions."""
+    """The plugin's file. ``holds``.
+
+    The number of holds by return address and length in instructions.
+    """
 
     taken: int
     released: int
@@ -75,7 +80,10 @@ class Seen:
 
 
 def parse(data: bytes) -> Seen:
-    """Read the plugin's file; LabError for another file, TestFailure for one that contradicts itself."""
+    """Read the plugin's file.
+
+    LabError for another file, TestFailure for one that contradicts itself.
+    """
     what = "Cannot read the counts of the plugin lockhold"
     if len(data) < HEADER.size or data[: len(MAGIC)] != MAGIC:
         raise LabError(what, f"its file does not begin with {MAGIC.decode()}", "run it again")
@@ -83,8 +91,14 @@ def parse(data: bytes) -> Seen:
     if len(data) != HEADER.size + slots * HOLD.size or nr_locks > len(locks):
         raise LabError(what, f"its file has {len(data)} bytes for {slots} slots", "run it again")
     if lost or wrong:
-        why = f"{wrong} times a held lock was taken, or a free one was released; {lost} holds did not fit"
-        fix = "see how the spinlocks of this kernel are released (TAKE, RELEASE in lab/bench/lockhold.py)"
+        why = (
+            f"{wrong} times a held lock was taken, or a free one was released; {lost} holds did "
+            "not fit"
+        )
+        fix = (
+            "see how the spinlocks of this kernel are released (TAKE, RELEASE in "
+            "lab/bench/lockhold.py)"
+        )
         raise TestFailure("The plugin did not see all holds of zone->lock", why, fix)
     rows = HOLD.iter_unpack(data[HEADER.size :])
     holds = Counter({(site, length): count for site, length, count in rows if count})
@@ -96,7 +110,11 @@ def ranges(table: Symbols) -> list[str]:
     found: dict[str, list[str]] = {"lock": [], "unlock": [], "learn": []}
     for at, name in enumerate(table.names[:-1]):
         plain = name.split(".")[0]  # without the compiler's .part.0, .isra.0
-        kinds = {"lock": name.startswith(TAKE), "unlock": name.startswith(RELEASE), "learn": plain in LEARN}
+        kinds = {
+            "lock": name.startswith(TAKE),
+            "unlock": name.startswith(RELEASE),
+            "learn": plain in LEARN,
+        }
         for kind in (kind for kind, wanted in kinds.items() if wanted):
             end = next(one for one in table.addresses[at:] if one > table.addresses[at])
             found[kind].append(f"{kind}={table.addresses[at]:x}-{end:x}")
@@ -108,21 +126,28 @@ def ranges(table: Symbols) -> list[str]:
 
 @dataclass
 class Holds:
-    """Holds of zone->lock: how many of each length, by the function that took it; blocks on the longest free list."""
+    """Holds of zone->lock: how many of each length, by the function that took it.
+
+    Blocks on the longest free list.
+    """
 
     by_function: dict[str, Counter[int]] = field(default_factory=dict)
     blocks: int = 0
 
     @classmethod
     def between(cls, before: Seen, after: Seen, table: Symbols) -> Holds:
-        """The holds between two looks, with their return addresses looked up in the kernel's symbols."""
+        """The holds between two looks, with their return addresses looked up in the kernel's
+        symbols.
+        """
         made = cls()
         for (site, length), count in (after.holds - before.holds).items():
             made.by_function.setdefault(table.function_at(site - 1), Counter())[length] += count
         return made
 
     def of(self, prefixes: tuple[str, ...]) -> Holds:
-        found = {name: counts for name, counts in self.by_function.items() if name.startswith(prefixes)}
+        found = {
+            name: counts for name, counts in self.by_function.items() if name.startswith(prefixes)
+        }
         return Holds(found, self.blocks)
 
     @property
@@ -131,10 +156,15 @@ class Holds:
 
     @property
     def longest(self) -> tuple[int, str]:
-        """Instructions of the longest, and the function that took the lock; TestFailure without a hold."""
+        """Instructions of the longest, and the function that took the lock.
+
+        TestFailure without a hold.
+        """
         if not self.by_function:
             why = "the plugin saw no hold in a step that needs the lock"
-            raise TestFailure("zone->lock was never taken", why, "see LEARN in lab/bench/lockhold.py")
+            raise TestFailure(
+                "zone->lock was never taken", why, "see LEARN in lab/bench/lockhold.py"
+            )
         return max((max(counts), name) for name, counts in self.by_function.items())
 
     def percentile(self, percent: float) -> int:
@@ -201,7 +231,9 @@ def report(side: Side, watch: Watch, gb: int) -> Holds:
         release(side)
         side.sh("wait")
         until_back(side, full, wanted * MIB * BACK_PERCENT // 100)
-        session.settle_resident(side.guest.pid, timeout=120, what=f"the {side.name} guest", still_s=REST_S)
+        session.settle_resident(
+            side.guest.pid, timeout=120, what=f"the {side.name} guest", still_s=REST_S
+        )
     side.sh(session.LATE)
     return found.of(REPORTING)
 
@@ -228,7 +260,10 @@ def flush(side: Side, watch: Watch, gb: int) -> Holds:
     with watch.during() as found:
         side.sh(f"echo 0 > {session.FLUSH}")
     if session.resident(side.guest.pid) >= full:
-        what, why = f"A flush did not report anything ({side.name})", f"QEMU still has {full // MIB} MB"
+        what, why = (
+            f"A flush did not report anything ({side.name})",
+            f"QEMU still has {full // MIB} MB",
+        )
         raise TestFailure(what, why, "look at the status of the balloon")
     return found
 
@@ -253,7 +288,10 @@ GUESTS = {"base": (report, program), "ours": (report, program, flush), "prezero"
 
 
 def _guest(run: Run, kind: str, gb: int, found: Found) -> None:
-    kernel, devices = "base" if kind == "base" else "ours", [] if kind == "prezero" else [session.BALLOON]
+    kernel, devices = (
+        "base" if kind == "base" else "ours",
+        [] if kind == "prezero" else [session.BALLOON],
+    )
     spec = run.spec(kernel, memory=f"{gb}G", devices=devices)
     with watched(f"locks-{kind}-{gb}", spec) as (side, watch):
         for one in GUESTS[kind]:
@@ -280,7 +318,9 @@ def growth(run: Run, found: Found, gbs: Sequence[int]) -> None:
         if kernel == "ours" and gb == gbs[-1]:  # base is there for comparison
             growth = f"{large / small:.2f} times, of {times:.0f} times the memory"
             target = Target(f"grows no faster than the memory: {growth}", large <= small * times)
-        more, label = ("_base", f"{STEPS[name]}, base kernel") if kernel == "base" else ("", STEPS[name])
+        more, label = (
+            ("_base", f"{STEPS[name]}, base kernel") if kernel == "base" else ("", STEPS[name])
+        )
         title = f"The longest hold of a zone's lock, guests of {gbs[0]} GB and of {gb} GB"
         words = f"{title}: {label}; in {first}() and in {second}()."
         values = [float(small)], [float(large)]
@@ -295,7 +335,11 @@ def against_base(run: Run, found: Found, gbs: Sequence[int]) -> None:
         (one, first), (two, second) = base.longest, ours.longest
         of = f"of a zone's lock, {STEPS[name]}: a guest of {gb} GB"
         words = f"The longest hold {of}; in {first}() on base and in {second}() on ours."
-        words += "" if has else " Base has no such step: its figure is the longest hold of any of its steps."
+        words += (
+            ""
+            if has
+            else " Base has no such step: its figure is the longest hold of any of its steps."
+        )
         run.add(f"{at}.longest", "instructions", ([float(one)], [float(two)]), words)
         if has:
             p99 = [float(base.percentile(99))], [float(ours.percentile(99))]

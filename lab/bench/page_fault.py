@@ -19,7 +19,8 @@ CPUS = 2
 MAP_MB = 128  # mapped by each task, as in the tests of that name in will-it-scale
 RUN_MS = 600
 FILL_MB = 512
-DELAY_MS = 200  # a tenth of the usual delay: a run has as many reports as one that is ten times as long
+# A tenth of the usual delay: a run has as many reports as one that is ten times as long
+DELAY_MS = 200
 PAGES = {"thp": "huge pages", "nothp": "4 KiB pages"}
 TASKS = {1: "one task", CPUS: "two tasks"}
 SEED_LOSS = 5.0  # percent, the least loss of the series that added reporting
@@ -40,7 +41,9 @@ class Row:
     append: str = ""
 
 
-PLAIN, BIT6 = (balloon.device(free_page_reporting="on", x_device_init_reported=bit) for bit in ("off", "on"))
+PLAIN, BIT6 = (
+    balloon.device(free_page_reporting="on", x_device_init_reported=bit) for bit in ("off", "on")
+)
 ROWS = {
     "base": Row("reporting off", kernel="base"),
     "off": Row("reporting off"),
@@ -67,7 +70,9 @@ def faults(sides: list[Side], pairs: int, found: Values) -> None:
     for pages, words in PAGES.items():
         for tasks, number in TASKS.items():
             options = f"--pages {pages} --tasks {tasks} --ms {RUN_MS} --size {MAP_MB}"
-            known = [found["rate", pages, tasks, side.name] for side in sides if side.name in COMPARED]
+            known = [
+                found["rate", pages, tasks, side.name] for side in sides if side.name in COMPARED
+            ]
             with step(f"page faults, {words}, {number}: {pairs} to {MOST * pairs} turns"):
                 for side, counts in turns(sides, MOST * pairs, known, least=pairs):
                     warm_host(tasks * MAP_MB * MIB)
@@ -81,7 +86,9 @@ def faults(sides: list[Side], pairs: int, found: Values) -> None:
                         raise TestFailure("The loop did not get huge pages", why, fix)
                     if counts:
                         found["rate", pages, tasks, side.name].append(answer["per_second"])
-                        found["cpu", pages, tasks, side.name].append(spent / 1e3 / answer["iterations"])
+                        found["cpu", pages, tasks, side.name].append(
+                            spent / 1e3 / answer["iterations"]
+                        )
 
 
 def figures(run: Run, found: Values) -> None:
@@ -92,19 +99,26 @@ def figures(run: Run, found: Values) -> None:
         loop, name = f"{PAGES[pages]}, {TASKS[number]}", f"page_fault.{pages}.{number}"
         rate = {row: found["rate", pages, number, row] for row in ("base", *rows)}
         for row, about in rows.items():
-            words = f"Page faults in a second, {loop}: {about.words}; against base with reporting off."
+            words = (
+                f"Page faults in a second, {loop}: {about.words}; against base with reporting off."
+            )
             run.add(f"{name}.{row}", "pages/s", (rate["base"], rate[row]), words)
         words = f"Page faults in a second, {pair}: {loop}."
         run.add(f"{name}.loss", "pages/s", (rate["off"], rate["bit6"]), words, no_loss)
         cpu = found["cpu", pages, number, "off"], found["cpu", pages, number, "bit6"]
-        words = f"CPU time of QEMU for a page, {pair}: {loop}; reports and the host's faults included."
+        words = (
+            f"CPU time of QEMU for a page, {pair}: {loop}; reports and the host's faults included."
+        )
         run.add(f"{name}.loss_cpu", "µs/page", cpu, words)
     for row in (row for row in REPORTING if row in rows):
         pairs = zip(found["full", row], found["freed", row], strict=True)
         back = min((full - freed) / (FILL_MB * MIB) * 100 for full, freed in pairs)
         words = f"at least {BACK_AT_LEAST:.0f} % of it comes back ({back:.1f} %)"
         target = Target(words, back >= BACK_AT_LEAST)
-        words = f"Host memory after the guest freed {FILL_MB} MB, with reporting off, and: {rows[row].words}."
+        words = (
+            f"Host memory after the guest freed {FILL_MB} MB, with reporting off, and: "
+            f"{rows[row].words}."
+        )
         freed = found["freed", "off"], found["freed", row]
         run.add(f"page_fault.resident.{row}", "bytes", freed, words, target)
 
@@ -118,14 +132,14 @@ def measure(run: Run) -> None:
     run.job = {"size_mb": MAP_MB, "memory": options.memory, "cpus": CPUS, "pairs": run.pairs}
     run.job |= {"run_ms": RUN_MS, "delay_ms": DELAY_MS}
     run.note(
-        f"A run takes {RUN_MS} ms; each task maps {MAP_MB} MB, writes a byte to each page of 4 KiB and unmaps it, "
-        "repeatedly. A huge page counts as 512 pages. The delay before reports is "
-        f"{DELAY_MS} ms instead of 2000.",
-        f"Repeated --pairs times, and up to {MOST} times as often until the 95 % interval of the median of both "
-        f"compared rows is within {NARROW:.0f} % of it.",
-        "Nothing is lost when the 95 % bootstrap interval of the change of the median reaches 0 and the change itself "
-        f"is no loss of {SEED_LOSS:.0f} % or more, the loss of the series that added reporting (5 to 8 % with huge "
-        "pages).",
+        f"A run takes {RUN_MS} ms; each task maps {MAP_MB} MB, writes a byte to each page of 4 "
+        "KiB and unmaps it, repeatedly. A huge page counts as 512 pages. The delay before "
+        f"reports is {DELAY_MS} ms instead of 2000.",
+        f"Repeated --pairs times, and up to {MOST} times as often until the 95 % interval of the "
+        f"median of both compared rows is within {NARROW:.0f} % of it.",
+        "Nothing is lost when the 95 % bootstrap interval of the change of the median reaches 0 "
+        f"and the change itself is no loss of {SEED_LOSS:.0f} % or more, the loss of the series "
+        "that added reporting (5 to 8 % with huge pages).",
     )
     specs = [
         (name, run.spec(row.kernel, cpus=CPUS, devices=[row.device], append=row.append))

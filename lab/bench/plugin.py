@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0
-"""TCG plugins of the lab (lab/plugins/NAME.c), compiled when needed, and the kernel's symbols for their counts."""
+"""TCG plugins of the lab (lab/plugins/NAME.c), compiled when needed, and the kernel's symbols for
+their counts.
+"""
 
 import bisect
 import hashlib
@@ -41,7 +43,10 @@ def stored(file: Path) -> tuple[int, int]:
 
 
 def build_plugin(name: str) -> Path:
-    """Compile a plugin against QEMU's own header; cached by content. LabError when it does not build."""
+    """Compile a plugin against QEMU's own header; cached by content.
+
+    LabError when it does not build.
+    """
     source = SOURCES / f"{name}.c"
     header = fetch.pristine(fetch.obtain("qemu")) / "include" / "qemu"
     sources = (source, SOURCES / "plugin.h", header / "qemu-plugin.h")
@@ -50,9 +55,20 @@ def build_plugin(name: str) -> Path:
     if target.is_file():
         return target
     fix = "install libglib2.0-dev and pkg-config, or correct the source"
-    flags = runner.output(["pkg-config", "--cflags", "glib-2.0"], "cannot find GLib's headers", fix).split()
+    flags = runner.output(
+        ["pkg-config", "--cflags", "glib-2.0"], "cannot find GLib's headers", fix
+    ).split()
     with lock.new_file(target) as work:
-        argv = ["cc", "-std=gnu11", "-O2", "-shared", "-fPIC", "-Wall", "-Wextra", "-Wno-unused-parameter"]
+        argv = [
+            "cc",
+            "-std=gnu11",
+            "-O2",
+            "-shared",
+            "-fPIC",
+            "-Wall",
+            "-Wextra",
+            "-Wno-unused-parameter",
+        ]
         log = paths.log_file("plugin")
         what = f"the TCG plugin {name} does not compile"
         runner.logged([*argv, f"-I{header}", *flags, "-o", work, source], log, what, fix)

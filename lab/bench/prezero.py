@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0
-"""Pre-zeroing: the job with free memory zeroed before, and the whole cost: peers, another load, natively."""
+"""Pre-zeroing: the job with free memory zeroed before, and the whole cost.
+
+Peers, another load, natively.
+"""
 
 import itertools
 import json
@@ -36,20 +39,25 @@ UM_MEMORY, UM_MB, UM_TURNS = "512M", 256, 6
 UM, WHERE = "prezero.um", ", User-Mode Linux"
 # To write to each page would take User-Mode Linux ten seconds.
 UM_DIRTY = f"alloc_once --size 384 --pages nothp --mode populate > /dev/null; {DROP}"
-DEFAULT_PACE = f"echo 1000 > {FOLDER}/delay_millisecs"
+DEFAULT_PACE = f"echo 100 > {FOLDER}/delay_millisecs"
 PEERS_NOTE = (
-    "Peers: init_on_alloc=1 zeroes every page when it is allocated; init_on_free=1 when it is freed, and not again. "
-    "Their whole CPU time includes that, and ours the work of kzeropaged before."
+    "Peers: init_on_alloc=1 zeroes every page when it is allocated; init_on_free=1 when it is "
+    "freed, and not again. Their whole CPU time includes that, and ours the work of kzeropaged "
+    "before."
 )
 UM_NOTE = (
-    f"As User-Mode Linux {UM_MB} MB of {UM_MEMORY} are filled: it has no huge pages, a page fault costs it several "
-    "system calls of the host, and its memory is a file in the host's page cache. It has no counters either: "
-    "task-clock is the elapsed time. Compare its figures only with the other column."
+    f"As User-Mode Linux {UM_MB} MB of {UM_MEMORY} are filled: it has no huge pages, a page fault "
+    "costs it several system calls of the host, and its memory is a file in the host's page "
+    "cache. It has no counters either: task-clock is the elapsed time. Compare its figures only "
+    "with the other column."
 )
 
 
 def peers(run: Run, sides: list[Side], size_mb: int) -> None:
-    """A job that touches all its memory, with each way of zeroing: the CPU time of the job, and of everything."""
+    """A job that touches all its memory, with each way of zeroing.
+
+    The CPU time of the job, and of everything.
+    """
     (ours,) = (side for side in sides if side.name == "ours")
     ours.sh(PACE)
     for pages, word in WORDS.items():
@@ -68,17 +76,26 @@ def peers(run: Run, sides: list[Side], size_mb: int) -> None:
                     whole = (host[0].user_s + host[0].system_s + before) * 1e3
                     found.note(side.name, job=answer["task_clock_ns"] / 1e6, whole=whole)
         for name in ("ours", *PEERS):
-            words = f"base, and {f'base with {PEERS[name]}' if name in PEERS else 'ours with kzeropaged'}"
+            other = f"base with {PEERS[name]}" if name in PEERS else "ours with kzeropaged"
+            words = f"base, and {other}"
             at, pages_words = f"prezero.peers.{word}.{name}", PAGES[pages]
             values = found["base", "job"], found[name, "job"]
             title = f"CPU time of a job that fills {size_mb} MB, {pages_words}"
             run.add(f"{at}.job", "ms", values, f"{title}: {words}.")
-            title = f"CPU time of the VMM for that job, and of the zeroing before or after it, {pages_words}"
-            run.add(f"{at}.whole", "ms", (found["base", "whole"], found[name, "whole"]), f"{title}: {words}.")
+            title = (
+                "CPU time of the VMM for that job, and of the zeroing before or after it, "
+                f"{pages_words}"
+            )
+            run.add(
+                f"{at}.whole",
+                "ms",
+                (found["base", "whole"], found[name, "whole"]),
+                f"{title}: {words}.",
+            )
 
 
 def load(run: Run, both: Pair) -> None:
-    """Short processes that fill all their memory, while the thread is on with its default pauses."""
+    """Short processes that fill their memory, while the thread is on with default pauses."""
     found = Values()
     with step(f"fork, exec, fault: {run.pairs} pairs of {LOAD[2]} processes"):
         both.ours.sh(f"{DEFAULT_PACE}; {ON}")
@@ -89,19 +106,29 @@ def load(run: Run, both: Pair) -> None:
                 whole = (host[0].user_s + host[0].system_s) * 1e3
                 found.note(side.name, wall=answer["wall_ns"] / 1e6, whole=whole)
         both.ours.sh(f"{OFF}; {PACE}")
-    title = f"{LOAD[2]} processes one after the other as in a build, with kzeropaged on as it is by default"
+    title = (
+        f"{LOAD[2]} processes one after the other as in a build, with kzeropaged on as it is by "
+        "default"
+    )
     goal = goals.within(0, LOAD_BEYOND, "not slower than base beyond noise")
-    words = f"{title}: time; each is forked, executes a program, fills {LOAD[4]} MB, uses files, and ends."
+    words = (
+        f"{title}: time; each is forked, executes a program, fills {LOAD[4]} MB, uses files, and "
+        "ends."
+    )
     run.add("prezero.build_load.wall", "ms", found.both("wall"), words, goal)
     words = f"{title}: CPU time of the VMM, the thread's included."
     run.add("prezero.build_load.whole", "ms", found.both("whole"), words)
 
 
 def natively(run: Run) -> None:
-    """4 KiB pages and the co-runner in guests that are ordinary processes, unless a kernel is a file."""
+    """4 KiB pages and the co-runner in guests that are ordinary processes, unless a kernel is a
+    file.
+    """
     options = run.options
     if options.base not in VARIANTS or options.ours not in VARIANTS:
-        run.note("Nothing was measured as User-Mode Linux: that needs kernels that are named by variant.")
+        run.note(
+            "Nothing was measured as User-Mode Linux: that needs kernels that are named by variant."
+        )
         return
     options = replace(options, size_mb=UM_MB, memory=UM_MEMORY, pairs=min(run.pairs, UM_TURNS))
     natively, cost = replace(run, options=options), Values()  # with the same list of figures
@@ -124,7 +151,9 @@ def natively(run: Run) -> None:
 def _corunner(program: Path, how: str) -> dict[str, Any]:
     argv = [str(program), "--ms", str(STORES_MS), *(["--clear", how] if how else [])]
     if (done := subprocess.run(argv, capture_output=True, text=True, check=False)).returncode:
-        raise TestFailure("The co-runner fails on this machine", done.stderr.strip(), shlex.join(argv))
+        raise TestFailure(
+            "The co-runner fails on this machine", done.stderr.strip(), shlex.join(argv)
+        )
     answer: dict[str, Any] = json.loads(done.stdout)
     return answer
 
@@ -152,7 +181,12 @@ def stores(run: Run) -> None:
         values = found["", "steps"], found[how, "steps"]
         run.add(f"prezero.native.corunner.{how}", "steps/s", values, f"{title}: {label}.", target)
     words = "Natively, bytes zeroed in a second with rep stosb, and with non-temporal stores."
-    run.add("prezero.native.clear_rate", "bytes/s", (found["stos", "rate"], found["movnti", "rate"]), words)
+    run.add(
+        "prezero.native.clear_rate",
+        "bytes/s",
+        (found["stos", "rate"], found["movnti", "rate"]),
+        words,
+    )
 
 
 def measure(run: Run) -> None:
@@ -163,7 +197,9 @@ def measure(run: Run) -> None:
         both.ours.sh(PACE)
         cost = Values()
         for pages, mode in itertools.product(WORDS, MODES):
-            phase = kzeropaged.allocate(run, both, f"prezero.{WORDS[pages]}.{mode}", mode, pages, cost)
+            phase = kzeropaged.allocate(
+                run, both, f"prezero.{WORDS[pages]}.{mode}", mode, pages, cost
+            )
             if pages == "thp":
                 phase.check_huge()
             phase.clock(SAVINGS[pages] if mode == "populate" else None)
@@ -173,7 +209,9 @@ def measure(run: Run) -> None:
         kzeropaged.faults(run, both.ours)
     rows = {"base": "", "ours": "", **PEERS}
     kernels = {name: "ours" if name == "ours" else "base" for name in rows}
-    specs = [(name, run.spec(kernels[name], devices=[], append=append)) for name, append in rows.items()]
+    specs = [
+        (name, run.spec(kernels[name], devices=[], append=append)) for name, append in rows.items()
+    ]
     with run.guests(specs) as sides:
         peers(run, sides, int(run.options.memory_mb * PEER_SHARE) // 2 * 2)
         load(run, Pair(sides[0], sides[1]))

@@ -1,8 +1,12 @@
 # SPDX-License-Identifier: GPL-2.0
-"""Real programs in a Debian, cold and warm: bytes zeroed, page faults, time, instructions and host memory."""
+"""Real programs in a Debian, cold and warm.
+
+Bytes zeroed, page faults, time, instructions and host memory.
+"""
 
 import hashlib
 import itertools
+import os
 import re
 import tempfile
 import time
@@ -14,7 +18,6 @@ from lab.bench.repeat import Values, by_turns
 from lab.bench.runner import Run
 from lab.bench.session import Side, settle_both
 from lab.boot import nested
-from lab.build.images import clean_environment
 from lab.core import lock, paths
 from lab.core.errors import TestFailure
 from lab.core.progress import step
@@ -33,33 +36,46 @@ FIGURES = {  # of a run: unit, title
     "host": ("bytes", "Host memory of the guest after the run"),
 }
 NOTE = (
-    "Before the first run of a program (cold), caches are dropped and all free memory is reported; the second (warm) follows "
-    "at once. Reports come after 2000 ms. A program prints the same on both kernels. A TCG plugin "
-    "counts the bytes that the kernel stores with `rep stos`, which clears pages on this CPU model, and the instructions of "
-    "kernel and programs. `rep stos` is one instruction, however much it stores: instructions show the work added, "
+    "Before the first run of a program (cold), caches are dropped and all free memory is "
+    "reported; the second (warm) follows at once. Reports come after 2000 ms. A program prints "
+    "the same on both kernels. A TCG plugin counts the bytes that the kernel stores with `rep "
+    "stos`, which clears pages on this CPU model, and the instructions of kernel and programs. "
+    "`rep stos` is one instruction, however much it stores: instructions show the work added, "
     "bytes the work saved. Host memory is that of the guest's memory, without the rest of QEMU."
 )
 
 
 def disk() -> Path:
-    """The file system with the programs, made when the cache lacks it; LabError without the packages or the space."""
+    """The file system with the programs, made when the cache lacks it.
+
+    LabError without the packages or the space.
+    """
     scripts, suite = sorted(PROGRAMS.glob("*.sh")), apt.codename()
     key = hashlib.sha256(b"".join(file.read_bytes() for file in (MAKER, *scripts))).hexdigest()[:16]
     target, log = paths.sub("disks") / f"{suite}-{key}.ext4", paths.log_file("debian-disk")
     if target.is_file():
         return target
     tools.need("debian")
-    what, sources = "installing the programs in a Debian", apt.PrivateApt(suite).root / "mirror.sources"
+    what, sources = (
+        "installing the programs in a Debian",
+        apt.PrivateApt(suite).root / "mirror.sources",
+    )
     argv: Argv = ["sh", MAKER, debs.unpacked("mmdebstrap"), suite, sources]
-    fix = "install what is named there, or free some space; users other than root need ranges in /etc/subuid"
-    environment = {**clean_environment(), "PATH": stock.SBIN}
+    fix = (
+        "install what is named there, or free some space; users other than root need ranges in "
+        "/etc/subuid"
+    )
+    environment = {**os.environ, "PATH": stock.SBIN}
     with lock.locked("disk"), step(what, log), lock.new_file(target) as work:
         logged([*argv, work, *scripts], log, f"{what} fails", fix, env=environment)
     return target
 
 
 def on_host(pid: int, size_mb: int) -> int:
-    """Bytes of the guest's memory that the host has: of QEMU's mapping of that size, since QEMU itself grows."""
+    """Bytes of the guest's memory that the host has.
+
+    Of QEMU's mapping of that size, since QEMU itself grows.
+    """
     smaps = Path(f"/proc/{pid}/smaps").read_text(encoding="utf-8")
     found = re.search(rf"(?s)\nSize: +{size_mb * 1024} kB\n.*?\nRss: +(\d+) kB", smaps)
     return int(found[1]) * 1024 if found else 0
@@ -77,12 +93,24 @@ def play(side: Side, name: str, counts: Path, size_mb: int) -> tuple[dict[str, f
 
 def measure(run: Run) -> None:
     run.note(NOTE)
-    names, plugin, found = split(run.options.only) or run.bench.parts, build_plugin("zerobytes"), Values()
+    names, plugin, found = (
+        split(run.options.only) or run.bench.parts,
+        build_plugin("zerobytes"),
+        Values(),
+    )
     rounds = min(run.pairs, ROUNDS)
-    run.job = {"memory": run.options.memory, "cpus": 1, "rounds": rounds, "programs": ", ".join(names)}
+    run.job = {
+        "memory": run.options.memory,
+        "cpus": 1,
+        "rounds": rounds,
+        "programs": ", ".join(names),
+    }
     drive = f"if=virtio,format=raw,snapshot=on,file={str(disk()).replace(',', ',,')}"
     more = ["-drive", drive, "-cpu", nested.CPU, "-plugin"]
-    added = [(PROGRAMS / "setup", "/kz/"), (Path(run.images.base), "/kz/kernel")]  # the kernel of the microVM
+    added = [
+        (PROGRAMS / "setup", "/kz/"),
+        (Path(run.images.base), "/kz/kernel"),
+    ]  # the kernel of the microVM
     with tempfile.TemporaryDirectory(prefix="programs-") as folder:
         counts = {name: Path(folder) / name for name in ("base", "ours")}
         args = {name: [*more, f"{plugin},out={file}"] for name, file in counts.items()}
@@ -99,11 +127,21 @@ def measure(run: Run) -> None:
                         found.note(side.name, pages, name, phase, **figures)
                         outputs[side.name] += lines
                 if outputs["base"] != outputs["ours"]:
-                    why = "\n".join(f"{side}: {line}" for side, lines in outputs.items() for line in lines)
-                    fix = f"repeat it: kz bench programs --only {name} --ours debug, which checks each page"
+                    why = "\n".join(
+                        f"{side}: {line}" for side, lines in outputs.items() for line in lines
+                    )
+                    fix = (
+                        f"repeat it: kz bench programs --only {name} --ours debug, which checks "
+                        "each page"
+                    )
                     raise TestFailure(f"{name} computes something else on our kernel", why, fix)
     for what, phase, pages, name in itertools.product(FIGURES, ("cold", "warm"), PAGES, names):
         unit, title = FIGURES[what]
         words = re.findall(r"(?m)^# (.+)\n# packages: ", (PROGRAMS / f"{name}.sh").read_text())[0]
         text = f"{title}, {PAGES[pages][1]}, {phase}: {words}."
-        run.add(f"programs.{name}.{pages}.{phase}.{what}", unit, found.both(pages, name, phase, what), text)
+        run.add(
+            f"programs.{name}.{pages}.{phase}.{what}",
+            unit,
+            found.both(pages, name, phase, what),
+            text,
+        )

@@ -11,7 +11,8 @@ from lab.core.errors import TestFailure
 from lab.core.progress import step
 
 MAPPED = 4096000
-# The part of the mapping that is used, and the least savings of the posted series in time and peak RSS.
+# The part of the mapping that is used, and the least savings of the posted series in time and peak
+# RSS.
 TOUCHED: dict[str, tuple[int, float, float]] = {
     "page": (4096, 98.8, 49.0),
     "half": (2048000, 61.8, 31.0),
@@ -20,7 +21,9 @@ TOUCHED: dict[str, tuple[int, float, float]] = {
 TOUCHED_WORDS = {"page": "one page touched", "half": "half touched", "all": "all touched"}
 # Mappings in a run of about a second. Each figure is per mapping.
 REFPAGE = {"page": 400, "half": 30, "all": 20}
-LOOPS = {name: {"memset": 20, "refpage": loops, "memset_huge": 20} for name, loops in REFPAGE.items()}
+LOOPS = {
+    name: {"memset": 20, "refpage": loops, "memset_huge": 20} for name, loops in REFPAGE.items()
+}
 METHODS = tuple(LOOPS["page"])
 # The methods that refpage_create() is compared with.
 WORDS = {
@@ -29,13 +32,14 @@ WORDS = {
 }
 NOTES = (
     "Both columns are the same kernel, ours: 'base' is memory initialised by the other method, "
-    "'knownzero' a private mapping from refpage_create(). Each figure is of one child process that repeatedly maps "
-    f"{MAPPED} bytes, writes one byte in each page of the touched part, and unmaps it; time is wall time from its exec "
-    "to its exit, divided by the number of mappings.",
-    "Huge pages are off for the child, except for memset_huge: the posted series was measured without them.",
-    "Instructions are counted by the guest's clock under -icount shift=0, in a boot of their own. With the "
-    "accelerator tcg, the emulation of a fault takes most of the time, and both methods have the same faults: the saving "
-    "is smaller than on hardware, where memory takes the time.",
+    "'knownzero' a private mapping from refpage_create(). Each figure is of one child process "
+    f"that repeatedly maps {MAPPED} bytes, writes one byte in each page of the touched part, and "
+    "unmaps it; time is wall time from its exec to its exit, divided by the number of mappings.",
+    "Huge pages are off for the child, except for memset_huge: the posted series was measured "
+    "without them.",
+    "Instructions are counted by the guest's clock under -icount shift=0, in a boot of their own. "
+    "With the accelerator tcg, the emulation of a fault takes most of the time, and both methods "
+    "have the same faults: the saving is smaller than on hardware, where memory takes the time.",
 )
 # Instructions are those of the mappings by which these numbers differ.
 FEW, MANY = 2, 6
@@ -57,7 +61,9 @@ def _method(side: Side, method: str, touch: int, loops: int, huge: bool = False)
 def methods(run: Run, side: Side) -> None:
     for name, (touch, time_saved, rss_saved) in TOUCHED.items():
         loops, found = LOOPS[name], Values()
-        with step(f"{touch} of {MAPPED} bytes touched: {run.pairs} repetitions of {len(METHODS)} methods"):
+        with step(
+            f"{touch} of {MAPPED} bytes touched: {run.pairs} repetitions of {len(METHODS)} methods"
+        ):
             for method, _ in turns(METHODS, run.pairs, warm_ups=0):
                 answer = _method(side, method, touch, loops[method])
                 time = answer["wall_ns"] / loops[method] / 1e6
@@ -84,12 +90,19 @@ def instructions(run: Run, side: Side) -> None:
         few, many = (_method(side, method, touch, loops, large)["wall_ns"] for loops in (FEW, MANY))
         return float(many - few) / (MANY - FEW)
 
-    side.sh(f"echo never > {THP}/hugepages-2048kB/enabled; echo always > {THP}/hugepages-64kB/enabled")
+    side.sh(
+        f"echo never > {THP}/hugepages-2048kB/enabled; echo always > {THP}/hugepages-64kB/enabled"
+    )
     with step(f"instructions, counted {COUNTS} times"):
         for folio, (size, *least) in FOLIOS.items():
             for (name, (touch, _, _)), goal in zip(TOUCHED.items(), least, strict=True):
-                both = [[count(m, touch, bool(folio)) for _ in range(COUNTS)] for m in ("memset", "refpage")]
-                words = f"Instructions of a mapping, {size}: {TOUCHED_WORDS[name]}; against memset()."
+                both = [
+                    [count(m, touch, bool(folio)) for _ in range(COUNTS)]
+                    for m in ("memset", "refpage")
+                ]
+                words = (
+                    f"Instructions of a mapping, {size}: {TOUCHED_WORDS[name]}; against memset()."
+                )
                 less = goals.less(goal, "at least {:g} % less")
                 at = f"refpage.{folio}{name}.instructions"
                 run.add(at, "instructions", (both[0], both[1]), words, less)
@@ -103,13 +116,22 @@ def readers(run: Run, side: Side) -> None:
         for method, _ in turns(("memset", "refpage"), run.pairs):
             time = side.json("refpage_bench", "--method", method, *argv, str(threads))["wall_ns"]
             found.note(method, time=time / pages)
-        words = f"Time of a first read of a page, 8 CPUs: {threads} threads, 8 mappings each; against zeros."
+        words = (
+            f"Time of a first read of a page, 8 CPUs: {threads} threads, 8 mappings each; against "
+            "zeros."
+        )
         values = found["memset", "time"], found["refpage", "time"]
         run.add(f"refpage.readers.{threads}.time", "ns", values, words)
 
 
 def measure(run: Run) -> None:
-    run.job = {"mapped": MAPPED, "loops": LOOPS, "memory": run.options.memory, "cpus": 1, "pairs": run.pairs}
+    run.job = {
+        "mapped": MAPPED,
+        "loops": LOOPS,
+        "memory": run.options.memory,
+        "cpus": 1,
+        "pairs": run.pairs,
+    }
     run.note(*NOTES)
     with run.guests([("ours", run.spec("ours", devices=[]))]) as (side,):
         if side.sh("refpage_bench --method refpage --loops 1 >/dev/null; echo $?")[-1] != "0":
@@ -118,7 +140,9 @@ def measure(run: Run) -> None:
             raise TestFailure("The kernel has no refpage_create()", why, fix)
         for method in ("memset", "refpage"):
             # A method without the pattern has no speed.
-            side.sh(f"refpage_bench --method {method} --map {MAPPED} --touch 1024000 --loops 1 --check")
+            side.sh(
+                f"refpage_bench --method {method} --map {MAPPED} --touch 1024000 --loops 1 --check"
+            )
         methods(run, side)
     counting = run.spec("ours", devices=[], accel="tcg", extra_qemu=["-icount", "shift=0"])
     with run.guests([("ours", counting)]) as (side,):

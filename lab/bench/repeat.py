@@ -10,12 +10,14 @@ from typing import TypeVar
 
 T = TypeVar("T")
 WARM_UPS = 1
-# A median is known when its 95 % interval reaches no farther than this to either side, in percent of the median.
+# A median is known when its 95 % interval reaches no farther than this to either side, in percent
+# of the median.
 NARROW = 5.0
 CONFIDENCE = 0.95
 NOTE = (
-    f"Repeated --pairs times, or until the {CONFIDENCE:.0%} interval of each median, which lies between two of the "
-    f"ordered values, was within {NARROW:.0f} % of it; n is the number of repetitions."
+    f"Repeated --pairs times, or until the {CONFIDENCE:.0%} interval of each median, which lies "
+    f"between two of the ordered values, was within {NARROW:.0f} % of it; n is the number of "
+    "repetitions."
 )
 
 
@@ -37,7 +39,10 @@ class Values(defaultdict[tuple[object, ...], list[float]]):
 
 
 def median_interval(values: Sequence[float]) -> tuple[float, float] | None:
-    """A 95 % interval of the median between two of the values, whatever the distribution; None for fewer than six."""
+    """A 95 % interval of the median between two of the values, whatever the distribution.
+
+    None for fewer than six.
+    """
     from scipy import stats  # takes a second
 
     low, high = stats.quantile_test(values).confidence_interval(CONFIDENCE)
@@ -52,9 +57,12 @@ def is_narrow(values: Sequence[float]) -> bool:
 
 
 def until_known(pairs: int, known: Iterable[Sequence[float]] = (), least: int = 0) -> Iterator[int]:
-    """Count up to ``pairs``; end sooner, after ``least`` turns, when all of ``known`` are known well enough.
+    """Count up to ``pairs``.
+
+    End sooner, after ``least`` turns, when all of ``known`` are known well enough.
 
     The caller fills the lists of ``known`` in each turn. Without lists, it counts to the end.
+
     """
     for turn in range(pairs):
         yield turn
@@ -73,9 +81,14 @@ def by_turns(things: Sequence[T], turn: int) -> list[T]:
 
 
 def turns(
-    sides: Sequence[T], pairs: int, known: Iterable[Sequence[float]] = (), *, least: int = 0,
-    warm_ups: int = WARM_UPS, before: Callable[[], object] = lambda: None,
-) -> Iterator[tuple[T, bool]]:  # fmt: skip
+    sides: Sequence[T],
+    pairs: int,
+    known: Iterable[Sequence[float]] = (),
+    *,
+    least: int = 0,
+    warm_ups: int = WARM_UPS,
+    before: Callable[[], object] = lambda: None,
+) -> Iterator[tuple[T, bool]]:
     """Each side in each turn, and whether it counts: warm-ups do not. See ``until_known``."""
     for turn in itertools.chain(range(-warm_ups, 0), until_known(pairs, known, least)):
         before()

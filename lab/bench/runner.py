@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0
-"""The runner of all benches: builds, boots, times, and makes the Result from the figures of a bench."""
+"""The runner of all benches.
+
+Builds, boots, times, and makes the Result from the figures of a bench.
+"""
 
 import contextlib
 import hashlib
@@ -27,8 +30,8 @@ from lab.report.results import SIDES, Floats, Metric, Result, Verdict
 from lab.series.parts import split
 
 FLOOR = (
-    "The dashed line in a chart is the floor: the base kernel with a patch (linux/measure) that leaves the memory of "
-    "mappings of 64 MiB or more as it is."
+    "The dashed line in a chart is the floor: the base kernel with a patch (linux/measure) that "
+    "leaves the memory of mappings of 64 MiB or more as it is."
 )
 
 
@@ -75,6 +78,7 @@ class Run:
     options: BenchOptions
     images: Built
     accel: str = ""  # of the first guests, unless the bench has a fixed one
+    accel_reason: str = ""
     metrics: list[Metric] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     job: dict[str, Any] = field(default_factory=dict)
@@ -87,7 +91,13 @@ class Run:
         return self.options.pairs
 
     def add(
-        self, name: str, unit: str, values: Both, sentence: str, target: Verdict = None, floor: Floats = ()
+        self,
+        name: str,
+        unit: str,
+        values: Both,
+        sentence: str,
+        target: Verdict = None,
+        floor: Floats = (),
     ) -> Metric:
         """Add a figure with the values of base and ours; see ``Metric``."""
         made = Metric.of(name, unit, *values, sentence=sentence, target=target, floor=floor)
@@ -120,11 +130,17 @@ class Run:
         """Running guests, prepared; the accelerator of the run is that of the first ones."""
         with guests(specs) as sides:
             self.accel = self.accel or sides[0].guest.accel
+            self.accel_reason = self.accel_reason or sides[0].guest.accel_reason
             yield sides
 
     @contextmanager
-    def kernels(self, *names: str, extra: dict[str, list[str]] | None = None, **more: Any) -> Iterator[Any]:
-        """Guests with base and ours, or these kernels, and the same device; ``extra``: arguments of QEMU by side."""
+    def kernels(
+        self, *names: str, extra: dict[str, list[str]] | None = None, **more: Any
+    ) -> Iterator[Any]:
+        """Guests with base and ours, or these kernels, and the same device; ``extra``.
+
+        Arguments of QEMU by side.
+        """
         names, extra = names or ("base", "ours"), extra or {}
         specs = [(name, self.spec(name, extra_qemu=extra.get(name, []), **more)) for name in names]
         with self.guests(specs) as sides:
@@ -135,10 +151,14 @@ def measure(bench: Bench, options: BenchOptions) -> Result:
     began = time.monotonic()
     if (available := available_gb()) < bench.needs_gb:
         why = f"{available:.1f} GB of memory are available, {bench.needs_gb:.1f} GB are needed"
-        raise LabError(f"Cannot run the bench {bench.name}", why, "end other programs on the machine")
+        raise LabError(
+            f"Cannot run the bench {bench.name}", why, "end other programs on the machine"
+        )
     if unknown := set(split(options.only)).difference(bench.parts):
         why = f"{bench.name} has no part {min(unknown)}"
-        raise UsageError(f"Bad --only: {options.only}", why, f"use {', '.join(bench.parts) or 'all of it'}")
+        raise UsageError(
+            f"Bad --only: {options.only}", why, f"use {', '.join(bench.parts) or 'all of it'}"
+        )
     if bench.parts:
         bench.call("disk")  # with all that its parts need
     if bench.accel:
@@ -147,7 +167,12 @@ def measure(bench: Bench, options: BenchOptions) -> Result:
     run = Run(bench, options, images, accel=bench.accel)
     bench.measure(run)
     options = run.options
-    usual = {"size_mb": options.size_mb, "memory": options.memory, "cpus": 1, "pairs": options.pairs}
+    usual = {
+        "size_mb": options.size_mb,
+        "memory": options.memory,
+        "cpus": 1,
+        "pairs": options.pairs,
+    }
     return Result(
         name=bench.name,
         accelerator=run.accel,
@@ -155,7 +180,7 @@ def measure(bench: Bench, options: BenchOptions) -> Result:
         reproduce=reproduce(bench.name, options, run.accel),
         metrics=run.metrics,
         job=run.job or usual,
-        host=host_facts(),
+        host=host_facts() | {"accelerator": run.accel_reason},
         notes=run.notes,
         sides=list(run.sides),
         series=run.series,
@@ -164,7 +189,9 @@ def measure(bench: Bench, options: BenchOptions) -> Result:
 
 
 def kernel_facts(image: str | Path) -> str:
-    """Release, configuration and compiler of a kernel, as far as the files beside its image have them."""
+    """Release, configuration and compiler of a kernel, as far as the files beside its image have
+    them.
+    """
     path = Path(image)
     if path.parent == Path():
         return ""  # the name of an image, and no path
@@ -188,7 +215,11 @@ def commit() -> str:
 
 def host_facts() -> dict[str, str]:
     found = machine()
-    return {"cpu": found.get("model name", "unknown"), "cpus": found["cpus"], "kernel": platform.release()}
+    return {
+        "cpu": found.get("model name", "unknown"),
+        "cpus": found["cpus"],
+        "kernel": platform.release(),
+    }
 
 
 def reproduce(name: str, options: BenchOptions, accel: str) -> str:

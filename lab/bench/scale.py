@@ -13,7 +13,18 @@ from lab.bench.kzeropaged import FOLDER, OFF, PACE, zero_all
 from lab.bench.repeat import NOTE as REPEATED
 from lab.bench.repeat import Values, turns
 from lab.bench.runner import Run
-from lab.bench.session import AT_ONCE, BALLOON, DROP, FLUSH, LATE, MIB, Side, available_gb, cpu_ns, resident
+from lab.bench.session import (
+    AT_ONCE,
+    BALLOON,
+    DROP,
+    FLUSH,
+    LATE,
+    MIB,
+    Side,
+    available_gb,
+    cpu_ns,
+    resident,
+)
 from lab.boot.spec import BootSpec
 from lab.core.errors import TestFailure
 from lab.core.progress import step
@@ -51,7 +62,11 @@ def report(side: Side, timeout: float = 120.0) -> Cost:
     cpu, began = cpu_ns(side.guest.pid), time.monotonic()
     release(side)
     until_back(side, full, fill_mb(side) * MIB * REPORTED_PERCENT // 100, timeout)
-    found = full - resident(side.guest.pid), time.monotonic() - began, (cpu_ns(side.guest.pid) - cpu) / 1e9
+    found = (
+        full - resident(side.guest.pid),
+        time.monotonic() - began,
+        (cpu_ns(side.guest.pid) - cpu) / 1e9,
+    )
     side.sh("wait")
     return found
 
@@ -79,7 +94,9 @@ def prezero(side: Side) -> Cost:
     cost = zero_all(side, look=LOOK_S)
     if cost["bytes"] < fill_mb(side) * MIB * BACK_PERCENT // 100:
         why = f"of {fill_mb(side)} MB that were dirty {cost['bytes'] / MIB:.0f} MB were zeroed"
-        raise TestFailure(f"Free memory did not become zero ({side.name})", why, f"see {FOLDER} in the guest")
+        raise TestFailure(
+            f"Free memory did not become zero ({side.name})", why, f"see {FOLDER} in the guest"
+        )
     return cost["bytes"], cost["seconds"], cost["cpu"]
 
 
@@ -115,7 +132,10 @@ def measure(run: Run) -> None:
     def specs(kernels: Sequence[str], devices: list[str]) -> list[tuple[str, BootSpec]]:
         sizes = [(kernel, gb, f"{gb}G") for kernel in kernels for gb in gbs]
         more: dict[str, Any] = {"cpus": CPUS, "devices": devices}
-        return [(f"{kernel}-{gb}", run.spec(kernel, memory=memory, **more)) for kernel, gb, memory in sizes]
+        return [
+            (f"{kernel}-{gb}", run.spec(kernel, memory=memory, **more))
+            for kernel, gb, memory in sizes
+        ]
 
     with run.guests(specs(("base", "ours"), [BALLOON])) as sides:
         for side in sides:
@@ -132,14 +152,17 @@ def measure(run: Run) -> None:
         rounds(sides, run.pairs, "prezero", found)
     figures(run, found, gbs)
     run.note(
-        f"Each guest fills {FILL_PERCENT} % of its memory and frees it. A report is measured from there until the host "
-        f"has {REPORTED_PERCENT} % back, so it includes the time to free it; a flush from the write to the parameter to "
-        "its return; zeroing from turning kzeropaged on, without pauses, until it has no more work. CPU time is that "
-        "of QEMU, guest included, and for zeroing that of kzeropaged.",
+        f"Each guest fills {FILL_PERCENT} % of its memory and frees it. A report is measured from "
+        f"there until the host has {REPORTED_PERCENT} % back, so it includes the time to free it; "
+        "a flush from the write to the parameter to its return; zeroing from turning kzeropaged "
+        "on, without pauses, until it has no more work. CPU time is that of QEMU, guest "
+        "included, and for zeroing that of kzeropaged.",
         REPEATED,
-        "A cost grows faster than the memory when the whole 95 % bootstrap interval of the change is above "
-        f"{LIMIT:.0f} %, or when the change is more than {BEYOND:.0f} %, however wide that interval.",
+        "A cost grows faster than the memory when the whole 95 % bootstrap interval of the "
+        f"change is above {LIMIT:.0f} %, or when the change is more than {BEYOND:.0f} %, however "
+        "wide that interval.",
     )
     run.note(
-        f"A guest of {MORE} GB is added where {needed_gb((*SIZES, MORE)):.0f} GB of the machine's memory are available."
+        f"A guest of {MORE} GB is added where {needed_gb((*SIZES, MORE)):.0f} GB of the machine's "
+        "memory are available."
     )

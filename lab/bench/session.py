@@ -32,23 +32,30 @@ FLUSH = "/sys/module/page_reporting/parameters/flush"
 DELAY = "/sys/module/page_reporting/parameters/page_reporting_delay_ms"
 LATE = f"echo 3600000 > {DELAY}"  # reports only come when they are measured
 AT_ONCE = f"echo 1 > {DELAY}"
-# Pages in the lists of a CPU are never reported. A flush drains these lists, and base has no flush. A low limit
-# while a few pages are freed drains them on both sides.
+# Pages in the lists of a CPU are never reported. A flush drains these lists, and base has no flush.
+# A low limit while a few pages are freed drains them on both sides.
 LISTS = "/proc/sys/vm/percpu_pagelist_high_fraction"
 DROP = (
-    f"echo 3 > /proc/sys/vm/drop_caches; echo 100000 > {LISTS}; "
-    f"for i in 1 2 3 4 5 6 7 8; do cat /proc/self/stat > /dev/null; done; echo 0 > {LISTS}"
+    f"echo 3 > /proc/sys/vm/drop_caches; echo 100000 > {LISTS}; for i in 1 2 3 4 5 6 7 8; do cat "
+    f"/proc/self/stat > /dev/null; done; echo 0 > {LISTS}"
 )
 PRIORITY = -10  # above ordinary programs, which then disturb less
-SHARED = "The daemon's guests have shared memory: {}. The host's faults on 4 KiB pages would hide what the guest saves."
+SHARED = (
+    "The daemon's guests have shared memory: {}. The host's faults on 4 KiB pages would hide what "
+    "the guest saves."
+)
 DELAY_MS = 100  # so long that no report comes while the job still frees memory
-SETTLE_MS = 10  # while nothing runs but reports: base reports in rounds, with this delay between them
+# While nothing runs but reports: base reports in rounds, with this delay between them
+SETTLE_MS = 10
 STILL_S = 0.1
 POPULATE_WRITE = 23  # MADV_POPULATE_WRITE
 
 
 class HostCost(NamedTuple):
-    """The cost of a step for the VMM on its host: page faults, CPU seconds in the kernel and outside it."""
+    """The cost of a step for the VMM on its host.
+
+    Page faults, CPU seconds in the kernel and outside it.
+    """
 
     faults: int
     system_s: float
@@ -82,7 +89,10 @@ def cpu_ns(pid: int) -> int:
 
 
 def warm_host(size: int) -> None:
-    """Touch ``size`` bytes that the machine, if it is a guest, may have reported: else the first side waits for them."""
+    """Touch ``size`` bytes that the machine, if it is a guest, may have reported.
+
+    Else the first side waits for them.
+    """
     with mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as area:
         try:
             with contextlib.suppress(OSError):  # QEMU asks for huge pages as well
@@ -127,7 +137,10 @@ class Side:
             code = int(text.removeprefix(DONE))
             if code and check:
                 why = "\n".join([f"`{command}` ended with exit code {code}", *output[-8:]])
-                fix = "run the same command with `kz boot … -- sh -c '…'` and read the guest's console log"
+                fix = (
+                    "run the same command with `kz boot … -- sh -c '…'` and read the guest's "
+                    "console log"
+                )
                 raise TestFailure(f"A step of the bench failed in the {self.name} guest", why, fix)
             return output
         try:
@@ -152,7 +165,9 @@ class Side:
             if isinstance(found, dict):
                 return found
         what = f"A guest program printed no JSON ({self.name})"
-        raise TestFailure(what, f"`{shlex.join(argv)}` printed {lines!r}", "run it with `kz boot … --`")
+        raise TestFailure(
+            what, f"`{shlex.join(argv)}` printed {lines!r}", "run it with `kz boot … --`"
+        )
 
     def prepare(self) -> None:
         """Set the guest up once: a short report delay, and whether it has the flush parameter."""
@@ -165,19 +180,28 @@ class Side:
         self.has_flush = self.sh(f"test -e {FLUSH} && echo yes || echo no")[-1] == "yes"
 
     def free_and_report(self) -> None:
-        """Drop caches, empty the CPU's lists, and flush if the kernel can; reports are quick until ``reported``."""
+        """Drop caches, empty the CPU's lists, and flush if the kernel can.
+
+        Reports are quick until ``reported``.
+        """
         self.sh(f"delay=$(cat {DELAY}); echo {SETTLE_MS} > {DELAY}; {DROP}")
         if self.has_flush:
             self.sh(f"echo 0 > {FLUSH}")
 
     def reported(self, timeout: float) -> int:
-        """Wait until the VMM stops shrinking, and put the delay of reports back; the VMM's resident bytes."""
+        """Wait until the VMM stops shrinking, and put the delay of reports back.
+
+        The VMM's resident bytes.
+        """
         size = settle_resident(self.guest.pid, timeout=timeout, what=f"the {self.name} guest")
         self.sh(f"echo $delay > {DELAY}")
         return size
 
     def settle(self, timeout: float = 60.0) -> int:
-        """Have all free memory reported; the VMM's resident bytes. TestFailure after ``timeout`` seconds."""
+        """Have all free memory reported; the VMM's resident bytes.
+
+        TestFailure after ``timeout`` seconds.
+        """
         self.free_and_report()
         return self.reported(timeout)
 
@@ -200,12 +224,19 @@ def settle_both(sides: Sequence[Side]) -> None:
 
 
 def settle_resident(pid: int, *, timeout: float, what: str, still_s: float = STILL_S) -> int:
-    """Wait until the resident size of a process has moved by less than 1 MiB for ``still_s`` seconds."""
+    """Wait until the resident size of a process has moved by less than 1 MiB for ``still_s``
+    seconds.
+    """
     return settled(lambda: resident(pid), timeout, f"The resident size of {what}", still_s)
 
 
-def settled(look: Callable[[], int], timeout: float, what: str, still_s: float, by: int = MIB) -> int:
-    """Wait until a number of bytes has moved by at most ``by`` for ``still_s`` seconds; TestFailure if it does not."""
+def settled(
+    look: Callable[[], int], timeout: float, what: str, still_s: float, by: int = MIB
+) -> int:
+    """Wait until a number of bytes has moved by at most ``by`` for ``still_s`` seconds.
+
+    TestFailure if it does not.
+    """
     began = time.monotonic()
     mark, since = look(), began
     while True:
@@ -222,7 +253,10 @@ def settled(look: Callable[[], int], timeout: float, what: str, still_s: float, 
 
 
 def spec_for(options: BenchOptions, kernel: str | Path, qemu: Path | None, **more: Any) -> BootSpec:
-    """The boot of one side; ``more`` overrides fields of BootSpec. On stock QEMU, the daemon is the balloon."""
+    """The boot of one side; ``more`` overrides fields of BootSpec.
+
+    On stock QEMU, the daemon is the balloon.
+    """
     fields: dict[str, Any] = {"kernel": kernel, "qemu": qemu, "memory": options.memory}
     fields |= {
         "accel": options.accel,
@@ -244,7 +278,8 @@ def guests(specs: Sequence[tuple[str, BootSpec]]) -> Iterator[list[Side]]:
         sides = []
         for name, spec in specs:
             side = Side(name, stack.enter_context(running(replace(spec, label=name))))
-            # One after the other: the CPUs of many guests that boot at once time out waiting for each other.
+            # One after the other: the CPUs of many guests that boot at once time out waiting for
+            # each other.
             side.sh("true")
             sides.append(side)
         accels = sorted({side.guest.accel for side in sides})

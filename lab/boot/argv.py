@@ -9,7 +9,8 @@ from lab.boot.spec import BootSpec
 
 # The first oops ends the guest, so that no run waits for its timeout.
 ENDS = "panic=-1 oops=panic"
-# Emulation on a busy machine loses the ticks that the kernel's timer check counts; KVM skips the check anyway.
+# Emulation on a busy machine loses the ticks that the kernel's timer check counts; KVM skips the
+# check anyway.
 APPEND = f"console=ttyS0 {ENDS} mitigations=off no_timer_check"
 # An emulated counter jumps when its thread waits: do not watch it. Delays as at 3 GHz and 250 Hz.
 # An RCU section of a preempted nice task (khugepaged) lasts many times as long as on hardware.
@@ -20,9 +21,11 @@ BARE = ("-nodefaults", "-no-user-config", "-display", "none", "-no-reboot")
 VIRTIO_ID_BALLOON = 5
 # The daemon's front end in the patched QEMU, and in any QEMU from 10.1 on.
 FRONT_END = "vhost-user-balloon-pci"
-GENERIC = f"vhost-user-test-device-pci,virtio-id={VIRTIO_ID_BALLOON},num_vqs=5,vq_size=128,config_size=16"
-# BootSpec.shared_memory: a file in a tmpfs with huge pages, mounted for this QEMU alone by root of a user namespace. A
-# memfd gets huge pages only where the administrator has enabled them.
+GENERIC = (
+    f"vhost-user-test-device-pci,virtio-id={VIRTIO_ID_BALLOON},num_vqs=5,vq_size=128,config_size=16"
+)
+# BootSpec.shared_memory: a file in a tmpfs with huge pages, mounted for this QEMU alone by root of
+# a user namespace. A memfd gets huge pages only where the administrator has enabled them.
 HUGE, MOUNT = "huge", 'mount -t tmpfs -o huge=always none /dev/shm && exec "$0" "$@"'
 WITH_HUGE = ("unshare", "--map-root-user", "--mount", "sh", "-c", MOUNT)
 UM_LINES = ("ctl", "out", "err", "in")  # in the order of User-Mode Linux's serial lines
@@ -38,11 +41,15 @@ class Images:
     modules: tuple[Path, ...] = ()  # that the kernel must load
     front_end: str = ""  # of the daemon: QEMU's device and its properties
     tsc_khz: int = 0  # of the machine's time stamp counter; 0: the guest measures it
+    reason: str = ""  # for the accelerator
 
 
 @dataclass(frozen=True)
 class Ends:
-    """Files and sockets of one run: ``sockets`` are file descriptors by the name of their channel."""
+    """Files and sockets of one run.
+
+    ``sockets`` are file descriptors by the name of their channel.
+    """
 
     initrd: Path
     console: Path
@@ -58,7 +65,8 @@ def make(spec: BootSpec, images: Images, ends: Ends) -> list[str]:
 def cpu(accel: str, arch: str = "x86_64", mte: bool = False) -> list[str]:
     """The accelerator and the processor model; ``mte``: an arm64 processor with memory tags.
 
-    The emulated x86 processor lacks ERMS: QEMU emulates ``rep stosb`` byte by byte, and zeroing would seem slower.
+    The emulated x86 processor lacks ERMS: QEMU emulates ``rep stosb`` byte by byte, and zeroing
+    would seem slower.
     """
     if arch == "arm64":
         # pauth-impdef: pointer authentication as specified takes half of the time.
@@ -72,11 +80,16 @@ def _append(spec: BootSpec, images: Images) -> str:
     words = APPEND_ARM64 if spec.arch == "arm64" else APPEND
     if spec.arch == "x86_64" and images.accel == "tcg":
         words += f" {APPEND_TCG}"
-        # With -icount the counter is a virtual clock of 1 GHz. Without, a kernel on a busy machine that measures
-        # the counter with emulated timers may be wrong by a factor of six.
+        # With -icount the counter is a virtual clock of 1 GHz. Without, a kernel on a busy machine
+        # that measures the counter with emulated timers may be wrong by a factor of six.
         if images.tsc_khz and "-icount" not in spec.extra_qemu:
             words += f" tsc_early_khz={images.tsc_khz}"
     return f"{words} {spec.append}".strip()
+
+
+def _value(path: Path) -> str:
+    """A path as the value of an option of QEMU, where a comma ends the value."""
+    return str(path).replace(",", ",,")
 
 
 def _machine(spec: BootSpec) -> str:
@@ -87,10 +100,21 @@ def _machine(spec: BootSpec) -> str:
 
 def _qemu(spec: BootSpec, images: Images, ends: Ends) -> list[str]:
     argv = [*WITH_HUGE] if spec.shared_memory == HUGE else []
-    argv += [str(images.qemu), *BARE, "-machine", _machine(spec), *cpu(images.accel, spec.arch, spec.mte)]
+    argv += [
+        str(images.qemu),
+        *BARE,
+        "-machine",
+        _machine(spec),
+        *cpu(images.accel, spec.arch, spec.mte),
+    ]
     argv += ["-m", spec.memory, "-smp", str(spec.cpus), "-kernel", str(images.kernel)]
     argv += ["-initrd", str(ends.initrd), "-append", _append(spec, images)]
-    argv += ["-chardev", f"file,id=kzconsole,path={ends.console}", "-serial", "chardev:kzconsole"]
+    argv += [
+        "-chardev",
+        f"file,id=kzconsole,path={_value(ends.console)}",
+        "-serial",
+        "chardev:kzconsole",
+    ]
     argv += ["-device", "virtio-serial-pci,id=kzserial"]
     for name, fd in ends.sockets.items():
         argv += ["-chardev", f"socket,id=kz{name},fd={fd}"]
@@ -101,15 +125,16 @@ def _qemu(spec: BootSpec, images: Images, ends: Ends) -> list[str]:
     if ends.interactive:
         argv += ["-chardev", "stdio,id=kztty,signal=off", "-device", "virtconsole,chardev=kztty"]
     if ends.daemon:
-        # Two processes share the memory. The patched QEMU connects again when the daemon restarts; the generic device
-        # fails at once with this option, since it does not wait for the connection.
+        # Two processes share the memory. The patched QEMU connects again when the daemon restarts;
+        # the generic device fails at once with this option, since it does not wait for the
+        # connection.
         again = ",reconnect-ms=100" if images.front_end == FRONT_END else ""
         kind = "memfd" + (f",{spec.shared_memory}" if spec.shared_memory else "")
         if spec.shared_memory == HUGE:
             kind = "file,mem-path=/dev/shm,align=2M"
         argv += ["-object", f"memory-backend-{kind},id=kzmemory,size={spec.memory},share=on"]
         argv += ["-machine", "memory-backend=kzmemory"]
-        argv += ["-chardev", f"socket,id=kzballoon,path={ends.daemon}{again}"]
+        argv += ["-chardev", f"socket,id=kzballoon,path={_value(ends.daemon)}{again}"]
         argv += ["-device", f"{images.front_end},chardev=kzballoon"]
     for device in spec.qemu_devices():
         argv += ["-device", device]

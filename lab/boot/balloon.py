@@ -25,7 +25,10 @@ def _memory(guest: Guest) -> int:
 
 
 def fill(guest: Guest, size: int, timeout: float = 120.0) -> None:
-    """Have the balloon hold ``size`` bytes and wait until it does; TestFailure when that takes too long."""
+    """Have the balloon hold ``size`` bytes and wait until it does.
+
+    TestFailure when that takes too long.
+    """
     if guest.daemon:
         guest.daemon.ask(command="target", bytes=size)
     else:

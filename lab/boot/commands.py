@@ -15,10 +15,12 @@ from typer import Argument, Option
 
 from lab.boot.spec import BootSpec
 from lab.core import errors
-from lab.core.options import Json, Several, unpacked
+from lab.core.options import Json, Several, unpacked, writable_file
 
 app = typer.Typer()
-PASSED_ON = {"allow_interspersed_args": False}  # what follows the first word belongs to the guest's command
+PASSED_ON = {
+    "allow_interspersed_args": False
+}  # what follows the first word belongs to the guest's command
 BALLOON = "virtio-balloon-pci,free-page-reporting=on"
 FOREVER = 7 * 86400.0  # seconds
 KERNEL = "knownzero"
@@ -28,7 +30,9 @@ KERNEL = "knownzero"
 class GuestOptions:
     """The guest that the command line describes."""
 
-    kernel: Annotated[str, Option(help="base, knownzero, off, debug, stock (Debian's) or a file.")] = KERNEL
+    kernel: Annotated[
+        str, Option(help="base, knownzero, off, debug, stock (Debian's) or a file.")
+    ] = KERNEL
     qemu: Annotated[str | None, Option(help="base, knownzero, stock (Debian's) or a file.")] = None
     memory: Annotated[str, Option(help="Guest memory, such as 2G.")] = "2G"
     cpus: Annotated[int, Option(min=1, max=255, help="Virtual CPUs.")] = 1
@@ -36,7 +40,9 @@ class GuestOptions:
         Several, Option(help=f"A QEMU device, such as {BALLOON}, or daemon,OPTION=…. Repeatable.")
     ] = None
     append: Annotated[str, Option(help="More kernel command line.")] = ""
-    add: Annotated[Several, Option(metavar="FILE[:GUESTPATH]", help="Copy this in. Repeatable.")] = None
+    add: Annotated[
+        Several, Option(metavar="FILE[:GUESTPATH]", help="Copy this in. Repeatable.")
+    ] = None
     accel: Annotated[str, Option(help="auto, kvm or tcg.")] = "auto"
     qemu_arg: Annotated[Several, Option(help="A raw QEMU argument. Repeatable.")] = None
 
@@ -44,7 +50,10 @@ class GuestOptions:
         """The BootSpec; ``device``: the one of a guest that is given none."""
         names = ("kernel", "qemu", "memory", "cpus", "append", "accel")
         same: dict[str, Any] = {name: getattr(self, name) for name in names}
-        devices, added = self.device or [device] * bool(device), [_added(item) for item in self.add or []]
+        devices, added = (
+            self.device or [device] * bool(device),
+            [_added(item) for item in self.add or []],
+        )
         more: dict[str, Any] = {"devices": devices, "add": added, "extra_qemu": self.qemu_arg or []}
         return BootSpec(**same, **more, command=command, timeout=timeout)
 
@@ -90,7 +99,12 @@ def boot(
     timeout: Annotated[float, Option(min=1, help="Seconds until the guest is ended.")] = 300,
     arch: Annotated[str, Option(help="x86_64, um (without QEMU), i386 or arm64.")] = "x86_64",
     mte: Annotated[bool, Option("--mte", help="arm64 with memory tags.")] = False,
-    allow_warnings: Annotated[bool, Option("--allow-warnings", help="Pass despite kernel faults.")] = False,
+    allow_warnings: Annotated[
+        bool, Option("--allow-warnings", help="Pass despite kernel faults.")
+    ] = False,
+    dry_run: Annotated[
+        bool, Option("--dry-run", help="Only print the commands; build and start nothing.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Run a command in a fresh guest; its stdout, stderr and exit code are passed through.
@@ -98,18 +112,25 @@ def boot(
     The kernel's console goes to a log under out/boot. A kernel warning, an oops or a dirty
     known-zero page makes the exit code 1, even if the command succeeded.
     """
-    from lab.boot import guest
+    from lab.boot import dry, guest
     from lab.core import progress
 
     spec = chosen.spec(command or ["uname", "-a"], timeout)
     spec.arch, spec.mte, spec.allow_warnings = arch, mte, allow_warnings
+    if dry_run:
+        print("\n".join(dry.commands(spec)))
+        return
     result = guest.boot(spec, *([] if as_json else _streams()))
     if as_json:
-        found = {name: getattr(result, name) for name in ("exit_code", "stdout", "stderr", "violations")}
-        found |= {"accelerator": result.accel, "seconds": round(result.seconds, 3)}
+        found = {
+            name: getattr(result, name) for name in ("exit_code", "stdout", "stderr", "violations")
+        }
+        found |= {"accelerator": result.accel, "accelerator_reason": result.accel_reason}
+        found |= {"seconds": round(result.seconds, 3)}
         print(json.dumps(found | {"console": str(result.console)}))
     elif progress.console.is_terminal:
-        progress.note(f"{result.accel}, {result.seconds:.1f} s, console: {result.console}")
+        about = f"{result.accel} ({result.accel_reason})" if result.accel_reason else result.accel
+        progress.note(f"{about}, {result.seconds:.1f} s, console: {result.console}")
     raise typer.Exit(result.exit_code)
 
 
@@ -129,13 +150,20 @@ def shell(
 @unpacked
 def watch(
     chosen: GuestOptions,
-    command: Annotated[Several, Argument(metavar="[-- CMD...]", help="A command to run meanwhile.")] = None,
+    command: Annotated[
+        Several, Argument(metavar="[-- CMD...]", help="A command to run meanwhile.")
+    ] = None,
     interval: Annotated[int, Option(min=1, max=3600, help="Seconds between two samples.")] = 2,
     once: Annotated[bool, Option("--once", help="Sample once, after the command.")] = False,
-    socket_path: Annotated[Path | None, Option("--socket", help="Watch the daemon at this socket.")] = None,
+    socket_path: Annotated[
+        Path | None, Option("--socket", help="Watch the daemon at this socket.")
+    ] = None,
     as_json: Annotated[bool, Option("--json", help="Print one JSON object per sample.")] = False,
 ) -> None:
-    """Watch known-zero memory in a fresh guest (zeropages), or a vhost-user balloon; Ctrl-C ends it."""
+    """Watch known-zero memory in a fresh guest (zeropages), or a vhost-user balloon.
+
+    Ctrl-C ends it.
+    """
     from lab.boot import guest, top
 
     if socket_path is not None:
@@ -158,7 +186,8 @@ def watch(
 @app.command(context_settings=PASSED_ON)
 def conform(
     command: Annotated[
-        Several, Argument(metavar="-- COMMAND...", help="Your VMM, with its serial console on stdout.")
+        Several,
+        Argument(metavar="-- COMMAND...", help="Your VMM, with its serial console on stdout."),
     ] = None,
     kernel: Annotated[str, Option(help="A variant or a file.")] = "debug",
     arch: Annotated[str, Option(help="x86_64, or um (the kernel as a program).")] = "x86_64",
@@ -173,17 +202,21 @@ def conform(
 ) -> None:
     """Check the balloon of any VMM: whether its answers are true, and what the host gets back.
 
-    In COMMAND, {kernel}, {initrd}, {append} and {memory} are replaced. It prints a Markdown table; a failed check
-    makes the exit code 1. Example: kz conform -- qemu-system-x86_64 -nographic -m {memory} -kernel {kernel} -initrd
-    {initrd} -append {append} -device virtio-balloon-pci,free-page-reporting=on
+    In COMMAND, {kernel}, {initrd}, {append} and {memory} are replaced. It prints a Markdown table;
+    a failed check makes the exit code 1. Example: kz conform -- qemu-system-x86_64 -nographic -m
+    {memory} -kernel {kernel} -initrd {initrd} -append {append} -device
+    virtio-balloon-pci,free-page-reporting=on
     """
     from lab.boot import conform as conforming
 
     if bundle:
+        writable_file("--bundle", bundle)
         conforming.bundle(bundle, kernel)
         print(bundle)
         return
-    lines = conforming.check(command or [], kernel=kernel, arch=arch, memory=memory, timeout=timeout, pid=pid)
+    lines = conforming.check(
+        command or [], kernel=kernel, arch=arch, memory=memory, timeout=timeout, pid=pid
+    )
     print("\n".join(lines))
     if any("| FAIL |" in line for line in lines):
         raise typer.Exit(errors.FAILED)

@@ -1,8 +1,12 @@
 # SPDX-License-Identifier: GPL-2.0
-"""``kz conform``: boot guest/conform.c on any VMM, read its table, and see what the host gets back."""
+"""``kz conform``.
+
+Boot guest/conform.c on any VMM, read its table, and see what the host gets back.
+"""
 
 import contextlib
 import re
+import shutil
 import subprocess
 import tarfile
 import tempfile
@@ -18,11 +22,13 @@ from lab.core.errors import LabError, TestFailure, UsageError
 PLACES = ("{kernel}", "{initrd}", "{append}", "{memory}")
 APPEND = {"x86_64": f"{argv.APPEND} {argv.APPEND_TCG} retain_initrd", "um": argv.APPEND_UM}
 MIB = 1 << 20
-README = """Boot bzImage with the initramfs on your VMM, with a balloon, 1 GiB of memory and this command line:
+README = """Boot bzImage with the initramfs on your VMM, with a balloon, 1 GiB of memory and this
+command line:
 
     {append}
 
-The guest prints a Markdown table on its serial console and switches itself off. The lines for a pull request:
+The guest prints a Markdown table on its serial console and switches itself off. The lines for a
+pull request:
 
     grep '^|' console.log
 
@@ -33,7 +39,9 @@ The guest prints a Markdown table on its serial console and switches itself off.
 def files(kernel: str, arch: str, folder: Path) -> tuple[Path, Path]:
     """The kernel, and an initramfs of the probe, which starts that kernel again."""
     image, initrd = resolve.kernel(kernel, arch)[0], folder / "initramfs"
-    initramfs.write(initrd, ["conform"], "none", [(image, "/kz/kernel")], [], arch, ("init", "conform"))
+    initramfs.write(
+        initrd, ["conform"], "none", [(image, "/kz/kernel")], [], arch, ("init", "conform")
+    )
     return image, initrd
 
 
@@ -75,22 +83,34 @@ def _resident(process: int, session: bool) -> int:
 
 
 def host_row(before: int, after: int, reported: int) -> str:
-    """The row of the table about memory that the host has: bytes before and after a report of ``reported``."""
+    """The row of the table about memory that the host has.
+
+    Bytes before and after a report of ``reported``.
+    """
     falls = before - after
     verdict = "PASS" if falls > 0.8 * reported else "FAIL"
-    seen = f"{before // MIB} → {after // MIB} MiB resident after {reported // MIB} MiB were reported"
+    seen = (
+        f"{before // MIB} → {after // MIB} MiB resident after {reported // MIB} MiB were reported"
+    )
     return f"| host memory | {verdict} | {seen} |"
 
 
 def check(
     command: Sequence[str], *, kernel: str, arch: str, memory: str, timeout: float, pid: int | None
 ) -> list[str]:
-    """Boot the probe; the lines of its tables. TestFailure when the guest does not get to its end."""
+    """Boot the probe; the lines of its tables.
+
+    TestFailure when the guest does not get to its end.
+    """
     if pid is not None and not Path(f"/proc/{pid}/statm").is_file():
-        raise UsageError(f"Bad --pid: {pid}", "no process has this number", "name the process of the VMM")
+        raise UsageError(
+            f"Bad --pid: {pid}", "no process has this number", "name the process of the VMM"
+        )
     if arch not in APPEND:
         raise UsageError(f"Bad --arch: {arch}", "it is unsupported", f"use {' or '.join(APPEND)}")
     _words(command, {}, arch)
+    if not shutil.which(command[0]) and not any(place in command[0] for place in PLACES):
+        raise UsageError(f"Bad command: {command[0]}", "there is no such program", "name your VMM")
     folder = paths.run_folder("conform")
     image, initrd = files(kernel, arch, folder)
     values = dict(zip(PLACES, (str(image), str(initrd), APPEND[arch], memory), strict=True))
@@ -138,5 +158,7 @@ def check(
         why = "\n".join(last) or "nothing was printed: put your VMM's serial console on stdout"
         raise TestFailure("the guest did not get to the end of the checks", why, f"read {log}")
     if not any("| PASS |" in line or "| FAIL |" in line for line in lines):
-        raise LabError("nothing was checked", "the guest has no balloon", "add a balloon to your command")
+        raise LabError(
+            "nothing was checked", "the guest has no balloon", "add a balloon to your command"
+        )
     return lines

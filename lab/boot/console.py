@@ -5,16 +5,21 @@ import re
 
 # Lines in which the kernel reports a fault of its own.
 _FAULT = re.compile(
-    r"page_zeroed: BUG|\bWARNING:|\bBUG:|\bkernel BUG at\b|\bOops\b|general protection fault|Kernel panic"
-    r"|\bKASAN\b|\bKMSAN\b|\bKCSAN\b|UBSAN:|ODEBUG:|INFO: task .* blocked|INFO: trying to register non-static key"
-    r"|rcu.*\bstall|soft lockup|hard LOCKUP|workqueue lockup|possible (?:circular locking|recursive locking|deadlock)"
-    r"|inconsistent lock state|lock held when returning to user space|held lock freed|bad unlock balance"
+    r"page_zeroed: BUG|\bWARNING:|\bBUG:|\bkernel BUG at\b|\bOops\b|general protection "
+    r"fault|Kernel panic"
+    r"|\bKASAN\b|\bKMSAN\b|\bKCSAN\b|UBSAN:|ODEBUG:|INFO: task .* blocked|INFO: trying to register "
+    r"non-static key"
+    r"|rcu.*\bstall|soft lockup|hard LOCKUP|workqueue lockup|possible (?:circular "
+    r"locking|recursive locking|deadlock)"
+    r"|inconsistent lock state|lock held when returning to user space|held lock freed|bad unlock "
+    r"balance"
     r"|invalid wait context|sleeping function called from invalid context|scheduling while atomic"
     r"|suspicious RCU usage|[Bb]ad page|list_(?:add|del) corruption|Unable to handle kernel"
 )
 # Options that the kernel echoes or announces: harmless although a pattern matches.
 _HARMLESS = re.compile(
-    r"Kernel command line:|Command line:|Unknown kernel command line parameters|stall warnings timeout"
+    r"Kernel command line:|Command line:|Unknown kernel command line parameters|stall warnings "
+    r"timeout"
     r"|KernelAddressSanitizer initialized"
 )
 # Bits of /proc/sys/kernel/tainted that only a fault sets.
@@ -27,13 +32,19 @@ _TRACE_END = re.compile(r"---\[ end (?:trace|Kernel panic)")
 
 
 def violations(text: str) -> list[str]:
-    return [line.rstrip() for line in text.splitlines() if _FAULT.search(line) and not _HARMLESS.search(line)]
+    return [
+        line.rstrip()
+        for line in text.splitlines()
+        if _FAULT.search(line) and not _HARMLESS.search(line)
+    ]
 
 
 def first_report(text: str) -> str:
     """The first fault of a console log with its registers and calls, in 30 lines at most."""
     lines = [line.rstrip() for line in text.splitlines() if line.strip()]
-    faults = (n for n, line in enumerate(lines) if _FAULT.search(line) and not _HARMLESS.search(line))
+    faults = (
+        n for n, line in enumerate(lines) if _FAULT.search(line) and not _HARMLESS.search(line)
+    )
     if (start := next(faults, None)) is None:
         return ""
     shown = lines[start : start + _TRACE_LINES]
@@ -53,8 +64,8 @@ def is_hang(text: str) -> bool:
 def timer_race(text: str) -> bool:
     """Whether the first fault is a known race of Linux 7.3 at boot.
 
-    mp_irqdomain_alloc() gives the enabled timer interrupt another chip before the data of that chip. An interrupt
-    in between finds no data; slow emulation leaves time for one.
+    mp_irqdomain_alloc() gives the enabled timer interrupt another chip before the data of that
+    chip. An interrupt in between finds no data; slow emulation leaves time for one.
     """
     faults = violations(text)
     return (
@@ -75,9 +86,9 @@ _NOT_ITS_OWN = re.compile(
 def stale_section(log: str) -> bool:
     """Whether QEMU's last message shows an access that reached the wrong device.
 
-    An emulated CPU keeps the number of a device in the memory map, and looks it up in the current map
-    (``iotlb_to_section()`` of QEMU 10.0). While another CPU moves devices, as at the scan of the PCI bus, the number
-    may mean another device, or none.
+    An emulated CPU keeps the number of a device in the memory map, and looks it up in the current
+    map (``iotlb_to_section()`` of QEMU 10.0). While another CPU moves devices, as at the scan of
+    the PCI bus, the number may mean another device, or none.
     """
     return bool(_NOT_ITS_OWN.search(log))
 
@@ -85,9 +96,9 @@ def stale_section(log: str) -> bool:
 def stale_breakpoint(text: str) -> bool:
     """Whether the first fault is a breakpoint at an address that, by the same report, has none.
 
-    Linux patches code through breakpoints, and waits until all CPUs have seen their removal. An emulated CPU
-    can still run its old translation: QEMU misses the store of another CPU that had looked up its TLB entry before the
-    translation marked the page as code.
+    Linux patches code through breakpoints, and waits until all CPUs have seen their removal. An
+    emulated CPU can still run its old translation: QEMU misses the store of another CPU that had
+    looked up its TLB entry before the translation marked the page as code.
     """
     faults = violations(text)
     if not faults or "Oops: int3:" not in faults[0]:
@@ -98,7 +109,11 @@ def stale_breakpoint(text: str) -> bool:
 
 def taint_reasons(taint: int) -> list[str]:
     """The faults in a kernel's taint value; empty for harmless bits (modules, …)."""
-    return [f"kernel tainted: {reason} (bit {bit})" for bit, reason in TAINTS.items() if taint >> bit & 1]
+    return [
+        f"kernel tainted: {reason} (bit {bit})"
+        for bit, reason in TAINTS.items()
+        if taint >> bit & 1
+    ]
 
 
 def last_lines(text: str, count: int = 8) -> str:

@@ -12,9 +12,9 @@ from lab.boot import accel
 from lab.build import linux as build
 from lab.build.images import compiler, jobs
 from lab.build.qemu import find_qemu
-from lab.core import paths, run
+from lab.core import host, paths, run
 from lab.core.errors import LabError
-from lab.machine import apt, fetch, tools
+from lab.machine import apt, fetch, stock, tools
 
 NEEDED_GB = 12
 BALLOON = "virtio-balloon-pci"
@@ -42,7 +42,7 @@ def examine() -> list[Finding]:
             found.append(_try(f"{name} source", MISSING, lambda name=name: _source(name)))  # type: ignore[misc]
     for variant in build.VARIANTS:
         found.append(_try(f"kernel {variant}", NOTE, lambda variant=variant: _kernel(variant)))  # type: ignore[misc]
-    return [*found, *_qemu(), _kvm()]
+    return [*found, *_qemu(), _try("Debian's QEMU", MISSING, _stock_qemu), _kvm(), _settings()]
 
 
 def _try(name: str, otherwise: str, look: Callable[[], tuple[str, str, str]]) -> Finding:
@@ -54,10 +54,15 @@ def _try(name: str, otherwise: str, look: Callable[[], tuple[str, str, str]]) ->
 
 def _machine() -> Finding:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    text = f"{platform.machine()}, {jobs()} CPUs, {memory:.0f} GB of memory, kernel {platform.release()}"
+    text = (
+        f"{platform.machine()}, {jobs()} CPUs, {memory:.0f} GB of memory, kernel "
+        f"{platform.release()}"
+    )
     if platform.machine() == "x86_64":
         return Finding("machine", OK, text)
-    return Finding("machine", MISSING, text, "use an x86_64 machine: guests and kernels are built for it")
+    return Finding(
+        "machine", MISSING, text, "use an x86_64 machine: guests and kernels are built for it"
+    )
 
 
 def _space() -> Finding:
@@ -73,7 +78,11 @@ def _tools(name: str) -> Finding:
     """Builds of kernels and QEMU need some tools; the tests need all."""
     what, built = f"tools for {name}", name in tools.DEMO
     if not (absent := tools.missing(name)):
-        cargo = "cargo " + ".".join(map(str, tools.version("cargo"))) if name == "daemon" else "all found"
+        cargo = (
+            "cargo " + ".".join(map(str, tools.version("cargo")))
+            if name == "daemon"
+            else "all found"
+        )
         return Finding(what, OK, compiler() if built else cargo)
     text = "absent: " + ", ".join(tools.CHECKS.get(one, one) for one in absent)
     if apt.may_install() is not None:
@@ -91,13 +100,17 @@ def _source(name: str) -> tuple[str, str, str]:
 
 def _kernel(variant: str) -> tuple[str, str, str]:
     image = build.find_linux(variant)
-    return (OK, str(image), "") if image else (NOTE, "not built", f"kz build linux --variant {variant}")
+    return (
+        (OK, str(image), "")
+        if image
+        else (NOTE, "not built", f"kz build linux --variant {variant}")
+    )
 
 
 def offers(qemu: Path) -> dict[int, bool]:
     """Whether the virtio-balloon of a QEMU can offer the bits of the series, by its properties."""
     what, fix = f"{qemu} does not answer", "build it again with kz build qemu"
-    listed = run.output([qemu, "-device", f"{BALLOON},help"], what, fix)
+    listed = run.output([qemu, "-no-user-config", "-device", f"{BALLOON},help"], what, fix)
     return {bit: f"  {name}=" in listed for bit, name in BITS.items()}
 
 
@@ -114,19 +127,42 @@ def _qemu() -> Iterator[Finding]:
     yield _try("balloon bits", MISSING, lambda: _offers(binary))
 
 
+def _stock_qemu() -> tuple[str, str, str]:
+    """Whether the unpacked QEMU runs without a module of the QEMU that is installed here."""
+    if not (binary := stock.find_qemu()):
+        return NOTE, "not downloaded yet", "the first guest with --qemu stock downloads it"
+    fix = f"remove {binary.parent}: it is downloaded again"
+    done = run.ask([binary, "-no-user-config", "-device", "help"])
+    if done.returncode or done.stderr:
+        raise LabError(f"{binary} does not run", done.stderr.strip(), fix)
+    return OK, str(binary), ""
+
+
+def _settings() -> Finding:
+    """The variables that would change builds and guests.
+
+    The lab removes them from what it starts.
+    """
+    if names := host.REMOVED:
+        return Finding("environment", NOTE, f"without effect in the lab: {', '.join(names)}")
+    return Finding("environment", OK, "no variable changes builds or guests")
+
+
 def _offers(binary: Path) -> tuple[str, str, str]:
     found = offers(binary)
     text = ", ".join(f"{bit} ({BITS[bit]}): {'yes' if has else 'no'}" for bit, has in found.items())
-    return (OK, text, "") if all(found.values()) else (MISSING, text, "build it again with kz build qemu")
+    return (
+        (OK, text, "")
+        if all(found.values())
+        else (MISSING, text, "build it again with kz build qemu")
+    )
 
 
 def _kvm() -> Finding:
     if not os.path.exists("/dev/kvm"):
         return Finding("KVM", NOTE, "there is no /dev/kvm; guests are emulated (TCG)")
-    qemu = find_qemu()
-    kernel = next((image for v in ("base", "knownzero") if (image := build.find_linux(v))), None)
-    if not qemu or not kernel:
-        return Finding("KVM", NOTE, "/dev/kvm exists; kz doctor tries it after a kernel and QEMU are built")
-    works, why = accel.kvm_works(qemu, kernel)
+    if not (qemu := find_qemu()):
+        return Finding("KVM", NOTE, "/dev/kvm exists; kz doctor tries it after QEMU is built")
+    why = accel.kvm_obstacle(qemu)
     no = f"cannot be used: {why}; guests are emulated (TCG)"
-    return Finding("KVM", OK, "runs a kernel") if works else Finding("KVM", NOTE, no)
+    return Finding("KVM", NOTE, no) if why else Finding("KVM", OK, "runs Debian's kernel")

@@ -50,19 +50,27 @@ class BootResult:
     seconds: float
     violations: list[str]
     stdout_bytes: bytes = b""
+    accel_reason: str = ""
 
 
 class Guest:
     """A guest that runs. Made by ``running`` and ``boot``; ended by ``close`` at the latest."""
 
-    def __init__(self, spec: BootSpec, interactive: bool = False, talks: bool = True, *sinks: Sink) -> None:
+    def __init__(
+        self, spec: BootSpec, interactive: bool = False, talks: bool = True, *sinks: Sink
+    ) -> None:
         """``sinks`` get what the command writes to stdout and stderr, as it comes."""
         self.spec = spec
         self.images = resolve.images(spec)
         self.kernel, self.qemu, self.accel = self.images.kernel, self.images.qemu, self.images.accel
+        self.accel_reason = self.images.reason
         self.folder = paths.run_folder("boot")
         self.console = self.folder / "console.log"
         self.console.touch()
+        self._initrd_file = self.folder / "initrd.cpio"
+        if spec.arch == "um" and " " in str(self.folder):
+            # It reads its arguments as one line, in which a space ends the name of a file.
+            self._initrd_file = paths.sub("work") / f"{self.folder.name}.cpio"
         self.interactive = interactive
         self._sinks = dict(zip(("out", "err"), sinks, strict=False))
         self._control = b""
@@ -108,7 +116,7 @@ class Guest:
     def _initrd(self, talks: bool) -> Path:
         if self.spec.initrd:
             return self.spec.initrd
-        target = self.folder / "initrd.cpio"
+        target = self._initrd_file
         channels = "ssl" if self.spec.arch == "um" else "tty" if self.interactive else "ports"
         mode = f"{channels} in" if talks else channels
         modules = list(self.images.modules)
@@ -116,6 +124,7 @@ class Guest:
         return target
 
     def _start(self, words: list[str], ends: dict[str, socket.socket]) -> subprocess.Popen[bytes]:
+        run.show(words)
         with (self.folder / "vmm.log").open("wb") as log:
             # User-Mode Linux has its console, from the first message on, on stdout.
             output = ends["con"].fileno() if "con" in ends else None if self.interactive else log
@@ -125,12 +134,19 @@ class Guest:
             try:
                 # A guest ends even if the lab gets SIGKILL.
                 return subprocess.Popen(
-                    words, stdin=stdin, stdout=output, stderr=log, pass_fds=fds, start_new_session=own,
+                    words,
+                    stdin=stdin,
+                    stdout=output,
+                    stderr=log,
+                    pass_fds=fds,
+                    start_new_session=own,
                     preexec_fn=run.die_with_parent,
-                )  # fmt: skip
+                )
             except OSError as error:
                 fix = "check that it is a program for this machine"
-                raise LabError(f"cannot start {words[0]}", error.strerror or str(error), fix) from None
+                raise LabError(
+                    f"cannot start {words[0]}", error.strerror or str(error), fix
+                ) from None
 
     def _read(self) -> None:
         deadline = self._began + self.spec.timeout
@@ -208,7 +224,10 @@ class Guest:
         return Ending(self.spec, self.accel, text, self.console, log, *how)
 
     def comes_up(self) -> bool:
-        """Wait for user space, except with -S; False when an emulated guest met a known hang or race."""
+        """Wait for user space, except with -S.
+
+        False when an emulated guest met a known hang or race.
+        """
         if self.accel != "tcg" or "-S" in self.spec.extra_qemu:
             return True
         while not self._ready.wait(0.1):
@@ -220,7 +239,10 @@ class Guest:
 
     @property
     def lines(self) -> Iterator[str]:
-        """Lines of the command's stdout as they come, without their newline; ends with the guest."""
+        """Lines of the command's stdout as they come, without their newline.
+
+        Ends with the guest.
+        """
         while True:
             if (line := self._lines.get()) is None:
                 self._lines.put(None)
@@ -255,7 +277,8 @@ class Guest:
     def wait(self) -> BootResult:
         """Wait for the end of the guest and judge it.
 
-        TestFailure: it was late, died before it reported, or its kernel reported a fault. LabError: QEMU did not start.
+        TestFailure: it was late, died before it reported, or its kernel reported a fault. LabError:
+        QEMU did not start.
         """
         while self._reader.is_alive():
             self._reader.join(0.2)  # in slices: Ctrl-C is seen
@@ -268,13 +291,25 @@ class Guest:
             raise fault
         out, err = (one.decode(errors="replace") for one in (self._out, self._err))
         took, faults = self._ended - self._began, ending.faults()
-        return BootResult(out, err, self._exit, self.console, self.accel, took, faults, bytes(self._out))
+        return BootResult(
+            out,
+            err,
+            self._exit,
+            self.console,
+            self.accel,
+            took,
+            faults,
+            bytes(self._out),
+            self.accel_reason,
+        )
 
     def fail_early(self) -> NoReturn:
         """Raise the error of a guest that ended while it was needed; see ``wait``."""
         self.wait()
         why = f"its command ended with {self._exit} (console: {self.console})"
-        raise TestFailure("the guest ended before it read its next command", why, "look at the console log")
+        raise TestFailure(
+            "the guest ended before it read its next command", why, "look at the console log"
+        )
 
     def _close_ends(self) -> None:
         for end in self._ours.values():
@@ -293,7 +328,7 @@ class Guest:
             with contextlib.suppress(Exception):  # the peer has ended
                 self._monitor.close()
         self._close_ends()
-        (self.folder / "initrd.cpio").unlink(missing_ok=True)
+        self._initrd_file.unlink(missing_ok=True)
         for call in ended:
             call(self)
 
@@ -313,7 +348,8 @@ def running(spec: BootSpec) -> Iterator[Guest]:
         except Exception as error:
             # A fault of the kernel explains the rest, or is worse.
             if fault := guest.ending().fault():
-                # An emulator's fault is raised without its cause: the test is repeated for it, and for no other.
+                # An emulator's fault is raised without its cause: the test is repeated for it, and
+                # for no other.
                 raise fault from (None if isinstance(fault, EmulatorFault) else error)
             raise
         if guest._reader.is_alive() and (fault := guest.ending().fault()):
@@ -325,8 +361,9 @@ def running(spec: BootSpec) -> Iterator[Guest]:
 def boot(spec: BootSpec, *sinks: Sink) -> BootResult:
     """Boot, run the command to its end, and return its output; see ``Guest.wait`` for errors.
 
-    Under emulation one boot in some hundreds hangs before user space, or dies there of ``console.timer_race`` or
-    ``console.stale_section``: such a guest is started again, once, with a note. No other fault is forgiven.
+    Under emulation one boot in some hundreds hangs before user space, or dies there of
+    ``console.timer_race`` or ``console.stale_section``: such a guest is started again, once, with a
+    note. No other fault is forgiven.
     """
     try:
         return _boot_once(spec, sinks)

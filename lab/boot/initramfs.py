@@ -26,7 +26,9 @@ class Archive:
         self._inode = 0
         self._folders: set[str] = set()
 
-    def _entry(self, name: str, mode: int, data: bytes = b"", device: tuple[int, int] = (0, 0)) -> None:
+    def _entry(
+        self, name: str, mode: int, data: bytes = b"", device: tuple[int, int] = (0, 0)
+    ) -> None:
         self._inode += 1
         encoded = name.encode() + b"\0"
         fields = (self._inode, mode, 0, 0, 1, 0, len(data), 0, 0, *device, len(encoded), 0)
@@ -62,7 +64,9 @@ class Archive:
 
 def base_archive(arch: str = "x86_64", only: tuple[str, ...] = ()) -> Path:
     """busybox, its applets, and the guest programs (``only`` these); cached by content."""
-    programs = {name: path for name, path in guest.build_programs(arch).items() if not only or name in only}
+    programs = {
+        name: path for name, path in guest.build_programs(arch).items() if not only or name in only
+    }
     box = guest.busybox(guest.BINARIES[arch])
     digest = hashlib.sha256(RECIPE.encode() + box.read_bytes())
     for name, path in programs.items():
@@ -78,13 +82,17 @@ def base_archive(arch: str = "x86_64", only: tuple[str, ...] = ()) -> Path:
     archive.file("bin/busybox", box.read_bytes(), 0o755)
     # A busybox of another architecture does not run here; the machine's is of the same Debian.
     asked = guest.busybox()
-    applets = subprocess.run([asked, "--list"], capture_output=True, text=True, check=True).stdout.split()
+    applets = subprocess.run(
+        [asked, "--list"], capture_output=True, text=True, check=True
+    ).stdout.split()
     for applet in applets:
         if applet not in ("busybox", "init") and applet not in programs:
             archive.link(f"bin/{applet}", "busybox")
     for name, path in programs.items():
         archive.file("init" if name == "init" else f"bin/{name}", path.read_bytes(), 0o755)
-    archive.file("etc/passwd", b"root:x:0:0:root:/:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/sh\n")
+    archive.file(
+        "etc/passwd", b"root:x:0:0:root:/:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/sh\n"
+    )
     archive.file("etc/group", b"root:x:0:\nnogroup:x:65534:\n")
     lock.write_atomically(target, archive.finish())
     return target
@@ -98,12 +106,19 @@ def guest_path(file: Path, place: str) -> str:
 
 
 def write(
-    target: Path, command: list[str], mode: str, add: list[Added], modules: list[Path], arch: str = "x86_64",
+    target: Path,
+    command: list[str],
+    mode: str,
+    add: list[Added],
+    modules: list[Path],
+    arch: str = "x86_64",
     only: tuple[str, ...] = (),
-) -> None:  # fmt: skip
+) -> None:
     """Write the archive of one boot: the base, then the files of this boot."""
     archive = Archive()
-    archive.file("kz/argv", b"".join(word.encode(errors="surrogateescape") + b"\0" for word in command))
+    archive.file(
+        "kz/argv", b"".join(word.encode(errors="surrogateescape") + b"\0" for word in command)
+    )
     archive.file("kz/mode", mode.encode() + b"\n")
     for module in modules:
         archive.file(f"kz/{module.name}", module.read_bytes())

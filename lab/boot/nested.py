@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0
-"""A guest in a guest: QEMU emulates AMD's SVM, so the outer guest has a KVM that runs the inner one."""
+"""A guest in a guest.
+
+QEMU emulates AMD's SVM, so the outer guest has a KVM that runs the inner one.
+"""
 
 import hashlib
 import re
@@ -19,7 +22,8 @@ PLACE = "/kz/inner"
 LOG = f"{PLACE}/vmm.log"
 # The outer kernel has no sockets: each channel is a file, or a pair of FIFOs.
 CHANNELS = {"ctl": "file", "out": "pipe", "err": "file", "in": "pipe"}
-# Runs a line of shell in the inner guest, whose loop ends the output with "@done" and the exit code.
+# Runs a line of shell in the inner guest, whose loop ends the output with "@done" and the exit
+# code.
 FUNCTION = (
     'inner() { echo "$1" >&7; while IFS= read -r line <&8; do case "$line" in '
     '"@done "*) return ${line#@done };; esac; echo "$line"; done; '
@@ -29,7 +33,9 @@ FUNCTION = (
 
 def libraries(program: Path) -> list[Path]:
     """The shared libraries that a program loads, with its loader."""
-    found = run.output(["ldd", program], f"cannot list the libraries of {program}", "run `kz doctor`")
+    found = run.output(
+        ["ldd", program], f"cannot list the libraries of {program}", "run `kz doctor`"
+    )
     return [Path(name) for name in re.findall(r"(/\S+) \(0x", found)]
 
 
@@ -44,16 +50,28 @@ def _initrd(inner: BootSpec) -> Path:
 
 
 def outer(spec: BootSpec, inner: BootSpec, qemu: Path) -> BootSpec:
-    """``spec``, whose kernel has KVM, on a processor with SVM, with the inner guest's ``qemu``, an image of the lab."""
+    """``spec``, whose kernel has KVM, on a processor with SVM, with the inner guest's ``qemu``, an
+    image of the lab.
+    """
     kernel, _ = resolve.kernel(inner.kernel)
-    files = [(kernel, f"{PLACE}/kernel"), (_initrd(inner), f"{PLACE}/initrd"), (qemu.parents[1], "/usr")]
+    files = [
+        (kernel, f"{PLACE}/kernel"),
+        (_initrd(inner), f"{PLACE}/initrd"),
+        (qemu.parents[1], "/usr"),
+    ]
     files += [(library, str(library)) for library in libraries(qemu)]
-    return replace(spec, accel="tcg", extra_qemu=[*spec.extra_qemu, "-cpu", CPU], add=[*spec.add, *files])
+    return replace(
+        spec, accel="tcg", extra_qemu=[*spec.extra_qemu, "-cpu", CPU], add=[*spec.add, *files]
+    )
 
 
 def start(inner: BootSpec) -> tuple[str, ...]:
-    """Lines for the outer guest's shell that start the inner one: ``inner LINE`` runs a line in it, $vmm is its QEMU."""
-    # Its interrupt controllers are QEMU's, since the outer kernel has none; its clock is an emulated one after all.
+    """Lines for the outer guest's shell that start the inner one.
+
+    ``inner LINE`` runs a line in it, $vmm is its QEMU.
+    """
+    # Its interrupt controllers are QEMU's, since the outer kernel has none; its clock is an
+    # emulated one after all.
     more = [*inner.extra_qemu, "-machine", "kernel-irqchip=split"]
     for name, kind in CHANNELS.items():
         more += ["-chardev", f"{kind},id=kz{name},path={PLACE}/{name}"]

@@ -2,6 +2,7 @@
 """From names to files: builds or fetches the kernel and QEMU that a BootSpec names."""
 
 import functools
+import os
 from pathlib import Path
 
 from lab.boot import accel, argv
@@ -10,30 +11,46 @@ from lab.boot.spec import DAEMON, BootSpec
 from lab.build import linux as build
 from lab.build.qemu import QEMU_VARIANTS, build_qemu
 from lab.core import run
-from lab.core.errors import UsageError
+from lab.core.errors import LabError, UsageError
 from lab.machine import stock
 
 
 def images(spec: BootSpec) -> Images:
     """Everything that a guest runs on; UsageError for a guest that cannot be."""
-    spec.check()
+    check(spec)
     if spec.arch == "um":
         return Images(kernel(spec.kernel, "um")[0], "um")
     image, modules = kernel(spec.kernel, spec.arch)
     program = qemu(spec.qemu, spec.arch)
-    chosen = accel.choose(spec.accel, program, image, spec.arch)
+    chosen = accel.choose(spec.accel, program, spec.arch)
     front_end = _front_end(program) if spec.daemon_options() is not None else ""
-    counts = spec.arch == "x86_64" and chosen == "tcg"
-    return Images(image, chosen, program, tuple(modules), front_end, accel.tsc_khz() if counts else 0)
+    counts = spec.arch == "x86_64" and chosen.name == "tcg"
+    khz = accel.tsc_khz() if counts else 0
+    return Images(image, chosen.name, program, tuple(modules), front_end, khz, chosen.reason)
+
+
+def check(spec: BootSpec) -> None:
+    """UsageError for a guest that cannot be, or whose kernel or QEMU is no such file.
+
+    Builds nothing.
+    """
+    spec.check()
+    if str(spec.kernel) not in (*build.VARIANTS, "stock"):
+        _kernel_file(spec.kernel)
+    if spec.qemu is not None and str(spec.qemu) not in (*QEMU_VARIANTS, "stock"):
+        _qemu_file(spec.qemu)
 
 
 @functools.cache
 def _front_end(program: Path) -> str:
     """The daemon's front end in this QEMU; UsageError where there is none."""
-    listed = run.output([program, "-device", "help"], f"{program} does not run", "run `kz doctor`")
     for device in (argv.FRONT_END, argv.GENERIC):
-        if f'name "{device.split(",")[0]}"' in listed:
+        # One device: the list of all would load every module of this QEMU.
+        done = run.ask([program, "-no-user-config", "-device", f"{device.split(',')[0]},help"])
+        if done.returncode == 0:
             return device
+        if "is not a valid device model name" not in done.stderr:
+            raise LabError(f"{program} does not run", done.stderr, "run `kz doctor`")
     why = f"{program} has no {argv.GENERIC.split(',')[0]}"
     raise UsageError(f"Bad --device: {DAEMON}", why, "use --qemu knownzero, or a QEMU from 10.1 on")
 
@@ -44,7 +61,7 @@ def kernel(named: str | Path, arch: str = "x86_64") -> tuple[Path, list[Path]]:
         return build.build_linux(str(named), arch), []
     if str(named) == "stock":
         return stock.kernel()
-    return _file(named, "--kernel", (*build.VARIANTS, "stock")), []
+    return _kernel_file(named), []
 
 
 def qemu(named: str | Path | None, arch: str = "x86_64") -> Path:
@@ -55,11 +72,32 @@ def qemu(named: str | Path | None, arch: str = "x86_64") -> Path:
         return build_qemu(str(named))
     if str(named) == "stock":
         return stock.qemu("arm64" if arch == "arm64" else "x86_64")
-    return _file(named, "--qemu", (*QEMU_VARIANTS, "stock"))
+    return _qemu_file(named)
+
+
+# Where an image says what it is: bzImage, ELF, arm64's Image.
+KERNEL_MARKS = ((0x202, b"HdrS"), (0, b"\x7fELF"), (56, b"ARM\x64"))
+
+
+def _kernel_file(named: str | Path) -> Path:
+    file = _file(named, "--kernel", (*build.VARIANTS, "stock"))
+    with file.open("rb") as image:
+        head = image.read(0x210)
+    if not any(head[at:].startswith(mark) for at, mark in KERNEL_MARKS):
+        why = "it is no kernel image: neither a bzImage, an ELF file nor an Image of arm64"
+        raise UsageError(f"Bad --kernel: {named}", why, "name arch/x86/boot/bzImage of a build")
+    return file
+
+
+def _qemu_file(named: str | Path) -> Path:
+    file = _file(named, "--qemu", (*QEMU_VARIANTS, "stock"))
+    if not os.access(file, os.X_OK):
+        raise UsageError(f"Bad --qemu: {named}", "it is no program", "name a qemu-system-x86_64")
+    return file
 
 
 def _file(named: str | Path, option: str, variants: tuple[str, ...]) -> Path:
     if not Path(named).is_file():
-        why = f"it is no file, and no variant: {', '.join(variants)}"
-        raise UsageError(f"Bad {option}: {named}", why, "name one of them, or a file")
+        why = "no file and no variant has this name"
+        raise UsageError(f"Bad {option}: {named}", why, f"use {', '.join(variants)}, or a file")
     return Path(named).absolute()

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from lab.core.errors import UsageError
 
+ACCELS = ("auto", "kvm", "tcg")
 ARCHES = ("x86_64", "um", "i386", "arm64")
 DAEMON = "daemon"
 # The forms of QEMU's -m (slots and maxmem may follow), and of User-Mode Linux's mem=.
@@ -18,7 +19,8 @@ MEMORY_UM = re.compile(r"(?=\d*[1-9])\d+[KMG]", re.IGNORECASE)
 class BootSpec:
     """One boot. ``kernel``: base, knownzero, off, debug, stock, or the path of an image.
 
-    The device ``daemon,target=256M`` is the project's vhost-user-balloon with --target 256M, started beside the guest.
+    The device ``daemon,target=256M`` is the project's vhost-user-balloon with --target 256M,
+    started beside the guest.
     """
 
     kernel: str | Path = "knownzero"
@@ -27,7 +29,8 @@ class BootSpec:
     cpus: int = 1
     devices: list[str] = field(default_factory=list)
     append: str = ""
-    initrd: Path | None = None  # of a system that runs the command by itself: see tests/guest/debian.py
+    # Of a system that runs the command by itself: see tests/guest/debian.py
+    initrd: Path | None = None
     add: list[tuple[Path, str]] = field(default_factory=list)
     accel: str = "auto"
     timeout: float = 300.0
@@ -36,14 +39,17 @@ class BootSpec:
     allow_warnings: bool = False
     arch: str = "x86_64"
     daemon_profile: str = "dev"  # of cargo: dev or release
-    # More options of the daemon's memory backend, as hugetlb=on,hugetlbsize=2M; or huge: a tmpfs with huge pages.
+    # More options of the daemon's memory backend, as hugetlb=on,hugetlbsize=2M; or huge: a tmpfs
+    # with huge pages.
     shared_memory: str = ""
     mte: bool = False  # memory tags, on arm64 only
     label: str = ""  # the name of this guest in reports
 
     def daemon_options(self) -> list[str] | None:
         """The options of the device ``daemon``; None without such a device."""
-        wanted = [device.split(",")[1:] for device in self.devices if device.split(",")[0] == DAEMON]
+        wanted = [
+            device.split(",")[1:] for device in self.devices if device.split(",")[0] == DAEMON
+        ]
         if len(wanted) > 1:
             what = f"Bad --device: {len(wanted)} times {DAEMON}"
             raise UsageError(what, "a guest has one balloon at most", "give it once")
@@ -57,8 +63,18 @@ class BootSpec:
         return [device for device in self.devices if device.split(",")[0] != DAEMON]
 
     def check(self) -> None:
-        """Raise UsageError for a guest that cannot be; options that only QEMU knows are left to QEMU."""
+        """Raise UsageError for a guest that cannot be.
+
+        Options that only QEMU knows are left to QEMU.
+        """
         self.daemon_options()
+        if self.accel not in ACCELS and (self.arch, self.accel) != ("um", "um"):
+            why, fix = "no accelerator has this name", f"use {', '.join(ACCELS)}"
+            raise UsageError(f"Bad --accel: {self.accel}", why, fix)
+        if self.accel == "kvm" and self.arch in ("i386", "arm64"):
+            raise UsageError(
+                "Bad --accel: kvm", f"the kernel is for {self.arch}", "use --accel auto or tcg"
+            )
         if self.arch not in ARCHES:
             why, fix = "it is unsupported", f"use {', '.join(ARCHES)}"
             raise UsageError(f"Bad --arch: {self.arch}", why, fix)
@@ -68,7 +84,9 @@ class BootSpec:
             raise UsageError("Bad --kernel: stock", "it is for x86_64", "leave out --arch")
         form = MEMORY_UM if self.arch == "um" else MEMORY
         if not form.fullmatch(self.memory):
-            raise UsageError(f"Bad --memory: '{self.memory}'", "it is not a size", "write it as 2G or 2048M")
+            raise UsageError(
+                f"Bad --memory: '{self.memory}'", "it is not a size", "write it as 2G or 2048M"
+            )
         if self.arch == "um":
             self._check_um()
 

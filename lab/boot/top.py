@@ -11,8 +11,11 @@ from lab.build import daemon
 from lab.core.errors import LabError
 from lab.core.units import human
 
-# Of the guest: zeropages, and the user's command, which runs behind the view, or ends before the only look.
-BESIDE = '[ $# = 0 ] || "$@" >/dev/null 2>&1 </dev/null & exec zeropages --interval {interval}{more}'
+# Of the guest: zeropages, and the user's command, which runs behind the view, or ends before the
+# only look.
+BESIDE = (
+    '[ $# = 0 ] || "$@" >/dev/null 2>&1 </dev/null & exec zeropages --interval {interval}{more}'
+)
 BEFORE = '[ $# = 0 ] || "$@" >&2 </dev/null || exit; exec zeropages --once{more}'
 # The daemon's counters in bytes.
 COUNTED = ("inflated", "reported", "discarded", "proven_zero")
@@ -31,7 +34,10 @@ def ask(path: Path) -> Look:
     try:
         status = daemon.ask(path, command="status")
     except (OSError, ValueError) as error:
-        why, fix = str(error) or type(error).__name__, "name the socket of a daemon's option --control"
+        why, fix = (
+            str(error) or type(error).__name__,
+            "name the socket of a daemon's option --control",
+        )
         raise LabError(f"no answer from {path}", why, fix) from None
     if not isinstance(status, dict) or not status.get("ok"):
         raise LabError(f"{path} refuses to answer", str(status), "name the control socket")
@@ -54,7 +60,8 @@ def view(now: Look, before: Look | None) -> str:
         f"{works}{': ' if not status['working'] else '; but ' if problems else '.'}{problems}",
         "",
         f"{'features':18}{', '.join(status['features']) or 'none'}",
-        f"{'balloon':18}{human(status['actual'], 'bytes')}, wanted {human(status['target'], 'bytes')}",
+        f"{'balloon':18}{human(status['actual'], 'bytes')}, wanted "
+        f"{human(status['target'], 'bytes')}",
         "",
     ]
     for name in COUNTED:

@@ -19,7 +19,9 @@ class EmulatorFault(TestFailure):
 
 
 class NeverCameUp(TestFailure):
-    """An emulated guest ended before user space, by a hang or by one of the known races (see ``forgiven``)."""
+    """An emulated guest ended before user space, by a hang or by one of the known races (see
+    ``forgiven``).
+    """
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,11 @@ class Ending:
         """Whether a known race of Linux or of the emulator ended it, and no other fault."""
         if console.timer_race(self.text):
             return True
-        return self.spec.cpus > 1 and not console.violations(self.text) and console.stale_section(self.log())
+        return (
+            self.spec.cpus > 1
+            and not console.violations(self.text)
+            and console.stale_section(self.log())
+        )
 
     def emulator_fault(self) -> EmulatorFault | None:
         if self.accel != "tcg" or self.spec.cpus < 2 or not console.stale_breakpoint(self.text):

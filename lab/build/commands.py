@@ -9,7 +9,7 @@ import typer
 from typer import Option
 
 from lab.core import errors
-from lab.core.options import Json, Parts, one_of
+from lab.core.options import Json, Parts, one_of, writable_folder
 
 app = typer.Typer()
 SERVER = "server"  # a configuration of the kernel
@@ -58,7 +58,9 @@ def daemon(
     from lab.build import daemon as daemons
 
     if profile not in daemons.PROFILES:
-        raise errors.UsageError(f"Bad --profile: {profile}", "no profile has this name", "use dev or release")
+        raise errors.UsageError(
+            f"Bad --profile: {profile}", "no profile has this name", "use dev or release"
+        )
     binary = daemons.build(profile)
     print(json.dumps({"image": str(binary)}) if as_json else binary)
 
@@ -84,7 +86,7 @@ def package(
     from lab.core import paths, progress
     from lab.machine import fetch, tools
 
-    folder = output or paths.out() / "packages"
+    folder = writable_folder("--output", output or paths.out() / "packages")
     for option, given, only in (("config", config != SERVER, "kernel"), ("base", base, "qemu")):
         if given and what != only:
             raise errors.UsageError(f"Bad --{option}", f"{what} has none", "leave it out")

@@ -43,19 +43,25 @@ def cargo(arguments: list[str], log: Path, what: str, timeout: float | None = No
     environment = {**os.environ, "CARGO_TARGET_DIR": str(target_dir()), **quiet}
     fix = "correct the first error above (the log has the rest)"
     with lock.locked("cargo"):
-        run.logged(["cargo", *arguments], log, what, fix, cwd=WORKSPACE, env=environment, timeout=timeout)
+        run.logged(
+            ["cargo", *arguments], log, what, fix, cwd=WORKSPACE, env=environment, timeout=timeout
+        )
 
 
 def build(profile: str = "dev") -> Path:
     """The daemon's binary. Dev builds are quick; benches measure release builds."""
     log = paths.log_file(f"daemon-{profile}")
     with progress.step(f"building the vhost-user daemon ({profile})", log):
-        cargo(["build", "--locked", "--profile", profile, "-p", NAME], log, "the daemon does not build")
+        cargo(
+            ["build", "--locked", "--profile", profile, "-p", NAME],
+            log,
+            "the daemon does not build",
+        )
     return target_dir() / PROFILES[profile] / NAME
 
 
 def punch(rounds: int, size_mb: int) -> dict[str, list[float]]:
-    """MB/s at which a bare loop of fallocate(2) and a release build punch the same holes, by turns."""
+    """MB/s at which a loop of fallocate(2) and a release build punch the same holes, by turns."""
     log = paths.log_file("punch")
     program = ["bench", "--locked", "-p", NAME, "--bench", "punch"]
     # Not measured while the compiler still runs.
@@ -91,7 +97,13 @@ class Daemon:
         self.socket = self.folder / "front"
         self.control = self.folder / "control"
         self.log = (folder or self.folder) / "daemon.log"
-        self._argv = [str(binary), "--socket-path", str(self.socket), "--control", str(self.control)]
+        self._argv = [
+            str(binary),
+            "--socket-path",
+            str(self.socket),
+            "--control",
+            str(self.control),
+        ]
         self._argv += arguments
         self.restart()
 
@@ -99,7 +111,10 @@ class Daemon:
         """Start it, again on the same sockets, with more arguments."""
         with self.log.open("ab") as log:
             argv, null, dies = [*self._argv, *arguments], subprocess.DEVNULL, run.die_with_parent
-            self.process = subprocess.Popen(argv, 0, None, null, log, log, dies, start_new_session=True)
+            run.show(argv)
+            self.process = subprocess.Popen(
+                argv, 0, None, null, log, log, dies, start_new_session=True
+            )
         deadline = time.monotonic() + START
         # A killed daemon leaves its socket behind: only an answer counts.
         while True:

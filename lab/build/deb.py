@@ -18,7 +18,10 @@ MAINTAINER = "The Knownzero maintainers <maintainers@localhost>"
 
 @dataclass(frozen=True)
 class Item:
-    """A file of a package: its source, its place (no leading slash), its mode, whether to strip it."""
+    """A file of a package.
+
+    Its source, its place (no leading slash), its mode, whether to strip it.
+    """
 
     source: Path
     place: str
@@ -48,7 +51,11 @@ class Deb:
     def control(self, size_kib: int) -> str:
         about = textwrap.indent(textwrap.fill(self.about, 75, break_on_hyphens=False), " ")
         fields = {"Package": self.name, "Version": self.version, "Architecture": architecture()}
-        fields |= {"Maintainer": MAINTAINER, "Installed-Size": str(size_kib), "Section": self.section}
+        fields |= {
+            "Maintainer": MAINTAINER,
+            "Installed-Size": str(size_kib),
+            "Section": self.section,
+        }
         fields |= {"Depends": ", ".join(self.depends), "Recommends": ", ".join(self.recommends)}
         fields |= {"Priority": "optional", "Description": f"{self.description}\n{about}"}
         return "".join(f"{name}: {value}\n" for name, value in fields.items() if value)
@@ -74,7 +81,10 @@ def shared_libraries(binaries: list[Path]) -> tuple[str, ...]:
 
 
 def write(deb: Deb, folder: Path) -> Path:
-    """Make the package in a folder, replacing one of that name; LabError when something is missing."""
+    """Make the package in a folder, replacing one of that name.
+
+    LabError when something is missing.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     log = paths.log_file(f"deb-{deb.name}")
     what = f"cannot make the package {deb.name}"
@@ -92,7 +102,9 @@ def write(deb: Deb, folder: Path) -> Path:
                 run.logged(["strip", target], log, what, "read the log")
             target.chmod(item.mode)
             content = target.read_bytes()
-            sums.append(f"{hashlib.md5(content, usedforsecurity=False).hexdigest()}  {item.place}\n")
+            sums.append(
+                f"{hashlib.md5(content, usedforsecurity=False).hexdigest()}  {item.place}\n"
+            )
             size += len(content)
         for place, points_to in deb.links.items():
             (root / place).parent.mkdir(parents=True, exist_ok=True)

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: GPL-2.0
-"""Images in the cache, named by everything that goes into them, and the environment they are built in."""
+"""Images in the cache, named by everything that goes into them, and the environment they are built
+in.
+"""
 
 import contextlib
 import functools
 import hashlib
 import json
 import os
-import re
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -18,11 +19,6 @@ from lab.machine import fetch, tools
 from lab.series import apply, parts
 
 KEEP_IMAGES = 40
-# Variables that would change what kbuild or make do.
-STEERING = re.compile(
-    r"ARCH|SUBARCH|CROSS_COMPILE|KBUILD_OUTPUT|O|MAKEFLAGS|MFLAGS|MAKELEVEL|KCFLAGS|LOCALVERSION|KCONFIG_CONFIG|LLVM"
-    r"|LANG|LANGUAGE|LC_\w+"
-)
 
 
 def jobs() -> int:
@@ -40,16 +36,11 @@ def compiler(prefix: str = "") -> str:
     return "; ".join(lines)
 
 
-def clean_environment() -> dict[str, str]:
-    """The environment without the variables that steer kbuild and make."""
-    return {name: value for name, value in os.environ.items() if not STEERING.fullmatch(name)}
-
-
 def cached_environment() -> dict[str, str]:
-    """The same with ccache, which serves all folders."""
-    environment = clean_environment()
-    environment["PATH"] = f"{tools.CCACHE}:{environment.get('PATH', os.defpath)}"
-    return environment | {"CCACHE_DIR": str(paths.sub("ccache")), "CCACHE_MAXSIZE": "5G"}
+    """The environment with ccache, which serves all folders."""
+    path = f"{tools.CCACHE}:{os.environ.get('PATH', os.defpath)}"
+    settings = {"PATH": path, "CCACHE_DIR": str(paths.sub("ccache")), "CCACHE_MAXSIZE": "5G"}
+    return dict(os.environ) | settings
 
 
 def digest(parts: list[str]) -> str:
@@ -57,8 +48,13 @@ def digest(parts: list[str]) -> str:
 
 
 @contextlib.contextmanager
-def tree_of(what: str, variant: str, source: fetch.Source, chosen: tuple[str, ...] = ()) -> Iterator[Path]:
-    """The tree that a variant (with the ``chosen`` parts of the series) is built from; hold it while building."""
+def tree_of(
+    what: str, variant: str, source: fetch.Source, chosen: tuple[str, ...] = ()
+) -> Iterator[Path]:
+    """The tree that a variant (with the ``chosen`` parts of the series) is built from.
+
+    Hold it while building.
+    """
     if variant == "base":
         yield fetch.pristine(source)
     else:
@@ -84,8 +80,12 @@ class Recipe:
 
     def find(self) -> Path | None:
         """The image if the cache has it; never builds."""
-        image = self.place(fetch.identify(self.what)) / self.file
+        image = self.planned()
         return image if image.is_file() else None
+
+    def planned(self) -> Path:
+        """The place of the image, whether or not the cache has it; never builds."""
+        return self.place(fetch.identify(self.what)) / self.file
 
     def object_dir(self, source: fetch.Source) -> Path:
         return paths.sub("obj") / f"{self.what}-{source.key[:8]}-{self.name}"
@@ -104,18 +104,24 @@ class Recipe:
                 return place / self.file
             log, began = paths.log_file(f"{self.what}-{self.name}"), time.monotonic()
             with tree_of(self.what, self.variant, source, self.chosen) as tree:
-                what = " ".join(["building", self.what, source.version, *self.name.split("-"), *self.chosen])
+                what = " ".join(
+                    ["building", self.what, source.version, *self.name.split("-"), *self.chosen]
+                )
                 with progress.step(what, log):
                     self.make(tree, obj, log)
                 with lock.new_directory(place) as work:
-                    series = parts.get(self.what, self.chosen).key() if self.variant != "base" else ""
+                    series = (
+                        parts.get(self.what, self.chosen).key() if self.variant != "base" else ""
+                    )
                     about = {
                         **{"what": self.what, "variant": self.variant, "version": source.version},
                         **{"source": source.key, "series": series, "key": self.key(source)},
                         "seconds": round(time.monotonic() - began, 1),
                         **self.publish(obj, work),
                     }
-                    (work / "metadata.json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+                    (work / "metadata.json").write_text(
+                        json.dumps(about, indent=1) + "\n", encoding="utf-8"
+                    )
             prune_images()
         return place / self.file
 

@@ -8,7 +8,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from lab.build.images import Recipe, cached_environment, clean_environment, compiler, digest, jobs
+from lab.build.images import Recipe, cached_environment, compiler, digest, jobs
 from lab.core import lock, paths, run
 from lab.core.errors import LabError, UsageError
 from lab.core.run import Argv
@@ -64,7 +64,9 @@ def fragments(variant: str, arch: str, config: str = "") -> list[Path]:
 
 
 def configurations() -> list[str]:
-    return sorted(file.stem for file in (paths.REPO / "linux" / "configs" / "matrix").glob("*.config"))
+    return sorted(
+        file.stem for file in (paths.REPO / "linux" / "configs" / "matrix").glob("*.config")
+    )
 
 
 def _more(config: str) -> Path:
@@ -78,7 +80,10 @@ def _more(config: str) -> Path:
 
 
 def requested(files: list[Path]) -> dict[str, str]:
-    """The symbols of fragments with their values, ``n`` for *is not set*; the last fragment wins."""
+    """The symbols of fragments with their values, ``n`` for *is not set*.
+
+    The last fragment wins.
+    """
     wanted: dict[str, str] = {}
     for file in files:
         for line in file.read_text(encoding="utf-8").splitlines():
@@ -90,7 +95,9 @@ def requested(files: list[Path]) -> dict[str, str]:
                 wanted[assigned[1]] = assigned[2]
             elif line.strip() and not line.startswith("#"):
                 fix = "write CONFIG_X=y, or: # CONFIG_X is not set"
-                raise LabError(f"{file.name} has a line that is no configuration", line.strip(), fix)
+                raise LabError(
+                    f"{file.name} has a line that is no configuration", line.strip(), fix
+                )
     return wanted
 
 
@@ -103,7 +110,9 @@ def lost(wanted: dict[str, str], config: str) -> list[str]:
     ]
 
 
-def linux_key(variant: str, arch: str, source: fetch.Source, config: str = "", chosen: Chosen = ()) -> str:
+def linux_key(
+    variant: str, arch: str, source: fetch.Source, config: str = "", chosen: Chosen = ()
+) -> str:
     """The name of a kernel image: everything that goes into it."""
     files = _checked_fragments(variant, arch, config)
     inputs = [LINUX_RECIPE, arch, variant, source.key, compiler(MACHINES[arch].prefix)]
@@ -115,9 +124,13 @@ def linux_key(variant: str, arch: str, source: fetch.Source, config: str = "", c
 
 def _checked_fragments(variant: str, arch: str, config: str = "") -> list[Path]:
     if variant not in VARIANTS:
-        raise UsageError(f"Bad --variant: {variant}", "no kernel has this name", f"use {', '.join(VARIANTS)}")
+        raise UsageError(
+            f"Bad --variant: {variant}", "no kernel has this name", f"use {', '.join(VARIANTS)}"
+        )
     if arch not in MACHINES:
-        raise UsageError(f"Bad --arch: {arch}", "no kernel is built for it", f"use {', '.join(MACHINES)}")
+        raise UsageError(
+            f"Bad --arch: {arch}", "no kernel is built for it", f"use {', '.join(MACHINES)}"
+        )
     return fragments(variant, arch, config)
 
 
@@ -132,25 +145,36 @@ def _recipe(variant: str, arch: str, config: str = "", chosen: Chosen = ()) -> R
     def publish(obj: Path, work: Path) -> dict[str, object]:
         for name in (MACHINES[arch].image, "vmlinux", ".config", "System.map"):
             shutil.copy2(obj / name, work / Path(name).name)
-        release = (obj / "include" / "config" / "kernel.release").read_text(encoding="utf-8").strip()
+        release = (
+            (obj / "include" / "config" / "kernel.release").read_text(encoding="utf-8").strip()
+        )
         made = {"arch": arch, "config": config, "compiler": compiler(MACHINES[arch].prefix)}
         return {**made, "release": release}
 
-    name = "-".join([arch, variant, *([Path(config).stem] if config else []), *(["parts"] if chosen else [])])
+    name = "-".join(
+        [arch, variant, *([Path(config).stem] if config else []), *(["parts"] if chosen else [])]
+    )
     key = functools.partial(linux_key, variant, arch, config=config, chosen=chosen)
     return Recipe("linux", variant, name, file, key, make, publish, chosen)
 
 
-def find_linux(variant: str, arch: str = "x86_64", config: str = "", chosen: Chosen = ()) -> Path | None:
+def find_linux(
+    variant: str, arch: str = "x86_64", config: str = "", chosen: Chosen = ()
+) -> Path | None:
     return _recipe(variant, arch, config, chosen).find()
+
+
+def planned_linux(variant: str, arch: str = "x86_64") -> Path:
+    """The image that ``build_linux`` returns; builds nothing."""
+    return _recipe(variant, arch).planned()
 
 
 def build_linux(variant: str, arch: str = "x86_64", config: str = "", chosen: Chosen = ()) -> Path:
     """The kernel image (bzImage, Image; for um the executable), built when the cache lacks it.
 
-    ``config``: a fragment that changes the variant's configuration, see ``fragments``. ``chosen``: these parts
-    of the series and the parts they stand on; by default all. vmlinux, .config, System.map and metadata.json
-    stand beside the image.
+    ``config``: a fragment that changes the variant's configuration, see ``fragments``. ``chosen``:
+    these parts of the series and the parts they stand on; by default all. vmlinux, .config,
+    System.map and metadata.json stand beside the image.
     """
     _checked_fragments(variant, arch, config)
     tools.need_compiler(arch)
@@ -165,51 +189,78 @@ def _kbuild(arch: str) -> list[str]:
 def configure_linux(
     tree: Path, obj: Path, files: list[Path], arch: str, log: Path, lenient: bool = False
 ) -> None:
-    """Make obj/.config from fragments; a lost symbol is an error, unless it is ours and ``lenient``."""
+    """Make obj/.config from fragments.
+
+    A lost symbol is an error, unless it is ours and ``lenient``.
+    """
     what = f"cannot configure the kernel ({', '.join(f.name for f in files)})"
     obj.mkdir(parents=True, exist_ok=True)
     wanted = requested(files)
     with tempfile.TemporaryDirectory(prefix=".config-", dir=paths.sub("work")) as folder:
         merge = tree / "scripts" / "kconfig" / "merge_config.sh"
         fix = "read the log; then correct the fragment in linux/configs"
-        argv: Argv = ["bash", merge, "-m", "-O", folder, *files]
-        run.logged(argv, log, what, fix, cwd=tree, env=clean_environment())
+        # merge_config.sh does not quote the names of its files, and the repository's may have a
+        # space.
+        copies = [
+            shutil.copy(file, Path(folder) / f"{number}.config")
+            for number, file in enumerate(files)
+        ]
+        argv: Argv = ["bash", merge, "-m", "-O", folder, *copies]
+        run.logged(argv, log, what, fix, cwd=tree)
         merged = Path(folder) / ".config"
         argv = ["make", "-s", "-C", tree, f"O={obj}", *_kbuild(arch), f"KCONFIG_ALLCONFIG={merged}"]
-        run.logged([*argv, "allnoconfig"], log, what, fix, env=clean_environment())
+        run.logged([*argv, "allnoconfig"], log, what, fix)
     missing = lost(wanted, (obj / ".config").read_text(encoding="utf-8"))
     if lenient:
         missing = [item for item in missing if not OURS.match(item.split(" ")[0])]
     if missing:
-        fix = "turn on what the symbol depends on, apply its series, or correct the fragment in linux/configs"
+        fix = (
+            "turn on what the symbol depends on, apply its series, or correct the fragment in "
+            "linux/configs"
+        )
         raise LabError(what, "the kernel's Kconfig did not accept: " + ", ".join(missing), fix)
 
 
 def make_linux(
-    tree: Path, obj: Path, files: list[Path], arch: str, variant: str, log: Path, targets: list[str],
+    tree: Path,
+    obj: Path,
+    files: list[Path],
+    arch: str,
+    variant: str,
+    log: Path,
+    targets: list[str],
     step: bool = False,
-) -> None:  # fmt: skip
+) -> None:
     """Configure and build in ``obj``; ``step``: in the middle of the series, with ccache."""
     configure_linux(tree, obj, files, arch, log, lenient=step)
     ours = OURS.findall((obj / ".config").read_text(encoding="utf-8"))
     if ours and variant in ("base", "off", "floor"):
         what = f"the kernel variant {variant} has options of the series on"
         raise LabError(what, ", ".join(ours), "correct linux/configs/off.config")
-    environment = cached_environment() if step else clean_environment()
-    make_targets(tree, obj, targets, log, arch, f"the kernel does not build ({arch}, {variant})", environment)
+    environment = cached_environment() if step else None
+    make_targets(
+        tree, obj, targets, log, arch, f"the kernel does not build ({arch}, {variant})", environment
+    )
 
 
 def make_targets(
-    tree: Path, obj: Path, targets: list[str], log: Path, arch: str = "x86_64",
-    what: str = "the kernel does not build", environment: dict[str, str] | None = None,
-) -> None:  # fmt: skip
+    tree: Path,
+    obj: Path,
+    targets: list[str],
+    log: Path,
+    arch: str = "x86_64",
+    what: str = "the kernel does not build",
+    environment: dict[str, str] | None = None,
+) -> None:
     """Run make in a configured ``obj``; LabError, beginning with ``what``, when it fails."""
     argv: Argv = ["make", "-C", tree, f"O={obj}", f"-j{jobs()}", *_kbuild(arch), *targets]
     fix = "correct the first error above (the log has the rest), then run it again"
-    run.logged(argv, log, what, fix, env=environment or clean_environment())
+    run.logged(argv, log, what, fix, env=environment)
 
 
-def adopt_config(tree: Path, obj: Path, file: Path, without: tuple[str, ...], suffix: str, log: Path) -> None:
+def adopt_config(
+    tree: Path, obj: Path, file: Path, without: tuple[str, ...], suffix: str, log: Path
+) -> None:
     """Make obj/.config from another kernel's, ``without`` some prefixes of symbols, and ours on."""
     ours = fragments("knownzero", "x86_64")[-1]
     drop = re.compile(rf"^(?:# )?(?:{'|'.join(without)})\w*[ =]")

@@ -21,7 +21,9 @@ X86_64_ONLY = ("refpage_fuzz", "tsc_khz")
 def build_programs(arch: str = "x86_64") -> dict[str, Path]:
     """Compile every guest/*.c and tools/*/*.c: static binaries by name. Cached by content."""
     if arch not in BINARIES:
-        raise UsageError(f"Bad --arch: {arch}", "it has no guest programs", f"use {', '.join(BINARIES)}")
+        raise UsageError(
+            f"Bad --arch: {arch}", "it has no guest programs", f"use {', '.join(BINARIES)}"
+        )
     tools.need_compiler(arch)
     prefix = build.MACHINES[arch].prefix
     sources = [*(paths.REPO / "guest").glob("*.c"), *(paths.REPO / "tools").glob("*/*.c")]

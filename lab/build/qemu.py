@@ -6,7 +6,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from lab.build.images import Recipe, clean_environment, compiler, digest, jobs
+from lab.build.images import Recipe, compiler, digest, jobs
 from lab.core import lock, run
 from lab.core.errors import UsageError
 from lab.core.run import Argv
@@ -27,7 +27,8 @@ QEMU_OPTIONS = (
     "--target-list=x86_64-softmmu",
     "--without-default-features",
     "--prefix=/usr",
-    "--firmwarepath=" + ":".join(["/usr/share/qemu", *(f"/{place}" for place in FIRMWARE.values())]),
+    "--firmwarepath="
+    + ":".join(["/usr/share/qemu", *(f"/{place}" for place in FIRMWARE.values())]),
     *(f"--enable-{name}" for name in WITH),
     *VECTOR,
     *(f"--disable-{name}" for name in WITHOUT),
@@ -56,6 +57,11 @@ def find_qemu(variant: str = "knownzero") -> Path | None:
     return _recipe(variant).find()
 
 
+def planned_qemu(variant: str = "knownzero") -> Path:
+    """The program that ``build_qemu`` returns; builds nothing."""
+    return _recipe(variant).planned()
+
+
 def qemu_object_dir(variant: str, source: fetch.Source) -> Path:
     """The folder that QEMU is compiled in; its qtests are built and run there too."""
     return _recipe(variant).object_dir(source)
@@ -79,10 +85,10 @@ def make_qemu(tree: Path, obj: Path, log: Path, targets: list[str]) -> None:
         options = [one for one in QEMU_OPTIONS if one not in VECTOR or one in known]
         argv: Argv = [tree / "configure", f"--python={sys.executable}", *options]
         advice = "run `kz doctor`: it names missing packages; the log says the rest"
-        run.logged(argv, log, "QEMU cannot be configured", advice, cwd=obj, env=clean_environment())
+        run.logged(argv, log, "QEMU cannot be configured", advice, cwd=obj)
         stamp.write_text(recipe, encoding="utf-8")
     ninja = Path(sys.executable).parent / "ninja"
-    run.logged([ninja, "-C", obj, f"-j{jobs()}", *targets], log, what, fix, env=clean_environment())
+    run.logged([ninja, "-C", obj, f"-j{jobs()}", *targets], log, what, fix)
     make_option_roms(tree, obj / "optionrom", log)
 
 
@@ -92,7 +98,7 @@ def make_option_roms(tree: Path, folder: Path, log: Path) -> None:
     config = f"TOPSRC_DIR={tree}\nCC=cc\nOBJCOPY=objcopy\nPYTHON={sys.executable}\n"
     lock.write_if_changed(folder / "config.mak", config.encode())
     argv: Argv = ["make", "-C", folder, "-f", tree / "pc-bios" / "optionrom" / "Makefile", "all"]
-    run.logged(argv, log, "QEMU's option ROMs do not build", "read the log", env=clean_environment())
+    run.logged(argv, log, "QEMU's option ROMs do not build", "read the log")
 
 
 def _publish(obj: Path, work: Path) -> dict[str, object]:

@@ -46,9 +46,14 @@ def from_oserror(error: OSError, doing: str) -> LabError:
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         fix = "correct the permissions, or set KNOWNZERO_CACHE to a folder you may write"
         return LabError(doing, f"{error.strerror}{where}", fix)
-    return LabError(doing, f"{error.strerror or error}{where}", "run `kz doctor`: it checks the machine")
+    return LabError(
+        doing, f"{error.strerror or error}{where}", "run `kz doctor`: it checks the machine"
+    )
 
 
 def full_disk(doing: str, why: str) -> LabError:
-    fix = "free some space (the cache needs about 12 GB), or set KNOWNZERO_CACHE to a folder on a larger disk"
+    fix = (
+        "free some space (the cache needs about 12 GB), or set KNOWNZERO_CACHE to a folder on a "
+        "larger disk"
+    )
     return LabError(doing, why, fix)

@@ -16,7 +16,10 @@ from lab.core import paths
 
 @contextmanager
 def locked(name: str, shared: bool = False) -> Iterator[None]:
-    """Hold the cache lock ``name`` (alone, or with other readers); prints a line when it must wait."""
+    """Hold the cache lock ``name`` (alone, or with other readers).
+
+    Prints a line when it must wait.
+    """
     mode = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
     safe = re.sub(r"[^A-Za-z0-9._-]+", "-", name)
     with open(paths.sub("locks") / safe, "w", encoding="utf-8") as handle:
@@ -37,7 +40,9 @@ def new_directory(target: Path) -> Iterator[Path]:
         yield work
         work.chmod(0o755)
         if target.exists():
-            old = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".old", dir=target.parent))
+            old = Path(
+                tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".old", dir=target.parent)
+            )
             target.rename(old / "x")
             work.rename(target)
             shutil.rmtree(old, ignore_errors=True)

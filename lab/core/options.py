@@ -3,14 +3,18 @@
 
 import dataclasses
 import difflib
+import errno
 import functools
 import inspect
+import os
+import tempfile
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 from typer import Argument, Option
 
-from lab.core.errors import UsageError
+from lab.core.errors import UsageError, full_disk
 
 Several = list[str] | None
 Json = Annotated[bool, Option("--json", help="Print JSON.")]
@@ -24,10 +28,51 @@ def one_of(kind: str, names: Sequence[str], help_text: str = "") -> Any:
     def check(given: str) -> str:
         if given not in names:
             near = difflib.get_close_matches(given, names) or list(names)
-            raise UsageError(f"Bad {kind}: {given}", f"no {kind} has this name", f"use {', '.join(near)}")
+            raise UsageError(
+                f"Bad {kind}: {given}", f"no {kind} has this name", f"use {', '.join(near)}"
+            )
         return given
 
     return Argument(help=help_text or f"{', '.join(names[:-1])} or {names[-1]}.", callback=check)
+
+
+def writable_folder(option: str, folder: Path) -> Path:
+    """``folder``; UsageError, which names ``option``, when it cannot be made or written to.
+
+    Makes nothing.
+    """
+    nearest = next(
+        path for path in (folder.absolute(), *folder.absolute().parents) if path.exists()
+    )
+    fix = "name a folder that you may write, or a new one"
+    if not nearest.is_dir():
+        raise UsageError(f"Bad {option}: {folder}", f"{nearest} is no folder", fix)
+    try:
+        tempfile.TemporaryFile(
+            dir=nearest
+        ).close()  # root may write everywhere, except where it cannot: /proc
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise full_disk(f"Bad {option}: {folder}", f"{nearest}: {error.strerror}") from None
+        raise UsageError(
+            f"Bad {option}: {folder}", f"{nearest} cannot be written to", fix
+        ) from None
+    return folder
+
+
+def writable_file(option: str, file: Path) -> Path:
+    """``file``; UsageError, which names ``option``, when it cannot be written. Makes nothing."""
+    if file.is_dir():
+        raise UsageError(f"Bad {option}: {file}", "it is a folder", "name a file")
+    if file.exists() and not os.access(file, os.W_OK):
+        raise UsageError(f"Bad {option}: {file}", "it cannot be written to", "name another file")
+    try:
+        writable_folder(option, file.parent)
+    except UsageError as error:
+        raise UsageError(
+            f"Bad {option}: {file}", error.why, "name a file that you may write"
+        ) from None
+    return file
 
 
 Name = Annotated[str, one_of("series", ("linux", "qemu"))]
@@ -44,12 +89,16 @@ def unpacked(verb: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(verb)
     def call(**given: Any) -> None:
-        verb(**{whole.name: whole.annotation(**{name: given.pop(name) for name in fields})}, **given)
+        verb(
+            **{whole.name: whole.annotation(**{name: given.pop(name) for name in fields})}, **given
+        )
 
     rest = [one for one in own.parameters.values() if one is not whole]
     firsts = [one for one in rest if one.default is one.empty]
     others = [one for one in rest if one.default is not one.empty]
-    parameters = [one.replace(kind=one.KEYWORD_ONLY) for one in (*firsts, *fields.values(), *others)]
+    parameters = [
+        one.replace(kind=one.KEYWORD_ONLY) for one in (*firsts, *fields.values(), *others)
+    ]
     call.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
     call.__annotations__ = {one.name: one.annotation for one in parameters}
     return call

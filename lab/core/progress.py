@@ -36,7 +36,9 @@ def step(name: str, log: Path | None = None) -> Iterator[None]:
     global _live
     began = time.monotonic()
     where = f" (log: {log})" if log else ""
-    if not console.is_terminal or _live or multiprocessing.parent_process():  # others print there as well
+    if (
+        not console.is_terminal or _live or multiprocessing.parent_process()
+    ):  # others print there as well
         note(f"{name} …{where}")
         yield
         note(f"{name}: done in {duration(time.monotonic() - began)}")

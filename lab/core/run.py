@@ -4,8 +4,10 @@
 import contextlib
 import ctypes
 import os
+import shlex
 import signal
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -17,7 +19,19 @@ Folder = Path | None
 Seconds = float | None
 Done = subprocess.CompletedProcess[str]
 _libc = ctypes.CDLL(None)  # loaded here: between fork and exec nothing may be loaded
+VERBOSE = "KNOWNZERO_VERBOSE"
+# Messages about a full disk: of the C library, and of apt before a download.
+FULL = ("No space left on device", "File too large", "Disk quota exceeded", "enough free space")
 NO_PROGRAM = "run `kz doctor`: it names the package"
+
+
+def show(argv: Argv, cwd: Folder = None) -> None:
+    """Print a command on stderr, as a shell takes it, if $KNOWNZERO_VERBOSE is set (``kz
+    --verbose``).
+    """
+    if os.environ.get(VERBOSE):
+        where = f"(cd {shlex.quote(str(cwd))}) " if cwd else ""
+        print(f"kz: $ {where}{shlex.join(map(str, argv))}", file=sys.stderr, flush=True)
 
 
 def tail(log: Path, lines: int = 12) -> str:
@@ -32,13 +46,16 @@ def tail(log: Path, lines: int = 12) -> str:
 def first_errors(log: Path, lines: int = 8) -> str:
     """The lines of a build log that name errors, or its end when none does."""
     text = tail(log, 0).splitlines()
-    marks = ("error:", "Error ", "ERROR", "No space left")
+    marks = ("error:", "Error ", "ERROR", *FULL)
     wanted = [line for line in text if any(mark in line for mark in marks)]
     return "\n".join(wanted[:lines] or text[-lines:])
 
 
 def die_with_parent() -> None:
-    """Between fork and exec: have the kernel kill us when the thread that forked ends (PR_SET_PDEATHSIG)."""
+    """Between fork and exec.
+
+    Have the kernel kill us when the thread that forked ends (PR_SET_PDEATHSIG).
+    """
     _libc.prctl(1, signal.SIGKILL, 0, 0, 0)
 
 
@@ -53,14 +70,23 @@ def end_group(process: subprocess.Popen[bytes], grace: float = 2.0) -> None:
 
 
 def logged(
-    argv: Argv, log: Path, what: str, fix: str, *, cwd: Folder = None, env: Env = None, timeout: Seconds = None,
-) -> None:  # fmt: skip
+    argv: Argv,
+    log: Path,
+    what: str,
+    fix: str,
+    *,
+    cwd: Folder = None,
+    env: Env = None,
+    timeout: Seconds = None,
+) -> None:
     """Run with all output appended to ``log``; a failure becomes a LabError quoting the log.
 
-    ``env`` replaces the environment; ``timeout`` is in seconds. Interrupted or late, the whole process group is ended.
+    ``env`` replaces the environment; ``timeout`` is in seconds. Interrupted or late, the whole
+    process group is ended.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     words = [str(word) for word in argv]
+    show(words, cwd)
     with log.open("ab") as out:
         out.write(f"$ {' '.join(words)}\n".encode())
         out.flush()
@@ -83,7 +109,7 @@ def logged(
     if status == 0:
         return
     why = f"{first_errors(log)}\n(log: {log})"
-    if "No space left on device" in why or "File too large" in why:
+    if any(mark in why for mark in FULL):
         raise full_disk(what, why)
     raise LabError(what, why, fix)
 
@@ -91,24 +117,41 @@ def logged(
 def ask(argv: Argv, cwd: Folder = None, env: Env = None, timeout: Seconds = None) -> Done:
     """Run without input and return whatever happens."""
     words, none = [str(word) for word in argv], subprocess.DEVNULL
+    show(words, cwd)
     return subprocess.run(
-        words, cwd=cwd, env=env, timeout=timeout, stdin=none, capture_output=True, text=True, check=False
+        words,
+        cwd=cwd,
+        env=env,
+        timeout=timeout,
+        stdin=none,
+        capture_output=True,
+        text=True,
+        check=False,
     )
 
 
 def output(
-    argv: Argv, what: str, fix: str, *, cwd: Folder = None, env: Env = None, stdin: bytes | None = None
+    argv: Argv,
+    what: str,
+    fix: str,
+    *,
+    cwd: Folder = None,
+    env: Env = None,
+    stdin: bytes | None = None,
 ) -> str:
     """Run and return stdout; a failure becomes a LabError quoting stderr."""
     try:
         words = [str(word) for word in argv]
-        done = subprocess.run(words, cwd=cwd, env=env, input=stdin or b"", capture_output=True, check=False)
+        show(words, cwd)
+        done = subprocess.run(
+            words, cwd=cwd, env=env, input=stdin or b"", capture_output=True, check=False
+        )
     except FileNotFoundError:
         raise LabError(what, f"{argv[0]} is not installed", NO_PROGRAM) from None
     if done.returncode:
         text = (done.stderr or done.stdout).decode(errors="replace").strip()
         why = "\n".join(text.splitlines()[-12:]) or f"exit code {done.returncode}"
-        if "No space left on device" in why:
+        if any(mark in why for mark in FULL):
             raise full_disk(what, why)
         raise LabError(what, why, fix)
     return done.stdout.decode(errors="surrogateescape")

@@ -3,7 +3,10 @@
 
 
 def human(value: float, unit: str) -> str:
-    """A value with its unit, three digits or so: ``256 MiB``, ``51.2 ms``, ``1,204 instructions``."""
+    """A value with its unit, three digits or so.
+
+    ``256 MiB``, ``51.2 ms``, ``1,204 instructions``.
+    """
     if unit == "bytes":
         divisor, name = scale(unit, abs(value))
         return f"{digits(value / divisor)} {name.replace('bytes', 'B')}"
@@ -33,7 +36,8 @@ def percent(value: float | None) -> str:
     return f"{value:+.1f} %" if 98 <= size <= 102 else f"{value:+.0f} %"
 
 
-# Largest value from which on the values of a row are divided, the divisor, and the unit's name then.
+# Largest value from which on the values of a row are divided, the divisor, and the unit's name
+# then.
 SCALES = {
     "bytes": (
         *((1 << by, 1 << by, name) for by, name in ((30, "GiB"), (20, "MiB"), (10, "KiB"))),
@@ -45,6 +49,10 @@ SCALES = {
 
 
 def scale(unit: str, largest: float) -> tuple[float, str]:
-    """The divisor for values up to ``largest``, so that they share a unit, and the name of that unit."""
-    divisor, word = next((by, name) for least, by, name in SCALES.get(unit, SCALES[""]) if largest >= least)
+    """The divisor for values up to ``largest``, so that they share a unit, and the name of that
+    unit.
+    """
+    divisor, word = next(
+        (by, name) for least, by, name in SCALES.get(unit, SCALES[""]) if largest >= least
+    )
     return divisor, word if unit in SCALES else f"{word}{unit}"

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0
-"""A private apt root: the machine's mirror and keyring, with its own lists and cache. apt checks the signatures."""
+"""A private apt root: the machine's mirror and keyring, with its own lists and cache.
+
+Apt checks the signatures.
+"""
 
 import contextlib
 import email
@@ -28,26 +31,36 @@ def codename() -> str:
 
 
 def mirrors(etc: Path = ETC) -> list[str]:
-    """The addresses of the Debian archive in the machine's apt sources, as apt itself reads them."""
+    """The addresses of the Debian archive in the machine's apt sources, as apt reads them."""
     release = codename()
     # With lists, apt-get would leave out the indexes that they have.
     options = [f"Dir::Etc={etc}", f"Dir::State::Lists={paths.sub('apt', 'no-lists')}"]
-    argv = ["apt-get", "update", "--print-uris", *(word for option in options for word in ("-o", option))]
+    argv = [
+        "apt-get",
+        "update",
+        "--print-uris",
+        *(word for option in options for word in ("-o", option)),
+    ]
     text = run.output(argv, f"cannot read the sources in {etc}", "run: apt-get update --print-uris")
     suites = "|".join(sorted(ALIASES | ({release} if release else set())))
     found = re.findall(rf"^'(.+)/dists/(?:{suites})/main/binary-\w+/Packages", text, re.MULTILINE)
     found = [uri for uri in dict.fromkeys(found) if not uri.startswith("cdrom:")]
     if not found:
-        why = f"no source in {etc} serves the Debian release {release or '(unknown)'} with component main"
-        raise LabError("cannot find a Debian mirror", why, f"add one to apt's sources, or {OTHERWISE}")
+        why = (
+            f"no source in {etc} serves the Debian release {release or '(unknown)'} with component "
+            "main"
+        )
+        raise LabError(
+            "cannot find a Debian mirror", why, f"add one to apt's sources, or {OTHERWISE}"
+        )
     return found
 
 
 class PrivateApt:
     """apt with its own lists and cache for one suite; ``kind`` is ``deb`` or ``deb-src``.
 
-    ``suite``: or several, of which the last is preferred: "trixie trixie-backports". ``arch``: packages of another
-    architecture than the machine's, by Debian's name of it.
+    ``suite``: or several, of which the last is preferred: "trixie trixie-backports". ``arch``:
+    packages of another architecture than the machine's, by Debian's name of it.
     """
 
     def __init__(self, suite: str, kind: str = "deb", etc: Path = ETC, arch: str = "") -> None:
@@ -72,7 +85,10 @@ class PrivateApt:
         dpkg = Path("/var/lib/dpkg/status")
         options = {
             "Dir::Etc::SourceList": self.root / "mirror.sources",
-            **{f"Dir::Etc::{key}": "/dev/null" for key in ("SourceParts", "Preferences", "PreferencesParts")},
+            **{
+                f"Dir::Etc::{key}": "/dev/null"
+                for key in ("SourceParts", "Preferences", "PreferencesParts")
+            },
             "Dir::State": self.root / "state",
             "Dir::State::Lists": self.root / "lists",
             # No package of another architecture is installed.
@@ -115,7 +131,10 @@ class PrivateApt:
         fix = "check the suite in base.toml against the mirror"
         text = run.output(argv, f"Debian {self.suite} has no package {package}", fix)
         records = map(email.message_from_string, text.strip().split("\n\n"))
-        return [{name.lower(): re.sub(r"\n\s+", "\n", line) for name, line in one.items()} for one in records]
+        return [
+            {name.lower(): re.sub(r"\n\s+", "\n", line) for name, line in one.items()}
+            for one in records
+        ]
 
     def download(self, package: str, folder: Path, version: str = "") -> list[Path]:
         """Download a binary package, or the tarball of a source package, into ``folder``."""
@@ -132,9 +151,15 @@ class PrivateApt:
 
     def download_with_dependencies(self, package: str, folder: Path) -> list[Path]:
         """Download a package and all its dependencies, also those that the machine has."""
-        options = ["Debug::NoLocking=1", f"Dir::Cache::Archives={folder}", "Dir::State::status=/dev/null"]
+        options = [
+            "Debug::NoLocking=1",
+            f"Dir::Cache::Archives={folder}",
+            "Dir::State::status=/dev/null",
+        ]
         words = ["install", "-q", "-y", "--download-only", "--no-install-recommends", "--reinstall"]
-        argv = self.argv("apt-get", *words, *(word for option in options for word in ("-o", option)), package)
+        argv = self.argv(
+            "apt-get", *words, *(word for option in options for word in ("-o", option)), package
+        )
         (folder / "partial").mkdir(exist_ok=True)
         log = paths.log_file(f"apt-download-{package}")
         what = f"cannot download {package} and its dependencies"
@@ -149,8 +174,14 @@ def may_install() -> list[str] | None:
     if os.geteuid() == 0:
         return []
     sudo = ["sudo", "-n"]
-    works = shutil.which("sudo") and not subprocess.call([*sudo, "true"], stdout=DEVNULL, stderr=DEVNULL)
+    works = shutil.which("sudo") and not subprocess.call(
+        [*sudo, "true"], stdout=DEVNULL, stderr=DEVNULL
+    )
     return sudo if works else None
+
+
+# Another apt or dpkg may work meanwhile: unattended upgrades, or an administrator.
+WAIT = ("-o", "DPkg::Lock::Timeout=600")
 
 
 def update() -> None:
@@ -159,22 +190,32 @@ def update() -> None:
         return
     log = paths.log_file("apt-update")
     with progress.step("fetching the lists of packages", log), contextlib.suppress(LabError):
-        run.logged([*prefix, "apt-get", "update"], log, "cannot fetch the lists of packages", "see the log")
+        run.logged(
+            [*prefix, "apt-get", *WAIT, "update"],
+            log,
+            "cannot fetch the lists of packages",
+            "see the log",
+        )
 
 
 def install(packages: list[str], what: str) -> None:
-    """Install Debian packages when this user may; otherwise name the command. Removes no package."""
+    """Install Debian packages when this user may; otherwise name the command.
+
+    Removes no package.
+    """
     command = ["apt-get", "install", "-y", "--no-install-recommends", *packages]
     if (prefix := may_install()) is None:
-        raise LabError(what, "the machine lacks " + ", ".join(packages), "run: sudo " + " ".join(command))
+        raise LabError(
+            what, "the machine lacks " + ", ".join(packages), "run: sudo " + " ".join(command)
+        )
     log = paths.log_file("apt-install")
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
     fix = "see the log, then run: sudo " + " ".join(command)
-    with progress.step("installing " + " ".join(packages), log):
-        careful = [*prefix, *command, "--no-remove"]
+    with lock.locked("apt-install"), progress.step("installing " + " ".join(packages), log):
+        careful = [*prefix, *command, "--no-remove", *WAIT]
         try:
             run.logged(careful, log, what, fix, env=environment)
         except LabError:
             # Lists that are old or absent: refresh them and try once more.
-            run.logged([*prefix, "apt-get", "update"], log, what, fix, env=environment)
+            run.logged([*prefix, "apt-get", *WAIT, "update"], log, what, fix, env=environment)
             run.logged(careful, log, what, fix, env=environment)

@@ -49,7 +49,10 @@ def unpack(files: list[Path], target: Path) -> None:
 
 
 def unpacked(package: str, arch: str = "") -> Path:
-    """The files of a package; ``arch``: of another architecture than the machine's, by Debian's name of it."""
+    """The files of a package; ``arch``.
+
+    Of another architecture than the machine's, by Debian's name of it.
+    """
     name, what = f"{package}-{arch}" if arch else package, f"{package} {arch}".rstrip()
     return _once(name, what, lambda folder: _apt(arch).download(package, folder))
 
@@ -60,17 +63,26 @@ def depends(package: str) -> list[str]:
     return [part.split("|")[0].split("(")[0].strip() for part in text.split(",") if part.strip()]
 
 
+def place(package: str, suite: str = "") -> Path:
+    """The folder of ``with_dependencies``; it may not exist yet."""
+    return paths.sub("debs") / "+".join([package, "everything", *suite.split()])
+
+
 def with_dependencies(package: str, marker: str, suite: str = "") -> Path:
     """A package with all it needs, with the file ``marker``; ``suite``: not the machine's own."""
-    name, what = "+".join([package, "everything", *suite.split()]), f"{package} and what it needs"
+    name, what = place(package, suite).name, f"{package} and what it needs"
     target = _once(name, what, lambda at: _apt(suite=suite).download_with_dependencies(package, at))
     if not (target / marker).exists():
-        raise LabError(f"Debian's {package} lacks {marker}", f"unpacked in {target}", "name another file")
+        raise LabError(
+            f"Debian's {package} lacks {marker}", f"unpacked in {target}", "name another file"
+        )
     return target
 
 
 def loader(folder: Path) -> list[str]:
-    """The command that runs a program of ``with_dependencies`` with the libraries there, and none of the machine's."""
+    """The command that runs a program of ``with_dependencies`` with the libraries there, and none
+    of the machine's.
+    """
     places = [place for part in ("lib", "usr/lib") if (place := folder / part / TRIPLET).is_dir()]
     own = next(place / LOADER for place in places if (place / LOADER).is_file())
-    return [str(own), "--library-path", ":".join(map(str, places))]
+    return [str(own), "--inhibit-cache", "--library-path", ":".join(map(str, places))]

@@ -53,7 +53,9 @@ class Source:
 def base(name: str, series: str = "") -> Base:
     """Read <name>/base.toml. ``series``: another source in it, such as 10.2."""
     if name not in NAMES:
-        raise UsageError(f"Bad series: {name}", "no series has this name", f"use {' or '.join(NAMES)}")
+        raise UsageError(
+            f"Bad series: {name}", "no series has this name", f"use {' or '.join(NAMES)}"
+        )
     file = paths.REPO / name / "base.toml"
     try:
         first = tomllib.loads(file.read_text(encoding="utf-8"))
@@ -61,7 +63,9 @@ def base(name: str, series: str = "") -> Base:
         found = [one for one in sources if series in ("", one["series"])]
         if not found:
             have = ", ".join(one["series"] for one in sources)
-            raise UsageError(f"Bad base of {name}: {series}", f"{file.name} lists {have}", "use one of these")
+            raise UsageError(
+                f"Bad base of {name}: {series}", f"{file.name} lists {have}", "use one of these"
+            )
         debian = dict(found[0]["debian"])
         version, series = found[0]["version"], found[0]["series"]
         return Base(name, version, series, debian_version=debian.pop("version"), **debian)
@@ -75,7 +79,9 @@ def tree_version(name: str, tree: Path) -> str:
     text = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
     if name == "qemu":
         return text.strip()
-    fields = dict(re.findall(r"^((?:PATCH|SUB)LEVEL|(?:EXTRA)?VERSION) =[ \t]*(\S*)$", text, re.MULTILINE))
+    fields = dict(
+        re.findall(r"^((?:PATCH|SUB)LEVEL|(?:EXTRA)?VERSION) =[ \t]*(\S*)$", text, re.MULTILINE)
+    )
     if not fields.get("VERSION") or not fields.get("PATCHLEVEL"):
         return ""
     point, extra = fields.get("SUBLEVEL", "0"), fields.get("EXTRAVERSION", "")
@@ -90,12 +96,16 @@ def variable(name: str) -> str:
 def stat_key(path: Path) -> str:
     """A name for the content of a file or folder, from names, sizes and times."""
     digest = hashlib.sha256(str(path).encode())
-    for root, folders, files in os.walk(path) if path.is_dir() else [(str(path.parent), [], [path.name])]:
+    for root, folders, files in (
+        os.walk(path) if path.is_dir() else [(str(path.parent), [], [path.name])]
+    ):
         folders[:] = sorted(f for f in folders if f != ".git")
         for file in sorted(files):
             full = os.path.join(root, file)
             found = os.lstat(full)
-            digest.update(f"{os.path.relpath(full, path)} {found.st_size} {found.st_mtime_ns}\n".encode())
+            digest.update(
+                f"{os.path.relpath(full, path)} {found.st_size} {found.st_mtime_ns}\n".encode()
+            )
     return digest.hexdigest()
 
 
@@ -179,7 +189,9 @@ def offered(base: Base, record: dict[str, str]) -> Base:
     """The source in a package's record; KeyError when the record lacks a field."""
     debian = record["version"]
     file, checksum = record_file(record, base.kind)
-    return replace(base, version=upstream(debian), debian_version=debian, file=file, sha256=checksum)
+    return replace(
+        base, version=upstream(debian), debian_version=debian, file=file, sha256=checksum
+    )
 
 
 def download(apt: PrivateApt, wanted: Base) -> Path:
@@ -205,7 +217,9 @@ def _download(wanted: Base) -> Source:
         if not same:
             what = f"Debian {wanted.suite} no longer has {wanted.package} {wanted.series}.x"
             why = "it has: " + (", ".join(records) or "no package of that name")
-            raise LabError(what, why, f"set {variable(wanted.name)} to a tarball of version {wanted.version}")
+            raise LabError(
+                what, why, f"set {variable(wanted.name)} to a tarball of version {wanted.version}"
+            )
         chosen = max(same, key=lambda one: order(upstream(one)))
         instead = f"{wanted.package} {chosen} instead of {wanted.debian_version}"
         progress.note(f"Debian {wanted.suite} has {instead}: using it (signed by the archive)")
@@ -213,7 +227,9 @@ def _download(wanted: Base) -> Source:
         found = offered(wanted, records[chosen])
     except KeyError as error:
         fix = f"set {variable(wanted.name)} to a tarball"
-        raise LabError(f"cannot use {wanted.package} {chosen}", f"its record lacks {error}", fix) from None
+        raise LabError(
+            f"cannot use {wanted.package} {chosen}", f"its record lacks {error}", fix
+        ) from None
     if chosen == wanted.debian_version:
         found = replace(found, sha256=wanted.sha256)
     archive = download(apt, found)
@@ -262,12 +278,14 @@ def pristine(source: Source) -> Path:
                 _stand_in_firmware(work / "pc-bios")
             if not tree_version(source.name, work):
                 fix = f"set {variable(source.name)} to a {source.name} source tree or tarball"
-                raise LabError(f"{source.archive} holds no {source.name} source", "it has no version", fix)
+                raise LabError(
+                    f"{source.archive} holds no {source.name} source", "it has no version", fix
+                )
     return source.tree
 
 
 def _stand_in_firmware(folder: Path) -> None:
-    """Empty archives for firmware that Debian's source lacks, meson wants, and nothing here starts."""
+    """Empty archives for firmware that Debian's source lacks, meson wants and no guest needs."""
     listing = folder / "meson.build"
     if not listing.is_file():
         return
@@ -289,7 +307,16 @@ def _unpack(source: Source, work: Path) -> None:
         if not (inner := sorted((work / ".deb" / "usr" / "src").glob("*.tar.*"))):
             raise LabError(what, "no source tarball inside", fix)
         archive = inner[0]
-    argv: run.Argv = ["tar", "-x", "--strip-components=1", "--no-same-owner", "-f", archive, "-C", work]
+    argv: run.Argv = [
+        "tar",
+        "-x",
+        "--strip-components=1",
+        "--no-same-owner",
+        "-f",
+        archive,
+        "-C",
+        work,
+    ]
     run.logged(argv, log, what, fix)
     shutil.rmtree(work / ".deb", ignore_errors=True)
 
@@ -301,7 +328,16 @@ def _copy_tree(origin: Path, work: Path) -> None:
         argv = ["cp", "-a", "--reflink=auto", f"{origin}/.", str(work)]
         run.logged(argv, paths.log_file("copy-tree"), what, fix)
         return
-    listing: run.Argv = ["git", "-C", origin, "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listing: run.Argv = [
+        "git",
+        "-C",
+        origin,
+        "ls-files",
+        "-z",
+        "--cached",
+        "--others",
+        "--exclude-standard",
+    ]
     for name in run.output(listing, what, fix).split("\0"):
         if name and (os.path.islink(origin / name) or os.path.isfile(origin / name)):
             (work / name).parent.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0
 """The distribution's own kernel and QEMU: the unpatched partners of tests."""
 
+import contextlib
 import lzma
 import os
 import re
@@ -22,7 +23,11 @@ def kernel() -> tuple[Path, list[Path]]:
     """Debian's cloud kernel of the machine's release: the image, and modules in load order."""
     image, folder = _kernel_files()
     release = image.name.removeprefix("vmlinuz-")
-    roots = [root for place in ("lib", "usr/lib") if (root := folder / place / "modules" / release).is_dir()]
+    roots = [
+        root
+        for place in ("lib", "usr/lib")
+        if (root := folder / place / "modules" / release).is_dir()
+    ]
     return image, modules(roots[0]) if roots else []
 
 
@@ -40,7 +45,9 @@ def _kernel_files() -> tuple[Path, Path]:
         raise LabError(f"{KERNEL_PACKAGE} depends on no kernel image", "its record names none", fix)
     folder = debs.unpacked(package)
     if not (images := sorted((folder / "boot").glob("vmlinuz-*"))):
-        raise LabError(f"{package} has no kernel image", f"unpacked in {folder}", "remove that folder")
+        raise LabError(
+            f"{package} has no kernel image", f"unpacked in {folder}", "remove that folder"
+        )
     return images[0], folder
 
 
@@ -53,7 +60,9 @@ def modules(root: Path) -> list[Path]:
     """The module files that MODULES need, dependencies first, uncompressed."""
     top, release, program = root.parents[2], root.name, Path(depmod())
     if not (root / "modules.dep.bin").is_file():
-        run.output([program, "-b", top, release], "cannot index the stock kernel's modules", "install kmod")
+        run.output(
+            [program, "-b", top, release], "cannot index the stock kernel's modules", "install kmod"
+        )
     # A module that this kernel has built in, or lacks, is left out.
     options = f"-C /dev/null -d {top} -S {release} -D -a"
     listed = run.ask([program.with_name("modprobe"), *options.split(), *MODULES]).stdout
@@ -84,15 +93,36 @@ QEMUS = {
 
 
 def qemu(arch: str = "x86_64", suite: str = "") -> Path:
-    """Debian's QEMU, unpatched, of a suite; by default the newest of the one that has the kernel's source."""
+    """Debian's QEMU, unpatched, of a suite.
+
+    By default the newest of the one that has the kernel's source.
+    """
     package, program = QEMUS[arch]
-    backports = fetch.base("linux").suite
-    suites = suite or f"{backports.removesuffix('-backports')} {backports}"
-    folder = debs.with_dependencies(package, f"usr/bin/{program}", suites)
+    folder = debs.with_dependencies(package, f"usr/bin/{program}", suite or _suites())
     words = [*debs.loader(folder), str(folder / "usr" / "bin" / program)]
-    for part in ("qemu", "seabios"):
-        words += ["-L", str(folder / "usr" / "share" / part)]
-    modules = f"QEMU_MODULE_DIR={folder}/usr/lib/{debs.TRIPLET}/qemu"
-    script = f'#!/bin/sh\n{modules} exec {shlex.join(words)} "$@"\n'
+    # QEMU takes modules, firmware and configuration from the machine's /usr and /etc, except below
+    # a folder "qemu-bundle" beside the program that runs: here the loader.
+    bundle = Path(words[0]).parent / "qemu-bundle"
+    with contextlib.suppress(FileExistsError):
+        bundle.symlink_to(folder)
+    clean = "unset QEMU_MODULE_DIR LD_PRELOAD LD_LIBRARY_PATH"
+    script = f'#!/bin/sh\n{clean}\nexec {shlex.join(words)} "$@"\n'
     lock.write_if_changed(folder / program, script.encode(), 0o755)
     return folder / program
+
+
+def _suites() -> str:
+    """The suites of the default QEMU: Debian's stable and its backports."""
+    backports = fetch.base("linux").suite
+    return f"{backports.removesuffix('-backports')} {backports}"
+
+
+def planned_qemu(arch: str = "x86_64") -> Path:
+    """The program that ``qemu`` returns by default; downloads nothing."""
+    package, program = QEMUS[arch]
+    return debs.place(package, _suites()) / program
+
+
+def find_qemu(arch: str = "x86_64") -> Path | None:
+    """The default QEMU of ``qemu`` if the cache has it; downloads nothing."""
+    return qemu(arch) if planned_qemu(arch).parent.is_dir() else None

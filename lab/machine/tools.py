@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0
 """The tools that builds and tests need, and their Debian packages.
 
-Imports the standard library and the lab's errors only: ``kz`` imports it before the lab's environment exists.
+Imports the standard library and the lab's errors only: ``kz`` imports it before the lab's
+environment exists.
 """
 
 import os
@@ -22,13 +23,24 @@ RUST = (1, 88)
 NEWER_RUST = {"cargo": "cargo-web", "rustfmt": "rustfmt-web", "rust-clippy": "rust-web-clippy"}
 
 # Features of QEMU for operators. `kz package qemu` packages the QEMU of the lab's guests.
-FEATURES = tomllib.loads((Path(__file__).parents[2] / "packaging/qemu/features.toml").read_text())["feature"]
-NEEDS: dict[str, str] = {package: check for one in FEATURES for check, package in one["needs"].items()}
+FEATURES = tomllib.loads((Path(__file__).parents[2] / "packaging/qemu/features.toml").read_text())[
+    "feature"
+]
+NEEDS: dict[str, str] = {
+    package: check for one in FEATURES for check, package in one["needs"].items()
+}
 # The packages for each user of them.
 COMPILE = ("gcc", "binutils", "make", "git", "tar", "xz-utils", "dpkg", "libc6-dev")
 TOOLS: dict[str, tuple[str, ...]] = {
     "linux": (*COMPILE, "flex", "bison", "bc", "perl", "lz4", "libelf-dev"),
-    "qemu": (*COMPILE, "pkg-config", "libglib2.0-dev", "libfdt-dev", "device-tree-compiler", *NEEDS),
+    "qemu": (
+        *COMPILE,
+        "pkg-config",
+        "libglib2.0-dev",
+        "libfdt-dev",
+        "device-tree-compiler",
+        *NEEDS,
+    ),
     "daemon": ("cargo",),
     "daemon's tests": ("rustfmt", "rust-clippy"),
     "steps": ("ccache",),  # building after each patch
@@ -69,7 +81,10 @@ TESTS = (*DEMO, "daemon", "daemon's tests", "package", "stock kernel")
 
 
 def has(check: str) -> bool:
-    """Whether this is installed: a program, ``program>=1.88``, a file's path, a header ``<x.h>``, a pkg-config ``x.pc``."""
+    """Whether this is installed.
+
+    A program, ``program>=1.88``, a file's path, a header ``<x.h>``, a pkg-config ``x.pc``.
+    """
     if check.startswith("/"):
         return Path(check).is_file()
     if check.startswith("<"):
@@ -84,7 +99,9 @@ def has(check: str) -> bool:
 
 def _works(argv: list[str], text: str = "") -> bool:
     try:
-        return not subprocess.run(argv, input=text, capture_output=True, text=True, check=False).returncode
+        return not subprocess.run(
+            argv, input=text, capture_output=True, text=True, check=False
+        ).returncode
     except FileNotFoundError:
         return False
 
@@ -115,9 +132,14 @@ def candidates(packages: list[str]) -> dict[str, str]:
 
 
 def missing(*what: str, update: Callable[[], None] | None = None) -> list[str]:
-    """Debian packages that the machine lacks for ``what``; ``update`` fetches apt's lists for a Rust."""
+    """Debian packages that the machine lacks for ``what``.
+
+    ``update`` fetches apt's lists for a Rust.
+    """
     # A package without a check is a cross compiler, or has a program of its name.
-    checks = {one: re.sub("^gcc-(.+)", r"\1-gcc", one) for name in what for one in TOOLS[name]} | CHECKS
+    checks = {
+        one: re.sub("^gcc-(.+)", r"\1-gcc", one) for name in what for one in TOOLS[name]
+    } | CHECKS
     absent = [one for name in what for one in TOOLS[name] if not has(checks[one])]
     if not NEWER_RUST.keys().isdisjoint(absent):
         names = [*NEWER_RUST.values(), *NEWER_RUST]
@@ -140,11 +162,13 @@ def need(*what: str) -> None:
     apt.install(absent, failure)
     if still := missing(*what):
         raise LabError(
-            failure, "still missing: " + ", ".join(CHECKS.get(one, one) for one in still), "run `kz doctor`"
+            failure,
+            "still missing: " + ", ".join(CHECKS.get(one, one) for one in still),
+            "run `kz doctor`",
         )
 
 
 def need_compiler(arch: str) -> None:
-    """Install the cross compiler of an architecture that needs one, or name the command that does."""
+    """Install the cross compiler of an architecture that needs one, or name the command."""
     if arch in TOOLS:
         need(arch)

@@ -15,7 +15,10 @@ from lab.series.repo import BASE, Repo, branch_of, commit_parts, small
 
 
 def check(name: str, each: bool = False, first: str = "") -> list[Problem]:
-    """Run all checks of a series. ``each``: build after every patch, from patch ``first`` (PART/NNNN) on."""
+    """Run all checks of a series. ``each``.
+
+    Build after every patch, from patch ``first`` (PART/NNNN) on.
+    """
     series = parts.get(name)
     if not series.patches():
         why, fix = f"{series.root}/parts has no patches", "kz series save"
@@ -29,7 +32,9 @@ def check(name: str, each: bool = False, first: str = "") -> list[Problem]:
         commit_parts(repo, series)
         found += limits(series, repo)
         names = (str(file.relative_to(series.root)) for file in tree.unsaved(repo, series))
-        found += [Problem("save", name, "saving the unchanged series changes this file") for name in names]
+        found += [
+            Problem("save", name, "saving the unchanged series changes this file") for name in names
+        ]
     with progress.step(f"checkpatch on the {name} series"):
         found += checkpatch(series, pristine, series.patches(), jobs())
     if each:
@@ -38,11 +43,11 @@ def check(name: str, each: bool = False, first: str = "") -> list[Problem]:
 
 
 def sizes(name: str) -> list[tuple[str, int, int]]:
-    """``measured`` of a project, without patches below half of their limit."""
+    """``measured`` of a project."""
     series = parts.get(name)
     with small(series, fetch.pristine(fetch.obtain(name))) as repo:
         commit_parts(repo, series)
-        return [one for one in measured(series, repo) if "added lines" not in one[0] or one[1] > one[2] / 2]
+        return measured(series, repo)
 
 
 def limits(series: Series, repo: Repo) -> list[Problem]:
@@ -51,37 +56,30 @@ def limits(series: Series, repo: Repo) -> list[Problem]:
 
 
 def measured(series: Series, repo: Repo) -> list[tuple[str, int, int]]:
-    """(what, size, limit) of everything that parts.toml limits.
+    """(what, size, limit) of each ``[[limits.changed]]`` of parts.toml.
 
-    ``[limits]``: ``patches`` in all, ``added`` lines of one patch outside tests and documents. ``[[limits.changed]]``: lines
-    of ``file`` added and removed up to part ``upto``. ``[[limits.lines]]``: lines of new ``files``. A part's own ``patches``.
+    Lines of ``file`` added and removed up to ``upto``.
     """
-    rules = series.rules.get("limits", {})
     found: list[tuple[str, int, int]] = []
-    if most := rules.get("patches"):
-        found.append(("patches in all", len(series.patches()), most))
-    limited = [part for part in series.parts if part.limit]
-    found += [(f"patches of {part.name}", len(part.patches()), part.limit) for part in limited]
-    if most := rules.get("added"):
-        for patch in series.patches():
-            lines = parts.numstat(patch).items()
-            plus = sum(added for name, added in lines if not parts.BESIDE.search(name))
-            found.append((f"{patch.parent.name}/{patch.name} added lines", plus, most))
-    for rule in rules.get("changed", []):
-        counts = repo.git("diff", "--numstat", f"{BASE}..{branch_of(rule['upto'])}", "--", rule["file"])
+    for rule in series.rules.get("limits", {}).get("changed", []):
+        counts = repo.git(
+            "diff", "--numstat", f"{BASE}..{branch_of(rule['upto'])}", "--", rule["file"]
+        )
         plus, minus = map(int, counts.split()[:2]) if counts else (0, 0)
         found.append((f"{rule['file']} up to {rule['upto']}", plus + minus, rule["most"]))
-    for rule in rules.get("lines", []):
-        size = sum(len(repo.ask("show", f"HEAD:{file}").stdout.splitlines()) for file in rule["files"])
-        found.append((" + ".join(rule["files"]), size, rule["most"]))
     return found
 
 
 def applies(series: Series, pristine: Path) -> list[Problem]:
-    """The recorded order applies with full context, and so does each part on just what it stands on."""
+    """The recorded order applies with full context, and so does each part on just what it stands
+    on.
+    """
     found = []
     sets = [tuple(part.name for part in series.parts)]
-    sets += [tuple(part.name for part in parts.get(series.name, [one.name]).parts) for one in series.parts]
+    sets += [
+        tuple(part.name for part in parts.get(series.name, [one.name]).parts)
+        for one in series.parts
+    ]
     for chosen in dict.fromkeys(sets):
         try:
             apply.result(parts.get(series.name, chosen), pristine)

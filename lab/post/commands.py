@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0
-"""The verbs ``kz series export`` and ``kz series check``."""
+"""The verbs ``kz tree`` and ``kz series``."""
 
 import json
 from pathlib import Path
@@ -9,20 +9,75 @@ import typer
 from typer import Argument, Option
 
 from lab.core import errors
-from lab.core.options import Json, Name
-from lab.series.commands import series_app
+from lab.core.options import Json, Name, Parts
 
 app = typer.Typer()
+HELP = "Save, check, rebase and export the parts of linux or qemu."
+series_app = typer.Typer(no_args_is_help=True, help=HELP)
+app.add_typer(series_app, name="series")
 AGAINST = "Only a table of what applies to newest, all, 7.3.y, a version or tree."
 EACH = "Also build after each patch, on and off, x86_64 and um. Takes hours."
+
+
+@app.command()
+def tree(
+    name: Name,
+    path: Annotated[Path | None, Option(help="Where (default: in the cache).")] = None,
+    chosen: Annotated[str, Parts] = "",
+    force: Annotated[bool, Option("--force", help="Replace commits that are not saved.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Make or update a git tree with the series as commits; its path is the last line.
+
+    Tag base is the unpatched source, branch part/NAME the last commit of a part. Work there with
+    git (git rebase -i base carries the branches along), then write it back with kz series save.
+    """
+    from lab.series import parts
+    from lab.series import tree as trees
+
+    made = trees.make(name, path, force, parts.split(chosen))
+    print(json.dumps({"path": str(made)}) if as_json else made)
+
+
+@series_app.command("save")
+def series_save(
+    name: Name,
+    path: Annotated[Path | None, Option(help="The git tree (default: that of kz tree).")] = None,
+    as_json: Json = False,
+) -> None:
+    """Write a tree's commits back into parts/NAME."""
+    from lab.series import parts, tree
+
+    changed = tree.save(parts.get(name), (path or tree.default_path(name)).absolute())
+    if as_json:
+        print(json.dumps({"changed": changed}))
+    else:
+        print("\n".join(f"{name}/{item}" for item in changed) if changed else "nothing changed")
+
+
+@series_app.command("rebase")
+def series_rebase(
+    name: Name,
+    source: Annotated[str, Argument(help="newest, 7.3.y, 7.4-rc1, a source tree or a tarball.")],
+    path: Annotated[Path, Option(help="The new tree.")],
+    chosen: Annotated[str, Parts] = "",
+) -> None:
+    """Make a git tree of another source and apply the parts with git am -3; stops at a conflict."""
+    from lab.series import against, parts, tree
+
+    print(tree.rebase(name, against.as_source(name, source), path.absolute(), parts.split(chosen)))
 
 
 @series_app.command("export")
 def series_export(
     part: Annotated[str, Argument(help="A part, such as zeroed; qemu/NAME for a part of QEMU.")],
     directory: Annotated[Path, Argument(help="Where the mails go.")],
-    strict: Annotated[bool, Option("--check", help="Write nothing if anything is missing.")] = False,
-    since: Annotated[Path | None, Option(metavar="DIR", help="An earlier export, for a range-diff.")] = None,
+    strict: Annotated[
+        bool, Option("--check", help="Write nothing if anything is missing.")
+    ] = False,
+    since: Annotated[
+        Path | None, Option(metavar="DIR", help="An earlier export, for a range-diff.")
+    ] = None,
     base_commit: Annotated[str, Option(metavar="HASH", help="The base in your reader's git.")] = "",
     as_json: Json = False,
 ) -> None:
@@ -50,12 +105,18 @@ def series_export(
 def series_check(
     name: Name,
     each: Annotated[bool, Option("--each", help=EACH)] = False,
-    first: Annotated[str, Option("--from", metavar="PART/NNNN", help="With --each: from here on.")] = "",
+    first: Annotated[
+        str, Option("--from", metavar="PART/NNNN", help="With --each: from here on.")
+    ] = "",
     against: Annotated[str, Option(metavar="SOURCE", help=AGAINST)] = "",
-    sizes: Annotated[bool, Option("--sizes", help="Instead, print sizes and their limits.")] = False,
+    sizes: Annotated[
+        bool, Option("--sizes", help="Instead, print sizes and their limits.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
-    """Check that each part applies, alone and with the others, passes checkpatch, keeps its limits and saves unchanged."""
+    """Check that each part applies, alone and with the others, passes checkpatch, keeps its limits
+    and saves unchanged.
+    """
     from lab.post import check
 
     if against:
@@ -65,7 +126,11 @@ def series_check(
         from lab.series import against as others
 
         reports = others.against(name, against)
-        print(json.dumps([one.data() for one in reports]) if as_json else "\n".join(others.lines(reports)))
+        print(
+            json.dumps([one.data() for one in reports])
+            if as_json
+            else "\n".join(others.lines(reports))
+        )
         return
     if sizes:
         found = check.sizes(name)

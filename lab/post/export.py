@@ -39,13 +39,18 @@ def sender() -> dict[str, str]:
 
 
 def export(
-    name: str, part_name: str, directory: Path, strict: bool = False, since: Path | None = None,
+    name: str,
+    part_name: str,
+    directory: Path,
+    strict: bool = False,
+    since: Path | None = None,
     base_commit: str = "",
-) -> Exported:  # fmt: skip
+) -> Exported:
     """Write the mails of one part into a new directory, with the sender's identity and sign-off.
 
-    ``strict``: fail without an identity, figures, or with a failed check; nothing is written then. ``since``: an earlier
-    export for a range-diff. ``base_commit``: the hash of the base in the reader's git, 40 hex digits.
+    ``strict``: fail without an identity, figures, or with a failed check; nothing is written then.
+    ``since``: an earlier export for a range-diff. ``base_commit``: the hash of the base in the
+    reader's git, 40 hex digits.
     """
     if directory.exists() and any(directory.iterdir()):
         why, fix = "old mails would mix with new ones", "name a new directory"
@@ -62,7 +67,10 @@ def export(
     problems = [Problem("letter", part.name, f"line {n} {long}") for n in words.wide]
     benches = sorted({letter.bench_of(metric) for metric in words.gaps})
     if words.gaps:
-        gap = f"no published run has {', '.join(words.gaps)}: kz bench {' '.join(benches)}, then kz publish"
+        gap = (
+            f"no published run has {', '.join(words.gaps)}: kz bench {' '.join(benches)}, then kz "
+            "publish"
+        )
         problems.append(Problem("figures", part.name, gap))
         if strict:
             why, fix = gap.split(": kz")[0], f"kz bench {benches[0]}, then kz publish"
@@ -77,7 +85,13 @@ def export(
         repo.git("checkout", "-q", "-B", "export", branch_of(part.name))
         sign = "git commit -q --amend -s --no-edit --reset-author"
         repo.git("rebase", "-q", "--exec", sign, first, env=who)
-        options = ["--cover-letter", "--thread=shallow", "--numbered", "--no-renames", "--abbrev=12"]
+        options = [
+            "--cover-letter",
+            "--thread=shallow",
+            "--numbered",
+            "--no-renames",
+            "--abbrev=12",
+        ]
         options.append(f"--base={BASE}")
         if since:
             options.append(f"--range-diff={_earlier(repo, first, since, earlier)}")
@@ -110,11 +124,20 @@ def _earlier(repo: Repo, first: str, since: Path, mails: list[Path]) -> str:
 
 
 def _finish(mail: Path, words: letter.Letter, source: fetch.Source, base_commit: str) -> None:
-    """Fill in the letter, and the base: the commit of the lab's own tree means nothing to a reader."""
+    """Fill in the letter, and the base.
+
+    The commit of the lab's own tree means nothing to a reader.
+    """
     text = mail.read_text(encoding="utf-8").replace("*** SUBJECT HERE ***", words.subject)
     text = text.replace("*** BLURB HERE ***", words.text)
-    known = f"base-commit: {base_commit}" if base_commit else f"base-version: {source.name} {source.version}"
-    mail.write_text(re.sub(r"^base-commit: [0-9a-f]{40}$", known, text, flags=re.MULTILINE), encoding="utf-8")
+    known = (
+        f"base-commit: {base_commit}"
+        if base_commit
+        else f"base-version: {source.name} {source.version}"
+    )
+    mail.write_text(
+        re.sub(r"^base-commit: [0-9a-f]{40}$", known, text, flags=re.MULTILINE), encoding="utf-8"
+    )
 
 
 def recipients(mails: list[Path], pristine: Path) -> list[str]:

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0
-"""A part's cover letter: its text is <project>/parts/NAME/cover-letter, its figures come from docs/results."""
+"""A part's cover letter.
+
+Its text is <project>/parts/NAME/cover-letter, its figures come from docs/results.
+"""
 
 import re
 import textwrap
@@ -27,7 +30,10 @@ HEADS = ("base", "patched")
 
 @dataclass(frozen=True)
 class Letter:
-    """A rendered letter. ``gaps``: metrics that no published run has; ``wide``: lines over 75 columns."""
+    """A rendered letter. ``gaps``: metrics that no published run has; ``wide``.
+
+    Lines over 75 columns.
+    """
 
     subject: str
     text: str
@@ -44,7 +50,9 @@ def bench_of(metric: str) -> str:
 def published() -> list[Result]:
     """The published results, the newest first; none when nothing is published."""
     root = paths.REPO / "docs" / "results"
-    found = [result for file in root.glob("*/result.json") for result in results_of(file.parent).values()]
+    found = [
+        result for file in root.glob("*/result.json") for result in results_of(file.parent).values()
+    ]
     return sorted(found, key=lambda one: one.when, reverse=True)
 
 
@@ -63,11 +71,15 @@ class Figures:
                 return result, metric
         return None
 
-    def table(self, heading: str, *rows: tuple[str, str], sides: tuple[str, str] | None = None) -> str:
-        """A table with a row for each (label, metric): medians with the 10th to 90th percentile, and the change.
+    def table(
+        self, heading: str, *rows: tuple[str, str], sides: tuple[str, str] | None = None
+    ) -> str:
+        """A table with a row for each (label, metric).
 
-        ``sides``: the headings of the columns, by default those of the result. LabError: the rows have several units,
-        accelerators or sides.
+        Medians with the 10th to 90th percentile, and the change.
+
+        ``sides``: the headings of the columns, by default those of the result. LabError: the rows
+        have several units, accelerators or sides.
         """
         found = [(label, name, self.find(name)) for label, name in rows]
         have = [one for _, _, one in found if one]
@@ -88,7 +100,11 @@ class Figures:
         word = word.replace("µ", "u")
         own = tuple(have[0][0].sides)
         heads = sides or (HEADS if own == SIDES else own)
-        lines = [_row(heading if word in ("", heading) else f"{heading} ({word})", heads[0], heads[1], "")]
+        lines = [
+            _row(
+                heading if word in ("", heading) else f"{heading} ({word})", heads[0], heads[1], ""
+            )
+        ]
         for label, _, one in found:
             if not one:
                 lines.append(f"{INDENT}{label:{COLUMNS[0]}}{'[no figures]':>{sum(COLUMNS[1:])}}")
@@ -96,12 +112,22 @@ class Figures:
             result, metric = one
             self.used += [result] if result not in self.used else []
             change = percent(metric.change_percent).replace("–", "-")
-            if metric.change_interval and metric.change_interval[0] <= 0 <= metric.change_interval[1]:
+            if (
+                metric.change_interval
+                and metric.change_interval[0] <= 0 <= metric.change_interval[1]
+            ):
                 change = f"~{change}"
-            lines.append(_row(label, _cell(metric.base, divisor), _cell(metric.ours, divisor), change))
+            lines.append(
+                _row(label, _cell(metric.base, divisor), _cell(metric.ours, divisor), change)
+            )
         for result in {id(result): result for result, _ in have}.values():
-            counts = ", ".join(map(str, sorted({metric.ours.n for one, metric in have if one is result})))
-            source = f"[{result.accelerator.upper()}, n = {counts}: {result.reproduce.removeprefix('./')}]"
+            counts = ", ".join(
+                map(str, sorted({metric.ours.n for one, metric in have if one is result}))
+            )
+            source = (
+                f"[{result.accelerator.upper()}, n = {counts}: "
+                f"{result.reproduce.removeprefix('./')}]"
+            )
             indents: Any = {"initial_indent": INDENT, "subsequent_indent": INDENT + " "}
             lines += textwrap.wrap(source, WIDTH, **WHOLE, **indents)
         return "\n".join(lines)
@@ -114,8 +140,9 @@ class Figures:
         words.append("~ where the 95 % interval of the change includes 0.")
         for one in self.used:
             words.append(
-                f"Series {one.versions.get('knownzero', '?')}, {one.versions.get('qemu', '?')}, on {one.host.get('cpu', '?')} "
-                f"({one.host.get('cpus', '?')} CPUs, Linux {one.host.get('kernel', '?')})."
+                f"Series {one.versions.get('knownzero', '?')}, {one.versions.get('qemu', '?')}, "
+                f"on {one.host.get('cpu', '?')} ({one.host.get('cpus', '?')} CPUs, Linux "
+                f"{one.host.get('kernel', '?')})."
             )
         if any(one.accelerator == "tcg" for one in self.used):
             words.append("TCG is QEMU's emulator: counters and instructions are exact;")
@@ -147,7 +174,9 @@ def write(name: str, part: Part, source: fetch.Source) -> Letter:
         why, fix = f"{file} does not exist", "write it: subject, blank line, text"
         raise LabError(f"part {part.name} has no cover letter", why, fix)
     figures = Figures(published())
-    environment = jinja2.Environment(undefined=jinja2.StrictUndefined, autoescape=False, trim_blocks=True)
+    environment = jinja2.Environment(
+        undefined=jinja2.StrictUndefined, autoescape=False, trim_blocks=True
+    )
     try:
         text = environment.from_string(file.read_text(encoding="utf-8"))
         base = base_paragraph(name, source)

@@ -29,7 +29,10 @@ Found = tuple[str, str]
 
 @dataclass(frozen=True)
 class Step:
-    """The series up to one patch; ``digest`` names the compiled code, ``symbols`` whether there is an option to turn off."""
+    """The series up to one patch.
+
+    ``digest`` names the compiled code, ``symbols`` whether there is an option to turn off.
+    """
 
     name: str
     patches: tuple[Path, ...]
@@ -55,7 +58,10 @@ def steps_of(series: Series) -> list[Step]:
 
 
 def targets(series: Series, arch: str = "x86") -> list[str]:
-    """Make targets that hold all the code a series changes: folders, or objects in folders of folders."""
+    """Make targets that hold all the code a series changes.
+
+    Folders, or objects in folders of folders.
+    """
     found = set()
     for name in series.files():
         other = name.startswith("arch/") and not name.startswith(f"arch/{arch}/")
@@ -90,15 +96,22 @@ def _kernel(series: Series, arch: str, variant: str) -> Build:
         # Before the patch that adds an option, setting it has no effect.
         linux.make_linux(tree, obj, files, arch, variant, log, wanted, step=True)
 
-    inputs = [compiler(), linux.LINUX_RECIPE, *wanted, *(file.read_text(encoding="utf-8") for file in files)]
+    inputs = [
+        compiler(),
+        linux.LINUX_RECIPE,
+        *wanted,
+        *(file.read_text(encoding="utf-8") for file in files),
+    ]
     return Build(f"{arch} {variant}", variant == "off", inputs, make)
 
 
 def build_each(series: Series, first: str = "") -> Iterator[Found]:
-    """Build after every patch from ``first`` (PART or PART/NNNN) on; yields (patch, reason) of each failure.
+    """Build after every patch from ``first`` (PART or PART/NNNN) on.
 
-    A step that passed is built again only when something it depends on changes, so an interrupted run goes on where it
-    was. $KNOWNZERO_AGAIN builds everything.
+    Yields (patch, reason) of each failure.
+
+    A step that passed is built again only when something it depends on changes, so an interrupted
+    run goes on where it was. $KNOWNZERO_AGAIN builds everything.
     """
     todo = steps_of(series)
     start = next((at for at, step in enumerate(todo) if step.name.startswith(first)), None)

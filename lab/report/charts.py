@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0
-"""Charts of bars, and of lines over time, as SVG: inline, with colours from the page's CSS, or as a file for a light or a dark page."""
+"""Charts of bars, and of lines over time, as SVG.
+
+Inline, with colours from the page's CSS, or as a file for a light or a dark page.
+"""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -27,7 +30,9 @@ TALL = 160.0  # of a chart over time
 OVER_TIME = "Host memory over time"
 Series = Mapping[str, Sequence[float]]
 # The colours and the rules of the charts in report.html.
-COLOURS, RULES = (Path(__file__).parent / "templates" / f"{name}.css.j2" for name in ("colours", "charts"))
+COLOURS, RULES = (
+    Path(__file__).parent / "templates" / f"{name}.css.j2" for name in ("colours", "charts")
+)
 SCHEMES = ("light", "dark")
 
 
@@ -36,25 +41,38 @@ def _x(value: float, top: float, length: float) -> float:
 
 
 def _shown(values: Sequence[float]) -> list[tuple[int, float, bool]]:
-    """Index, value, and whether it is outside the fences; of many values, all outliers and some of the others."""
+    """Index, value, and whether it is outside the fences.
+
+    Of many values, all outliers and some of the others.
+    """
     found = [(index, *both) for index, both in enumerate(zip(values, outside(values), strict=True))]
     step = -(-len(found) // MAX_DOTS)
     return [dot for dot in found if dot[2] or dot[0] % step == 0]
 
 
-def _dots(values: Sequence[float], unit: str, y: float, top: float, length: float) -> tuple[list[str], float]:
+def _dots(
+    values: Sequence[float], unit: str, y: float, top: float, length: float
+) -> tuple[list[str], float]:
     parts, reach = [], 0.0
     for index, value, out in _shown(values):
-        at, height, text = _x(value, top, length), y + 3.5 + (index * 5) % 10, escape(human(value, unit))
+        at, height, text = (
+            _x(value, top, length),
+            y + 3.5 + (index * 5) % 10,
+            escape(human(value, unit)),
+        )
         if at > length + 0.5:
             reach = max(reach, length + 7)
             mark = f"M{length + 2:.1f} {height - 2.6:.1f}l5 2.6l-5 2.6z"
-            parts.append(f'<path class="beyond" d="{mark}"><title>beyond the edge: {text}</title></path>')
+            parts.append(
+                f'<path class="beyond" d="{mark}"><title>beyond the edge: {text}</title></path>'
+            )
             continue
         reach = max(reach, at)
         kind, radius = ("dot out", 2.2) if out else ("dot", 1.3)
         title = f"<title>outside the fences: {text}</title>" if out else ""
-        parts.append(f'<circle class="{kind}" cx="{at:.1f}" cy="{height:.1f}" r="{radius}">{title}</circle>')
+        parts.append(
+            f'<circle class="{kind}" cx="{at:.1f}" cy="{height:.1f}" r="{radius}">{title}</circle>'
+        )
     return parts, reach
 
 
@@ -64,9 +82,11 @@ def _bar(metric: Metric, side: str, who: str, y: float, top: float, length: floa
     middle = y + BAR / 2
     text = human(sample.median, metric.unit)
     parts = [
-        f"<title>{escape(who)}: {escape(text)} (10th to 90th percentile {escape(human(sample.low, metric.unit))} to "
-        f"{escape(human(sample.high, metric.unit))}, n={sample.n})</title>",
-        f'<rect class="{side}" x="0" y="{y:.1f}" width="{max(end, 1.5):.1f}" height="{BAR:.0f}" rx="2"/>',
+        f"<title>{escape(who)}: {escape(text)} (10th to 90th percentile "
+        f"{escape(human(sample.low, metric.unit))} to {escape(human(sample.high, metric.unit))}, "
+        f"n={sample.n})</title>",
+        f'<rect class="{side}" x="0" y="{y:.1f}" width="{max(end, 1.5):.1f}" height="{BAR:.0f}" '
+        'rx="2"/>',
     ]
     dots, reach = _dots(metric.values.get(side, []), metric.unit, y, top, length)
     parts += dots
@@ -76,11 +96,15 @@ def _bar(metric: Metric, side: str, who: str, y: float, top: float, length: floa
         ends = "".join(f"M{at:.1f} {middle - 4:.1f}v8" for at in (low, high) if at <= length + 0.5)
         parts.append(f'<path class="whisker" d="M{low:.1f} {middle:.1f}H{right:.1f}{ends}"/>')
     label = max(end, min(high, length), reach) + 7
-    parts.append(f'<text class="value" x="{label:.1f}" y="{middle + 4.5:.1f}">{escape(text)}</text>')
+    parts.append(
+        f'<text class="value" x="{label:.1f}" y="{middle + 4.5:.1f}">{escape(text)}</text>'
+    )
     return f"<g>{''.join(parts)}</g>"
 
 
-def _rows(metrics: Sequence[Metric], labels: Sequence[str], sides: Sequence[str]) -> tuple[str, float]:
+def _rows(
+    metrics: Sequence[Metric], labels: Sequence[str], sides: Sequence[str]
+) -> tuple[str, float]:
     if len({metric.unit for metric in metrics}) != 1:
         raise ValueError("metrics of one chart share a unit")
     both = [(metric.unit, side) for metric in metrics for side in (metric.base, metric.ours)]
@@ -100,7 +124,9 @@ def _rows(metrics: Sequence[Metric], labels: Sequence[str], sides: Sequence[str]
         parts.append(_bar(metric, "base", sides[0], y + above, top, length))
         parts.append(_bar(metric, "ours", sides[1], y + above + BAR + GAP, top, length))
         if metric.floor is not None:
-            line = f"M{_x(metric.floor, top, length):.1f} {y + above - 3:.1f}v{2 * BAR + GAP + 6:.0f}"
+            line = (
+                f"M{_x(metric.floor, top, length):.1f} {y + above - 3:.1f}v{2 * BAR + GAP + 6:.0f}"
+            )
             about = escape(f"floor: {human(metric.floor, metric.unit)}")
             parts.append(f'<path class="floor" d="{line}"><title>{about}</title></path>')
         y += step + GROUP - TITLE
@@ -108,7 +134,10 @@ def _rows(metrics: Sequence[Metric], labels: Sequence[str], sides: Sequence[str]
 
 
 def _svg(width: float, height: float, title: str, body: str) -> str:
-    about = f'viewBox="0 0 {width:.0f} {height:.0f}" role="img" aria-label="{escape(title, quote=True)}"'
+    about = (
+        f'viewBox="0 0 {width:.0f} {height:.0f}" role="img" '
+        f'aria-label="{escape(title, quote=True)}"'
+    )
     return f'<svg {about} xmlns="http://www.w3.org/2000/svg">{body}</svg>'
 
 
@@ -121,12 +150,15 @@ def bars(metrics: list[Metric], labels: list[str], title: str, sides: Sequence[s
 def _lines(series: Series) -> tuple[str, float]:
     top, end, high = max(map(max, series.values())), max(map(len, series.values())), TALL - TITLE
     parts = [
-        f'<path class="axis" d="M0 {TITLE}V{TALL}H{WIDTH}"/><text class="label" y="12">{top:.1f} GiB</text>',
+        f'<path class="axis" d="M0 {TITLE}V{TALL}H{WIDTH}"/><text class="label" y="12">{top:.1f} '
+        "GiB</text>",
         f'<text class="label" y="{TALL + 15}">0 s</text>',
         f'<text class="label" x="{WIDTH}" y="{TALL + 15}" text-anchor="end">{end} s</text>',
     ]
     for number, (name, values) in enumerate(series.items()):
-        points = [f"{_x(at, end, WIDTH):.1f} {TALL - _x(v, top, high):.1f}" for at, v in enumerate(values)]
+        points = [
+            f"{_x(at, end, WIDTH):.1f} {TALL - _x(v, top, high):.1f}" for at, v in enumerate(values)
+        ]
         y, text = TALL + TITLE * (number + 1.7), f"{escape(name)}: {sum(values):.0f} GiB·s"
         parts.append(f'<path class="line line{number}" d="M{"L".join(points)}M0 {y:.1f}h28"/>')
         parts.append(f'<text x="36" y="{y + 4:.1f}">{text}</text>')
@@ -140,9 +172,13 @@ def lines(series: Series) -> str:
 
 
 def picture(
-    charts: Sequence[Group], sides: Sequence[str], scheme: str, about: str = "", series: Series | None = None
+    charts: Sequence[Group],
+    sides: Sequence[str],
+    scheme: str,
+    about: str = "",
+    series: Series | None = None,
 ) -> str:
-    """An SVG file with charts under each other, in the colours of a scheme, and a line about them."""
+    """An SVG file with charts under each other, in the colours of a scheme, and a caption."""
     parts, y = [], MARGIN
     for x, side, name in zip((0, WIDTH / 2), ("base", "ours"), sides, strict=True):
         parts.append(f'<rect class="{side}" x="{x}" y="{y}" width="12" height="12" rx="2"/>')
@@ -163,4 +199,7 @@ def picture(
     page = f'<rect width="100%" height="100%" rx="6" style="fill:{colours["--card"]}"/>'
     body = f'<style>{rules}</style>{page}<g transform="translate({MARGIN})">{"".join(parts)}</g>'
     title = "; ".join(title for title, *_ in bodies)
-    return f"<!-- SPDX-License-Identifier: GPL-2.0 -->\n{_svg(WIDTH + 2 * MARGIN, y + MARGIN, title, body)}\n"
+    return (
+        "<!-- SPDX-License-Identifier: GPL-2.0 "
+        f"-->\n{_svg(WIDTH + 2 * MARGIN, y + MARGIN, title, body)}\n"
+    )

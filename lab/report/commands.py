@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from lab.core.options import Json
+from lab.core.options import Json, writable_folder
 
 app = typer.Typer()
 
@@ -19,7 +19,9 @@ app = typer.Typer()
 @app.command("report")
 def report(
     runs: Annotated[list[Path], Argument(help="Folders under out/, or their result.json.")],
-    output: Annotated[Path | None, Option("--output", help="Folder (default: the run's own).")] = None,
+    output: Annotated[
+        Path | None, Option("--output", help="Folder (default: the run's own).")
+    ] = None,
 ) -> None:
     """Write report.html and report.md for one run, or one page for several."""
     from lab.core import paths
@@ -27,10 +29,14 @@ def report(
     from lab.report.page import write_reports
     from lab.report.results import results_of
 
+    if output is not None:
+        writable_folder("--output", output)
     results = [result for run in runs for result in results_of(run).values()]
     if output is None:
         first = runs[0] if runs[0].is_dir() else runs[0].parent
-        output = first if len(runs) == 1 else paths.out() / "report" / time.strftime("%Y%m%d-%H%M%S")
+        output = (
+            first if len(runs) == 1 else paths.out() / "report" / time.strftime("%Y%m%d-%H%M%S")
+        )
     try:
         for path in write_reports(results, output):
             print(path)

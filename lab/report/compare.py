@@ -21,7 +21,8 @@ HOST = ("cpu", "cpus", "kernel")
 class Row:
     """One side of one metric in both runs; ``overlap``: their spreads touch.
 
-    ``side`` PAIRS: the samples are the change in each pair, in percent. The difference is ``points``, else ``change_percent``.
+    ``side`` PAIRS: the samples are the change in each pair, in percent. The difference is
+    ``points``, else ``change_percent``.
     """
 
     name: str
@@ -47,7 +48,9 @@ class Comparison:
     only_second: list[str]
 
 
-def _differences(what: str, one: dict[str, Any], two: dict[str, Any], keys: Iterable[str]) -> list[str]:
+def _differences(
+    what: str, one: dict[str, Any], two: dict[str, Any], keys: Iterable[str]
+) -> list[str]:
     return [
         f"{what}{key} {one.get(key, 'nothing')} against {two.get(key, 'nothing')}"
         for key in sorted(keys)
@@ -105,11 +108,14 @@ def _changes(metric: Metric) -> list[float]:
 
 
 def compare(first: Path, second: Path, *, force: bool = False) -> Comparison:
-    """Compare two runs; UsageError when they are unlike and not ``force``, or have no common metric."""
+    """Compare two runs.
+
+    UsageError when they are unlike and not ``force``, or have no common metric.
+    """
     one, two = load(first), load(second)
     reasons = unlike(one, two)
     if reasons and not force:
-        why = "they measured different things: " + "; ".join(reasons)
+        why = f"they measured different things:\n{_shortened(reasons)}"
         fix = "compare runs of the same job on the same accelerator and machine, or add --force"
         raise UsageError(f"Cannot compare {first} with {second}", why, fix)
     if not (found := rows(one, two)):
@@ -126,9 +132,17 @@ def compare(first: Path, second: Path, *, force: bool = False) -> Comparison:
     )
 
 
+def _shortened(reasons: list[str], lines: int = 5, width: int = 100) -> str:
+    """The first reasons, a line each, cut to ``width`` characters, and the number of the others."""
+    shown = [one if len(one) <= width else f"{one[: width - 1]}…" for one in reasons[:lines]]
+    more = len(reasons) - len(shown)
+    return "\n".join([*shown, *([f"and {more} more differences"] if more else [])])
+
+
 CAPTION = (
-    "~ : the spreads overlap; p of a test of each row by itself, with the runs as independent samples: boots differ more "
-    "than the repetitions of one boot. ours/base: the change in each pair, and the difference of both in percentage points"
+    "~ : the spreads overlap; p of a test of each row by itself, with the runs as independent "
+    "samples: boots differ more than the repetitions of one boot. ours/base: the change in each "
+    "pair, and the difference of both in percentage points"
 )
 
 

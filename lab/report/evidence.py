@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0
-"""The files beside a run's figures: logs and counters of each guest, its kernel and QEMU, and the machine."""
+"""The files beside a run's figures.
+
+Logs and counters of each guest, its kernel and QEMU, and the machine.
+"""
 
 import contextlib
 import json
@@ -27,7 +30,8 @@ MARK, END = "@vmstat", "@end"
 SNAPSHOT = f"echo {MARK}; cat /proc/vmstat; echo {END}"
 BEFORE, AFTER = "vmstat-before", "vmstat-after"
 _SNAPSHOTS = re.compile(rf"^{MARK}\n(.*?)^{END}$", re.MULTILINE | re.DOTALL)
-# Facts about the machine that may change a figure; missing files are skipped. Of the last two, some lines.
+# Facts about the machine that may change a figure; missing files are skipped. Of the last two, some
+# lines.
 THP = "/sys/kernel/mm/transparent_hugepage"
 FILES = (
     *("/proc/version", "/proc/cmdline", "/proc/loadavg", f"{THP}/enabled", f"{THP}/defrag"),
@@ -37,7 +41,8 @@ FILES = (
     *("/proc/meminfo", "/proc/cpuinfo"),
 )
 LINES = re.compile(
-    r"(?m)^(MemTotal|MemAvailable|SwapTotal|SwapFree|model name|microcode|cpu MHz|cache size)\s*:\s*(.*)$"
+    r"(?m)^(MemTotal|MemAvailable|SwapTotal|SwapFree|model name|microcode|cpu MHz|cache "
+    r"size)\s*:\s*(.*)$"
 )
 
 
@@ -64,7 +69,7 @@ def _write(file: Path, about: dict[str, Any]) -> None:
 
 @dataclass
 class Evidence:
-    """Files of the guests that have ended so far, in a temporary folder until they are published."""
+    """Files of the guests that have ended, in a temporary folder until they are published."""
 
     root: Path
     before: dict[str, str] = field(default_factory=machine)
@@ -83,7 +88,9 @@ class Evidence:
             for file in guest.folder.iterdir():
                 if stat.S_ISREG(file.lstat().st_mode) and file.stat().st_size:
                     shutil.copyfile(file, place / file.name)
-            found = snapshots((guest.folder / "stdout").read_text(encoding="utf-8", errors="replace"))
+            found = snapshots(
+                (guest.folder / "stdout").read_text(encoding="utf-8", errors="replace")
+            )
             for file_name, text in zip((BEFORE, AFTER), (found[:1] + found[1:][-1:]), strict=False):
                 (place / file_name).write_text(text, encoding="utf-8")
             if guest.kernel:
@@ -96,7 +103,7 @@ class Evidence:
                 _write(self.root / QEMU, about | built)
 
     def publish(self, folder: Path) -> None:
-        """Move everything into the folder of the run, and remove the files of an earlier run there."""
+        """Move everything into the folder of the run, instead of the files of an earlier run."""
         folder.mkdir(parents=True, exist_ok=True)
         _write(self.root / HOST, {"before": self.before, "after": machine()})
         for name in (GUESTS, QEMU, HOST):

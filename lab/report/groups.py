@@ -21,7 +21,8 @@ class Group:
 def words(metric: Metric) -> tuple[str, str]:
     """The title of a metric's chart, and its label there.
 
-    A sentence "TITLE: LABEL; MORE." has both. Without a colon, they are the bench with the last name, and the rest.
+    A sentence "TITLE: LABEL; MORE." has both. Without a colon, they are the bench with the last
+    name, and the rest.
     """
     bench, *middle, last = metric.name.split(".")
     title, colon, rest = metric.sentence.rstrip(".").partition(": ")
@@ -32,10 +33,15 @@ def words(metric: Metric) -> tuple[str, str]:
 
 
 def groups(result: Result) -> list[Group]:
-    """The charts of a result, in the order of their first metrics: one for each bench, title and unit."""
+    """The charts of a result, in the order of their first metrics.
+
+    One for each bench, title and unit.
+    """
     found: dict[tuple[str, str, str], list[Metric]] = {}
     for metric in result.metrics:
-        found.setdefault((metric.name.partition(".")[0], words(metric)[0], metric.unit), []).append(metric)
+        found.setdefault((metric.name.partition(".")[0], words(metric)[0], metric.unit), []).append(
+            metric
+        )
     return [
         Group(title, "", metrics, [words(metric)[1] for metric in metrics])
         if len(metrics) > 1 or ": " in metrics[0].sentence

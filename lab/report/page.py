@@ -40,7 +40,11 @@ def _headlines(result: Result) -> list[tuple[str, str, bool | None]]:
     for name, words in HEADLINES:
         if metric := result.metric(name):
             absolute = metric.unit == "percent" or name.startswith("host.")
-            figure = human(metric.ours.median, metric.unit) if absolute else percent(metric.change_percent)
+            figure = (
+                human(metric.ours.median, metric.unit)
+                if absolute
+                else percent(metric.change_percent)
+            )
             found.append((figure, words, metric.target.met if metric.target else None))
     return found
 
@@ -82,13 +86,20 @@ def _posted_rows(result: Result, table: dict[str, Any]) -> list[dict[str, str]]:
     for *theirs, name in table["rows"]:
         metric = result.metric(name) if name else None
         bench = name.partition(".")[0].replace("_", "-")
-        here = {"base": f"in kz bench {bench}" if name else "not measured", "ours": "", "change": "", "p": ""}
+        here = {
+            "base": f"in kz bench {bench}" if name else "not measured",
+            "ours": "",
+            "change": "",
+            "p": "",
+        }
         if metric:
             sides = (human(side.median, metric.unit) for side in (metric.base, metric.ours))
             here |= zip(("base", "ours"), sides, strict=True)
             if metric.unit != "percent":
                 here |= {"change": percent(metric.change_percent), "p": _test(metric)}
-        rows.append(dict(zip(("what", "seed_base", "seed_ours", "seed_change"), theirs, strict=True)) | here)
+        rows.append(
+            dict(zip(("what", "seed_base", "seed_ours", "seed_change"), theirs, strict=True)) | here
+        )
     return rows
 
 
@@ -98,7 +109,10 @@ def _test(metric: Metric) -> str:
 
 
 def _outliers(metric: Metric, side: str) -> str:
-    """How many values of a side are outside the fences, and the farthest; or the largest one that a chart cuts off."""
+    """How many values of a side are outside the fences, and the farthest.
+
+    Or the largest one that a chart cuts off.
+    """
     values = metric.values.get(side, [])
     found = [value for value, out in zip(values, outside(values), strict=True) if out]
     if found:
@@ -106,7 +120,11 @@ def _outliers(metric: Metric, side: str) -> str:
         farthest = human(max(found, key=lambda value: abs(value - middle)), metric.unit)
         return f"{len(found)} of {len(values)} outside, as far as {_together(farthest)}"
     edge = charts.BEYOND * max(metric.base.median, metric.ours.median)
-    return f"up to {_together(human(max(values), metric.unit))}" if values and max(values) > edge > 0 else ""
+    return (
+        f"up to {_together(human(max(values), metric.unit))}"
+        if values and max(values) > edge > 0
+        else ""
+    )
 
 
 def _tests(result: Result) -> list[str]:
@@ -117,20 +135,23 @@ def _tests(result: Result) -> list[str]:
         names = " and ".join(sorted({one.test for one in tested}))
         differ = sum(1 for one in tested if one.differs)
         found.append(
-            f"p is the probability that two equal sides differ as much by chance ({names}; two-sided, on the ratio of the "
-            f"two values of a pair where all are above zero). {differ} of {len(tested)} figures that were tested have "
-            f"p < {LEVEL}; of as many without any difference, about {len(tested) * LEVEL:.0f} would. p is not corrected "
-            "for the number of figures. All repetitions are of the same guests, so p does not cover differences between "
-            "boots."
+            f"p is the probability that two equal sides differ as much by chance ({names}; "
+            "two-sided, on the ratio of the two values of a pair where all are above zero). "
+            f"{differ} of {len(tested)} figures that were tested have p < {LEVEL}; of as many "
+            f"without any difference, about {len(tested) * LEVEL:.0f} would. p is not corrected "
+            "for the number of figures. All repetitions are of the same guests, so p does not "
+            "cover differences between boots."
         )
     if any(one.test == CONSTANT for one in results):
-        found.append("No spread: each side has one value in all its repetitions, so chance is ruled out.")
+        found.append(
+            "No spread: each side has one value in all its repetitions, so chance is ruled out."
+        )
     if any(one.test == TOO_FEW for one in results):
         found.append(f"Too few to tell: no outcome of so few repetitions can have p < {LEVEL}.")
     if any(_outliers(metric, side) for metric in result.metrics for side in ("base", "ours")):
         found.append(
-            "Outside: more than 1.5 times the distance of the quartiles beyond them (Tukey's fences). Such values are "
-            "shown and counted; every figure includes them."
+            "Outside: more than 1.5 times the distance of the quartiles beyond them (Tukey's "
+            "fences). Such values are shown and counted; every figure includes them."
         )
     return found
 
@@ -140,7 +161,11 @@ def _facts(result: Result) -> list[tuple[str, str]]:
     groups = (("version", result.versions), ("machine", result.host), ("job", result.job))
     first = {"accelerator": result.accelerator, "when": result.when.replace("T", " ")}
     first["took"] = f"{result.seconds:.0f} s"
-    rest = ((f"{kind}: {key}", str(value)) for kind, facts in groups for key, value in sorted(facts.items()))
+    rest = (
+        (f"{kind}: {key}", str(value))
+        for kind, facts in groups
+        for key, value in sorted(facts.items())
+    )
     return [*first.items(), *rest]
 
 
@@ -148,12 +173,17 @@ def _evidence(result: Result, page: Path | None) -> list[tuple[str, list[tuple[s
     """Files beside a run's figures by heading: names, and links from the folder ``page``."""
     if result.folder is None or page is None:
         return []
-    roots = {f"guest: {root.name}": [*root.iterdir()] for root in sorted((result.folder / GUESTS).glob("*/"))}
+    roots = {
+        f"guest: {root.name}": [*root.iterdir()]
+        for root in sorted((result.folder / GUESTS).glob("*/"))
+    }
     roots["machine and QEMU"] = [result.folder / name for name in (HOST, QEMU)]
     found = []
     for words, files in roots.items():
         there = sorted(file for file in files if file.is_file())
-        links = [(file.name, quote(os.path.relpath(file.resolve(), page.resolve()))) for file in there]
+        links = [
+            (file.name, quote(os.path.relpath(file.resolve(), page.resolve()))) for file in there
+        ]
         if links:
             found.append((words, links))
     return found
@@ -180,12 +210,25 @@ def html(results: list[Result], folder: Path | None = None) -> str:
     """The page; with links to the files beside the results when ``folder`` is where it will be."""
 
     def _posted_tables(result: Result) -> list[dict[str, Any]]:
-        return [table for table in posted() if any(row[4] and result.metric(row[4]) for row in table["rows"])]
+        return [
+            table
+            for table in posted()
+            if any(row[4] and result.metric(row[4]) for row in table["rows"])
+        ]
 
     def _breakable(name: str) -> Markup:
         return Markup(str(escape(name)).replace(".", ".<wbr>").replace("_", "_<wbr>"))
 
-    of_results = (_headlines, _charts, _posted_tables, _posted_rows, _tests, _facts, verdict, ran_on)
+    of_results = (
+        _headlines,
+        _charts,
+        _posted_tables,
+        _posted_rows,
+        _tests,
+        _facts,
+        verdict,
+        ran_on,
+    )
     of_metrics = (_interval, _test, _outliers, _breakable, _together, human, percent)
     context = {helper.__name__.removeprefix("_"): helper for helper in (*of_results, *of_metrics)}
     more = {"evidence": lambda result: _evidence(result, folder)}
@@ -207,8 +250,9 @@ def environment() -> jinja2.Environment:
 
 
 LEGEND = (
-    "Medians; in brackets the 10th to 90th percentile where they differ, and the repetitions. The change has its 95 % interval, "
-    "where there are three repetitions or more. p is of a test of each row by itself.\n"
+    "Medians; in brackets the 10th to 90th percentile where they differ, and the repetitions. The "
+    "change has its 95 % interval, where there are three repetitions or more. p is of a test of "
+    "each row by itself.\n"
 )
 
 
@@ -249,11 +293,20 @@ def change(metric: Metric, between: str = " … ") -> str:
 def _row(metric: Metric) -> str:
     def cell(side: Sample) -> str:
         low, high = human(side.low, metric.unit), human(side.high, metric.unit)
-        return f"{human(side.median, metric.unit)} ({f'{low} … {high}; ' if low != high else ''}{side.n})"
+        return (
+            f"{human(side.median, metric.unit)} "
+            f"({f'{low} … {high}; ' if low != high else ''}{side.n})"
+        )
 
     words = metric.target.text.replace("|", "\\|") if metric.target else ""
     target = f"{'met' if metric.target.met else 'MISSED'}: {words}" if metric.target else ""
-    cells = (f"`{metric.name}`", cell(metric.base), cell(metric.ours), change(metric), _test(metric))
+    cells = (
+        f"`{metric.name}`",
+        cell(metric.base),
+        cell(metric.ours),
+        change(metric),
+        _test(metric),
+    )
     return f"| {' | '.join(cells)} | {target} |\n"
 
 

@@ -24,8 +24,10 @@ HEAD = """<!-- SPDX-License-Identifier: GPL-2.0 -->
 <!-- Written by `kz publish`. -->
 # Published results
 
-Figures of different accelerators cannot be compared. [Methods](../how-to/measure.md). Medians, in brackets the 10th to 90th percentile; the change with its
-95 % interval; the distance from the floor kernel, which leaves the memory as it is. After ±: half the distance between both percentiles.
+Figures of different accelerators cannot be compared. [Methods](../how-to/measure.md). Medians, \
+in brackets the 10th to 90th percentile; the change with its
+95 % interval; the distance from the floor kernel, which leaves the memory as it is. After ±: \
+half the distance between both percentiles.
 result.json beside the charts has the repetitions, the p of each row and the text of each target.
 
 """
@@ -40,9 +42,15 @@ def page(results: list[Result]) -> str:
 
 
 def table(result: Result) -> list[list[str]]:
-    """A row for each figure; of very many figures, one for each job, with a column for each last name."""
+    """A row for each figure.
+
+    Of very many figures, one for each job, with a column for each last name.
+    """
     if len(result.metrics) <= MANY:
-        heads = [["figure", *result.sides, "change", "target"], ["---", "---:", "---:", "---:", "---"]]
+        heads = [
+            ["figure", *result.sides, "change", "target"],
+            ["---", "---:", "---:", "---:", "---"],
+        ]
         return heads + list(map(_row, result.metrics))
     rows: dict[str, list[str]] = {"→".join(result.sides): [], "---": []}
     columns: dict[str, list[Metric]] = {}
@@ -70,7 +78,9 @@ def _row(metric: Metric) -> list[str]:
     target = ("met" if metric.target.met else "MISSED") if metric.target else ""
     if metric.target and (floor := FLOOR.search(metric.target.text)):
         target += f", floor {floor[1]}%"
-    name = f"`{metric.name}`" + ("" if metric.name.endswith(unit) else f" {unit.replace('percent', '%')}")
+    name = f"`{metric.name}`" + (
+        "" if metric.name.endswith(unit) else f" {unit.replace('percent', '%')}"
+    )
     sides = (metric.base.text(divisor), metric.ours.text(divisor))
     return [name, *sides, change(metric, "…").replace(" %", "%"), target]
 
@@ -82,12 +92,16 @@ def refusals(run: Path, result: Result) -> list[str]:
 
 
 def collect(run: Path, benches: list[str]) -> tuple[list[Result], list[str]]:
-    """The readable results of a run, or of all ``benches`` in it, and the reasons against publishing."""
+    """The readable results of a run, or of all ``benches`` in it, and the reasons against
+    publishing.
+    """
     if run.is_file() or (run / FILE_NAME).is_file() or not any(run.glob(f"*/{FILE_NAME}")):
         result = load(run)
         return [result], refusals(run, result)
     results, reasons = [], []
-    for name in dict.fromkeys([*benches, *sorted(file.parent.name for file in run.glob(f"*/{FILE_NAME}"))]):
+    for name in dict.fromkeys(
+        [*benches, *sorted(file.parent.name for file in run.glob(f"*/{FILE_NAME}"))]
+    ):
         try:
             results.append(load(run / name))
             reasons += refusals(run / name, results[-1])
@@ -105,7 +119,9 @@ def publish(run: Path, benches: list[str], anyway: bool = False, to: Path = FOLD
         raise TestFailure(f"Cannot publish {run}", why, fix)
     texts = {result.name: _files(result) for result in results}
     kept = {file: file.stat().st_size for file in to.glob("*/*") if file.parent.name not in texts}
-    size = sum(kept.values()) + sum(len(text.encode()) for files in texts.values() for text in files.values())
+    size = sum(kept.values()) + sum(
+        len(text.encode()) for files in texts.values() for text in files.values()
+    )
     published = [load(file) for file in kept if file.name == FILE_NAME] + results
     text = page(sorted(published, key=lambda result: (result.name != "demo", result.name)))
     if size + len(text.encode()) > LIMIT:
@@ -125,14 +141,18 @@ def _files(result: Result) -> dict[str, str]:
     about = f"{result.accelerator}: medians, 10th to 90th percentile"
     for scheme in charts.SCHEMES if main else ():
         stem = main[0].metrics[0].name.partition(".")[0].replace("_", "-")
-        found[f"{stem}-{scheme}.svg"] = charts.picture(main, result.sides, scheme, about, result.series)
+        found[f"{stem}-{scheme}.svg"] = charts.picture(
+            main, result.sides, scheme, about, result.series
+        )
     return found
 
 
 def _reduced(result: Result) -> str:
     """The text of result.json without the single values, a line for each metric."""
     data = json.loads(result.to_json())
-    metrics = [{key: value for key, value in one.items() if key != "values"} for one in data.pop("metrics")]
+    metrics = [
+        {key: value for key, value in one.items() if key != "values"} for one in data.pop("metrics")
+    ]
     head = json.dumps(data, indent=1, ensure_ascii=False).removesuffix("\n}")
     lines = ",\n".join(json.dumps(metric, ensure_ascii=False) for metric in metrics)
     return f'{head},\n "metrics": [\n{lines}\n ]\n}}\n'

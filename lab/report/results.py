@@ -37,15 +37,22 @@ class Sample:
         """Summarise values; ValueError when there are none or one is not a finite number."""
         if not values or not all(math.isfinite(value) for value in values):
             raise ValueError(f"cannot summarise {list(values)!r}")
-        deciles = statistics.quantiles([*values, *values[: len(values) == 1]], n=10, method="inclusive")
+        deciles = statistics.quantiles(
+            [*values, *values[: len(values) == 1]], n=10, method="inclusive"
+        )
         median = statistics.median(values)
         # Interpolation may round to a value outside.
-        low, high = min(median, max(min(values), deciles[0])), max(median, min(max(values), deciles[-1]))
+        low, high = (
+            min(median, max(min(values), deciles[0])),
+            max(median, min(max(values), deciles[-1])),
+        )
         return cls(median, low, high, len(values))
 
     def text(self, divisor: float = 1.0) -> str:
         """The median, with both percentiles where they differ."""
-        middle, low, high = (digits(value / divisor) for value in (self.median, self.low, self.high))
+        middle, low, high = (
+            digits(value / divisor) for value in (self.median, self.low, self.high)
+        )
         return middle if low == middle == high else f"{middle} ({low}…{high})"
 
 
@@ -66,7 +73,10 @@ class Target:
 
 @dataclass(frozen=True)
 class Metric:
-    """One figure for base and ours; ``unit`` is that of the medians. lab/report/groups.py reads the ``sentence``."""
+    """One figure for base and ours; ``unit`` is that of the medians.
+
+    Lab/report/groups.py reads the ``sentence``.
+    """
 
     name: str
     unit: str
@@ -87,10 +97,19 @@ class Metric:
 
     @classmethod
     def of(
-        cls, name: str, unit: str, base: Floats, ours: Floats, sentence: str = "", target: Verdict = None,
+        cls,
+        name: str,
+        unit: str,
+        base: Floats,
+        ours: Floats,
+        sentence: str = "",
+        target: Verdict = None,
         floor: Floats = (),
-    ) -> Metric:  # fmt: skip
-        """Make a metric from both sides' values; equally many are pairs. ``target`` may judge the metric."""
+    ) -> Metric:
+        """Make a metric from both sides' values; equally many are pairs.
+
+        ``target`` may judge the metric.
+        """
         one, two = Sample.of(base), Sample.of(ours)
         change, interval = change_percent(one.median, two.median), change_interval(base, ours)
         values = {"base": list(base), "ours": list(ours)}
@@ -151,7 +170,9 @@ class Result:
 
 
 def _metric(data: dict[str, Any]) -> Metric:
-    interval, target, test = (data.get(name) for name in ("change_interval", "target", "significance"))
+    interval, target, test = (
+        data.get(name) for name in ("change_interval", "target", "significance")
+    )
     values = {side: list(map(float, found)) for side, found in data.get("values", {}).items()}
     given = data | {
         "base": Sample(**data["base"]),
@@ -167,7 +188,10 @@ def _metric(data: dict[str, Any]) -> Metric:
 
 
 def load(path: Path) -> Result:
-    """Read a result from its file or folder; UsageError when there is none, LabError for another file."""
+    """Read a result from its file or folder.
+
+    UsageError when there is none, LabError for another file.
+    """
     file = path / FILE_NAME if path.is_dir() else path
     try:
         data = json.loads(file.read_text(encoding="utf-8"))
@@ -182,17 +206,26 @@ def load(path: Path) -> Result:
         why = f"there is no {file}"
         fix = "name a folder under out/ that a `kz demo` or `kz bench` has written"
         raise UsageError(f"Cannot read the run {path}", why, fix) from None
+    except (UnicodeDecodeError, json.JSONDecodeError):
+        fix = "name a folder under out/ that a `kz demo` or `kz bench` has written"
+        raise UsageError(f"Cannot read the run {path}", f"{file} is no JSON file", fix) from None
     except OSError as error:
         why, fix = str(error.strerror or error), "check the permissions of the file"
         raise LabError(f"Cannot read the run {path}", why, fix) from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         why = f"{file} is not a result: {type(error).__name__}: {error}"
-        fix = "run the bench again: the lab writes results whole, so another program changed this file"
+        fix = (
+            "run the bench again: the lab writes results whole, so another program changed this "
+            "file"
+        )
         raise LabError(f"Cannot read the run {path}", why, fix) from error
 
 
 def results_of(run: Path) -> dict[Path, Result]:
-    """The results of a run: of its own folder, or of those in it, as ``kz bench all`` leaves them."""
+    """The results of a run.
+
+    Of its own folder, or of those in it, as ``kz bench all`` leaves them.
+    """
     if run.is_file() or (run / FILE_NAME).is_file() or not run.is_dir():
         return {run: load(run)}
     found = {file.parent: load(file.parent) for file in sorted(run.glob(f"*/{FILE_NAME}"))}

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: GPL-2.0
-"""Tests whether two sides of a figure differ by more than chance, and finds values far from the rest.
+"""Tests whether two sides of a figure differ by more than chance, and finds values far from the
+rest.
 
-The tests use ranks, which need no distribution. scipy is imported where it is used: that takes a second.
+The tests use ranks, which need no distribution. scipy is imported where it is used: that takes a
+second.
 """
 
 import math
@@ -22,7 +24,10 @@ ROUNDS, SEED = 2000, 20260529
 
 @dataclass(frozen=True)
 class Significance:
-    """The result of a test: ``p`` is two-sided. It is None without a test, and ``test`` gives the reason."""
+    """The result of a test: ``p`` is two-sided.
+
+    It is None without a test, and ``test`` gives the reason.
+    """
 
     test: str
     p: float | None = None
@@ -41,14 +46,19 @@ class Significance:
 
 
 def _changes(base: Sequence[float], ours: Sequence[float]) -> list[float]:
-    """The change in each pair: as a ratio where possible, since a slow phase of the machine slows both sides."""
+    """The change in each pair.
+
+    As a ratio where possible, since a slow phase of the machine slows both sides.
+    """
     if min(*base, *ours) > 0:
         # Twelve digits: equal ratios may differ in the last one.
         return [round(math.log(two / one), 12) for one, two in zip(base, ours, strict=True)]
     return [two - one for one, two in zip(base, ours, strict=True)]
 
 
-def _tested(name: str, test: str, samples: Sequence[Sequence[float]], tied: bool, cases: int) -> Significance:
+def _tested(
+    name: str, test: str, samples: Sequence[Sequence[float]], tied: bool, cases: int
+) -> Significance:
     """``cases``: how many ranks an exact test with ties has to enumerate."""
     from scipy import stats
 
@@ -79,7 +89,10 @@ def judge(base: Sequence[float], ours: Sequence[float], *, paired: bool) -> Sign
 
 
 def change_interval(base: Sequence[float], ours: Sequence[float]) -> tuple[float, float] | None:
-    """A seeded 95 % bootstrap interval of the change of the median in percent; None if base may be 0."""
+    """A seeded 95 % bootstrap interval of the change of the median in percent.
+
+    None if base may be 0.
+    """
     if min(len(base), len(ours)) < 3:
         return None
     import numpy as np
@@ -90,7 +103,9 @@ def change_interval(base: Sequence[float], ours: Sequence[float]) -> tuple[float
         return np.where((a == 0) & (b == 0), 0.0, (b - a) / a * 100)
 
     with np.errstate(all="ignore"):
-        found = stats.bootstrap((base, ours), change, n_resamples=ROUNDS, method="percentile", rng=SEED)
+        found = stats.bootstrap(
+            (base, ours), change, n_resamples=ROUNDS, method="percentile", rng=SEED
+        )
     if not np.isfinite(found.bootstrap_distribution).all():
         return None
     return float(found.confidence_interval.low), float(found.confidence_interval.high)

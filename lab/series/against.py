@@ -21,7 +21,10 @@ SUITES = ("unstable", "experimental")
 
 @dataclass
 class Outcome:
-    """One part on one source: patches that need -3, and conflicting ones, which are left out, with their files."""
+    """One part on one source.
+
+    Patches that need -3, and conflicting ones, which are left out, with their files.
+    """
 
     part: str
     patches: int
@@ -36,7 +39,10 @@ class Outcome:
     def cell(self) -> str:
         if self.conflicts:
             first, files = next(iter(self.conflicts.items()))
-            return f"conflict: {len(self.conflicts)} of {self.patches}, first {first} ({', '.join(files)})"
+            return (
+                f"conflict: {len(self.conflicts)} of {self.patches}, first {first} "
+                f"({', '.join(files)})"
+            )
         return f"3-way ({self.merged} of {self.patches})" if self.merged else self.state
 
 
@@ -51,14 +57,20 @@ class Report:
     outcomes: list[Outcome]
 
     def data(self) -> dict[str, Any]:
-        return {**asdict(self), "outcomes": [{**asdict(one), "state": one.state} for one in self.outcomes]}
+        return {
+            **asdict(self),
+            "outcomes": [{**asdict(one), "state": one.state} for one in self.outcomes],
+        }
 
 
 # Other sources.
 
 
 def offers(name: str) -> list[Base]:
-    """The sources of ``linux`` or ``qemu`` that the machine's mirror has; a suite that it lacks is left out."""
+    """The sources of ``linux`` or ``qemu`` that the machine's mirror has.
+
+    A suite that it lacks is left out.
+    """
     base = fetch.base(name)
     found: list[Base] = []
     failed: LabError | None = None
@@ -67,7 +79,9 @@ def offers(name: str) -> list[Base]:
         try:
             with progress.step(f"asking the mirror for the {name} sources of Debian {suite}"):
                 apt.update()
-                records = [(package, one) for package in _packages(apt, base) for one in apt.show(package)]
+                records = [
+                    (package, one) for package in _packages(apt, base) for one in apt.show(package)
+                ]
         except LabError as error:
             progress.note(f"{error.what}: left out")
             failed = failed or error
@@ -92,7 +106,9 @@ def _packages(apt: PrivateApt, base: Base) -> list[str]:
 
 
 def choose(name: str, wanted: str, available: list[Base]) -> list[Base]:
-    """The offers for ``newest``, ``all`` (each series' newest and its newest candidate), ``7.3.y`` or a version."""
+    """The offers for ``newest``, ``all`` (each series' newest and its newest candidate), ``7.3.y``
+    or a version.
+    """
     if wanted == "all":
         newest: dict[tuple[int, int, bool], Base] = {}
         for one in sorted(available, key=lambda one: fetch.order(one.version)):
@@ -102,7 +118,11 @@ def choose(name: str, wanted: str, available: list[Base]) -> list[Base]:
     if wanted == "newest":
         fitting = available
     elif match := re.fullmatch(r"(\d+\.\d+)\.y", wanted):
-        fitting = [one for one in available if re.fullmatch(rf"{re.escape(match[1])}(?:\.\d+)?", one.version)]
+        fitting = [
+            one
+            for one in available
+            if re.fullmatch(rf"{re.escape(match[1])}(?:\.\d+)?", one.version)
+        ]
     else:
         fitting = [one for one in available if fetch.order(one.version) == fetch.order(wanted)]
     if not fitting:
@@ -114,7 +134,10 @@ def choose(name: str, wanted: str, available: list[Base]) -> list[Base]:
 
 
 def is_path(wanted: str) -> bool:
-    """Whether the argument names a tree or a tarball; UsageError when it is neither that nor a version."""
+    """Whether the argument names a tree or a tarball.
+
+    UsageError when it is neither that nor a version.
+    """
     if wanted in ("newest", "all") or re.fullmatch(r"\d+\.\d+(?:\.\d+|\.y)?(?:[-~]rc\d+)?", wanted):
         return False
     if not Path(wanted).expanduser().exists():
@@ -140,7 +163,10 @@ def _download(offer: Base) -> fetch.Source:
 
 
 def attempt(series: Series, pristine: Path, other: Path) -> list[Outcome]:
-    """Apply each part to another source tree on top of the parts it stands on; a conflicting patch is left out."""
+    """Apply each part to another source tree on top of the parts it stands on.
+
+    A conflicting patch is left out.
+    """
     with small(series, pristine) as known, small(series, other) as repo:
         commit_parts(known, series)
         repo.git("fetch", "-q", str(known.path), "HEAD:refs/knownzero/own")
@@ -175,12 +201,15 @@ def _unmerged(repo: Repo, verb: str) -> list[str]:
 
 
 def against(name: str, wanted: str) -> list[Report]:
-    """Reports for another source, or for each source series of the mirror (``all``); LabError without a source."""
-    series = get(name)
+    """Reports for another source, or for each source series of the mirror (``all``).
+
+    LabError without a source.
+    """
+    series, local = get(name), is_path(wanted)
     own = fetch.obtain(name)
     pristine = fetch.pristine(own)
     found: list[tuple[str, fetch.Source]] = []
-    if is_path(wanted):
+    if local:
         found.append((Path(wanted).name, as_source(name, wanted)))
     else:
         for offer in choose(name, wanted, offers(name)):

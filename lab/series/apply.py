@@ -29,7 +29,9 @@ def result(series: Series, pristine: Path, patches: Sequence[Path] | None = None
 def _sync(tree: Path, pristine: Path, made: Changes, key: str = "") -> None:
     """Make the working copy hold exactly base + ``made``; unchanged files keep their times."""
     state = tree / STATE
-    before = set(json.loads(state.read_text(encoding="utf-8"))["files"]) if state.is_file() else set()
+    before = (
+        set(json.loads(state.read_text(encoding="utf-8"))["files"]) if state.is_file() else set()
+    )
     # Written first: the next run repairs an interrupted one.
     lock.write_atomically(state, json.dumps({"key": "", "files": sorted(before | set(made))}))
     base: Changes = {}
@@ -48,7 +50,10 @@ def _sync(tree: Path, pristine: Path, made: Changes, key: str = "") -> None:
 
 @contextlib.contextmanager
 def working_copy(series: Series, source: fetch.Source) -> Iterator[Path]:
-    """A patched tree that builds share: it does not change while one holds it; unchanged files keep their times."""
+    """A patched tree that builds share: it does not change while one holds it.
+
+    Unchanged files keep their times.
+    """
     pristine = fetch.pristine(source)
     if not series.patches():
         yield pristine
@@ -83,7 +88,9 @@ def _ensure(tree: Path, pristine: Path) -> None:
     with lock.new_directory(tree) as work:
         # Hard links: files are replaced, never written in place.
         argv: run.Argv = ["cp", "-al", f"{pristine}/.", work]
-        run.logged(argv, paths.log_file("link-tree"), f"cannot copy {pristine}", "free space in the cache")
+        run.logged(
+            argv, paths.log_file("link-tree"), f"cannot copy {pristine}", "free space in the cache"
+        )
 
 
 def _applied(tree: Path) -> str:

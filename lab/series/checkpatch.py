@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0
-"""Run a source's checkpatch.pl on patches; patches that passed are not checked again until they change."""
+"""Run a source's checkpatch.pl on patches.
+
+Patches that passed are not checked again until they change.
+"""
 
 import hashlib
 import json
@@ -16,7 +19,8 @@ from lab.series.repo import git_environment
 
 # Lines of a mail that differ between two exports of the same patch.
 VARIES = re.compile(
-    rb"(?m)^From [0-9a-f]{40} .*\n|^(?:Message-I[dD]|In-Reply-To|References|Date): .*\n|\[PATCH[^]]*\]"
+    rb"(?m)^From [0-9a-f]{40} .*\n|^(?:Message-I[dD]|In-Reply-To|References|Date): "
+    rb".*\n|\[PATCH[^]]*\]"
 )
 # QEMU's script has no types: header updates from Linux, and the sign-off that export adds.
 QEMU = re.compile(r"added, moved or deleted file\(s\) imported from Linux|Missing Signed-off-by")
@@ -34,20 +38,30 @@ class Problem:
 def complaints(argv: list[str], cwd: Path) -> list[str]:
     """The errors, warnings and checks that a checkpatch.pl prints."""
     done = run.ask(argv, cwd, git_environment(cwd.parent))
-    lines = [line for line in done.stdout.splitlines() if re.search(r"\b(?:ERROR|WARNING|CHECK)\b", line)]
+    lines = [
+        line for line in done.stdout.splitlines() if re.search(r"\b(?:ERROR|WARNING|CHECK)\b", line)
+    ]
     if not lines and done.returncode:
-        lines = (done.stdout + done.stderr).strip().splitlines()[-3:] or [f"exit code {done.returncode}"]
+        lines = (done.stdout + done.stderr).strip().splitlines()[-3:] or [
+            f"exit code {done.returncode}"
+        ]
     return lines
 
 
 def accepted(series: Series, line: str) -> bool:
-    """Whether parts.toml accepts a report, in all files or in those whose names begin with ``only``."""
+    """Whether parts.toml accepts a report, in all files or in those whose names begin with
+    ``only``.
+    """
     match = re.search(r"^(?:(\S*):\d+: )?(?:ERROR|WARNING|CHECK):(\w+):", line)
     for one in series.rules.get("checkpatch", []):
         if not one.get("reason"):
             why, fix = "it has no reason", "add its reason"
             raise LabError(f"{series.name}/parts.toml: exception {one.get('type')}", why, fix)
-        if match and match[2] in one["type"].split(",") and (match[1] or "").startswith(one.get("only", "")):
+        if (
+            match
+            and match[2] in one["type"].split(",")
+            and (match[1] or "").startswith(one.get("only", ""))
+        ):
             return True
     return series.name == "qemu" and bool(QEMU.search(line))
 
@@ -55,7 +69,10 @@ def accepted(series: Series, line: str) -> bool:
 def checkpatch(
     series: Series, pristine: Path, mails: Sequence[Path], jobs: int, signed: bool = False
 ) -> list[Problem]:
-    """``checkpatch.pl --strict`` on mails. ``signed``: they carry a sign-off (exported mails; kept patches do not)."""
+    """``checkpatch.pl --strict`` on mails. ``signed``: they carry a sign-off (exported mails.
+
+    Kept patches do not).
+    """
     script = pristine / "scripts" / "checkpatch.pl"
     options = ["--no-summary", "--terse", "--color=never", *([] if signed else ["--no-signoff"])]
     if series.name == "linux":
@@ -69,7 +86,9 @@ def checkpatch(
             stamp.touch()
             return []
         lines = complaints(["perl", str(script), *options, str(mail)], pristine)
-        found = [line.strip().removeprefix(f"{mail}:") for line in lines if not accepted(series, line)]
+        found = [
+            line.strip().removeprefix(f"{mail}:") for line in lines if not accepted(series, line)
+        ]
         if not found:
             lock.write_atomically(stamp, "")
         return [Problem("checkpatch", f"{mail.parent.name}/{mail.name}", line) for line in found]

@@ -11,15 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lab.core import paths, run
+from lab.core import paths
 from lab.core.errors import LabError, UsageError
 from lab.machine import fetch
 
-MEASURE = ("measure",)  # in place of parts: patches for kernels to measure with, never exported or packaged
-# A patch that only changes these is text, a test or a tool.
-BESIDE = re.compile(
-    r"^(Documentation|tools|samples|tests)/|/tests/|_kunit\.c$|_test\.c$|^(MAINTAINERS|CREDITS)$|\.(rst|txt|json)$"
-)
+MEASURE = (
+    "measure",
+)  # in place of parts: patches for kernels to measure with, never exported or packaged
 
 
 @dataclass(frozen=True)
@@ -32,22 +30,29 @@ class Part:
     on: tuple[str, ...] = ()
     configs: tuple[str, ...] = ()
     tests: tuple[str, ...] = ()
-    limit: int = 0
 
     def patches(self, version: str = "") -> list[Path]:
-        """The patches in the order in which they apply; LabError when the list names a missing file.
+        """The patches in the order in which they apply.
 
-        A folder such as ``10.2`` holds patches that differ for sources of that series. ``version``: of the source, by
-        default the one in use.
+        LabError when the list names a missing file.
+
+        A folder such as ``10.2`` holds patches that differ for sources of that series. ``version``:
+        of the source, by default the one in use.
         """
         listing = self.root / "series"
         if not listing.is_file():
             return []
-        names = [line.split("#", 1)[0].strip() for line in listing.read_text(encoding="utf-8").splitlines()]
+        names = [
+            line.split("#", 1)[0].strip()
+            for line in listing.read_text(encoding="utf-8").splitlines()
+        ]
         found = [self.root / name for name in names if name]
         for path in found:
             if not path.is_file():
-                why, fix = "this file does not exist", f"git checkout {path.name}, or remove the line"
+                why, fix = (
+                    "this file does not exist",
+                    f"git checkout {path.name}, or remove the line",
+                )
                 raise LabError(f"{listing} names {path.name}", why, fix)
         if not any(self.root.glob("*/")):
             return found
@@ -58,7 +63,10 @@ class Part:
 
 @dataclass(frozen=True)
 class Series:
-    """Parts of one project in the recorded order. ``rules``: limits and exceptions of parts.toml."""
+    """Parts of one project in the recorded order. ``rules``.
+
+    Limits and exceptions of parts.toml.
+    """
 
     name: str
     root: Path
@@ -78,7 +86,9 @@ class Series:
 
     def files(self) -> set[str]:
         """Paths in the source tree that the patches change, those for other sources included."""
-        found = [path for part in self.parts for path in [*part.patches(), *part.root.glob("*/*.patch")]]
+        found = [
+            path for part in self.parts for path in [*part.patches(), *part.root.glob("*/*.patch")]
+        ]
         return {name for patch in found for name in touched(patch.read_bytes())}
 
 
@@ -95,15 +105,20 @@ def _all(name: str) -> Series:
             if missing := [one for one in on if one not in {p.name for p in found}]:
                 raise ValueError(f"{part} stands on {missing[0]}, which does not come before it")
             fields.pop("solved", None)  # for readers
-            given: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
-            found.append(Part(part, limit=given.pop("patches", 0), root=root / "parts" / part, **given))
+            given: dict[str, Any] = {
+                k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()
+            }
+            found.append(Part(part, root=root / "parts" / part, **given))
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise LabError(f"cannot read {file}", str(error), f"git checkout {file}") from None
     return Series(name, root, tuple(found), data)
 
 
 def get(name: str, parts: Iterable[str] = ()) -> Series:
-    """A series: all parts, or these and the parts they stand on; UsageError for a part that does not exist."""
+    """A series: all parts, or these and the parts they stand on.
+
+    UsageError for a part that does not exist.
+    """
     series = _all(name)
     if tuple(parts) == MEASURE:
         only = Part(MEASURE[0], "Kernels to measure with", series.root / MEASURE[0])
@@ -137,13 +152,6 @@ def diff_of(patch: bytes) -> bytes:
 def touched(patch: bytes) -> list[str]:
     names = re.findall(rb"^diff --git a/(.+) b/(.+)$", diff_of(patch), re.MULTILINE)
     return list(dict.fromkeys(name.decode() for pair in names for name in pair))
-
-
-def numstat(patch: Path) -> dict[str, int]:
-    """Lines added by a patch, by file."""
-    argv, fix = ["git", "apply", "--numstat", str(patch)], "export it again with git format-patch"
-    text = run.output(argv, f"{patch.name} is no patch", fix)
-    return {name: int(plus) for plus, _, name in (line.split("\t") for line in text.splitlines())}
 
 
 def subject(patch: bytes) -> str:

@@ -18,7 +18,12 @@ EPOCH = "1000000000 +0000"
 
 # Configuration of a user's tree that would change what git am and git commit do there.
 PINNED = (
-    *("core.attributesFile=/dev/null", "core.autocrlf=false", "core.hooksPath=/dev/null", "gc.auto=0"),
+    *(
+        "core.attributesFile=/dev/null",
+        "core.autocrlf=false",
+        "core.hooksPath=/dev/null",
+        "gc.auto=0",
+    ),
     *("apply.whitespace=nowarn", "commit.gpgSign=false", "am.threeWay=false", "am.keepcr=false"),
     *("rerere.enabled=false", "advice.mergeConflict=false"),
 )
@@ -45,7 +50,13 @@ class Repo:
         self.path = path
 
     def argv(self, *arguments: str) -> list[str]:
-        return ["git", "-C", str(self.path), *[word for item in PINNED for word in ("-c", item)], *arguments]
+        return [
+            "git",
+            "-C",
+            str(self.path),
+            *[word for item in PINNED for word in ("-c", item)],
+            *arguments,
+        ]
 
     def env(self, more: run.Env = None) -> dict[str, str]:
         """The environment of git: a fixed identity and nothing of the user's configuration."""
@@ -58,7 +69,9 @@ class Repo:
         """Run git and return its stdout without the last newline; a failure is an error."""
         what = f"git {arguments[0]} failed in {self.path}"
         fix = "read the message of git; `kz tree` makes a new tree if this one cannot be repaired"
-        return run.output(self.argv(*arguments), what, fix, env=self.env(env), stdin=stdin).removesuffix("\n")
+        return run.output(
+            self.argv(*arguments), what, fix, env=self.env(env), stdin=stdin
+        ).removesuffix("\n")
 
     def ask(self, *arguments: str, env: run.Env = None) -> run.Done:
         return run.ask(self.argv(*arguments), env=self.env(env))
@@ -77,21 +90,31 @@ def branch_of(part: str) -> str:
 
 
 def apply(repo: Repo, series: Series, patches: Sequence[Path], *options: str) -> None:
-    """Commit patches on HEAD; UsageError for one that does not apply, and HEAD is the last commit before it."""
+    """Commit patches on HEAD.
+
+    UsageError for one that does not apply, and HEAD is the last commit before it.
+    """
     done = repo.am(patches, *options) if patches else None
     if not done or done.returncode == 0:
         return
     stopped = subject(repo.ask("am", "--show-current-patch=raw").stdout.encode())
     if "--3way" not in options:
         repo.ask("am", "--abort")
-    reason = [line for line in (done.stderr or done.stdout).splitlines() if not line.startswith("hint:")]
+    reason = [
+        line for line in (done.stderr or done.stdout).splitlines() if not line.startswith("hint:")
+    ]
     fix = f"change it in the tree of `kz tree {series.name}`, then `kz series save {series.name}`; "
     fix += f"`kz series rebase {series.name}` is for other versions"
-    raise UsageError(f"{patches[0].parent.name}: {stopped} does not apply", "\n".join(reason[-8:]), fix)
+    raise UsageError(
+        f"{patches[0].parent.name}: {stopped} does not apply", "\n".join(reason[-8:]), fix
+    )
 
 
 def commit_parts(repo: Repo, series: Series, *options: str) -> str:
-    """Apply the parts as commits on HEAD, each with its branch; returns the last commit. See ``apply``."""
+    """Apply the parts as commits on HEAD, each with its branch; returns the last commit.
+
+    See ``apply``.
+    """
     for part in series.parts:
         apply(repo, series, part.patches(), *options)
         repo.git("branch", "-f", branch_of(part.name), "HEAD")
@@ -100,7 +123,10 @@ def commit_parts(repo: Repo, series: Series, *options: str) -> str:
 
 @contextmanager
 def small(series: Series, pristine: Path, also: Sequence[Path] = ()) -> Iterator[Repo]:
-    """A temporary tree with only the files that the series, or ``also`` these patches, change; exact and quick."""
+    """A temporary tree with only the files that the series, or ``also`` these patches, change.
+
+    Exact and quick.
+    """
     names = series.files() | {name for patch in also for name in touched(patch.read_bytes())}
     folders = {parent for n in names for parent in Path(n).parents}
     names |= {str(folder / ".gitattributes") for folder in folders}
@@ -127,9 +153,12 @@ def commit_all(repo: Repo, message: str) -> None:
 
 
 def ranges(repo: Repo, series: Series) -> list[tuple[Part, str, str]]:
-    """(part, first excluded commit, last commit) of each part that the tree has; the last part ends at HEAD.
+    """(part, first excluded commit, last commit) of each part that the tree has.
 
-    UsageError: HEAD does not stand on ``base`` in a straight line, or the branches are not in the recorded order.
+    The last part ends at HEAD.
+
+    UsageError: HEAD does not stand on ``base`` in a straight line, or the branches are not in the
+    recorded order.
     """
     head = repo.find("HEAD")
     if not repo.find(BASE):
@@ -165,7 +194,10 @@ def ranges(repo: Repo, series: Series) -> list[tuple[Part, str, str]]:
 
 
 def formatted(repo: Repo, first: str, last: str) -> dict[str, bytes]:
-    """The commits of a range as mail patches, by file name; the tree's own configuration does not count."""
+    """The commits of a range as mail patches, by file name.
+
+    The tree's own configuration does not count.
+    """
     ends = f"{repo.find(first)}..{repo.find(last)}"
     objects = repo.git("rev-parse", "--path-format=absolute", "--git-path", "objects")
     with tempfile.TemporaryDirectory() as folder:

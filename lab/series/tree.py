@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0
-"""``kz tree``, ``kz series save`` and ``kz series rebase``: git trees of a series, and the way back."""
+"""``kz tree``, ``kz series save`` and ``kz series rebase``.
+
+Git trees of a series, and the way back.
+"""
 
 import tempfile
 from collections.abc import Iterable
@@ -11,7 +14,17 @@ from lab.core.errors import UsageError
 from lab.machine import fetch
 from lab.series import parts as parts_of
 from lab.series.parts import Part, Series
-from lab.series.repo import BASE, BRANCH, Repo, branch_of, commit_all, commit_parts, formatted, ranges, small
+from lab.series.repo import (
+    BASE,
+    BRANCH,
+    Repo,
+    branch_of,
+    commit_all,
+    commit_parts,
+    formatted,
+    ranges,
+    small,
+)
 
 APPLIED = "refs/knownzero/applied"
 PREVIOUS = "refs/knownzero/previous"
@@ -41,13 +54,18 @@ def unsaved(repo: Repo, series: Series) -> dict[Path, bytes | None]:
         if patches:
             wanted[part.root / "series"] = "".join(f"{name}\n" for name in patches).encode()
         present = {*part.root.glob("*.patch"), *part.root.glob("series")}
-        changes |= {p: data for p, data in wanted.items() if not p.is_file() or p.read_bytes() != data}
+        changes |= {
+            p: data for p, data in wanted.items() if not p.is_file() or p.read_bytes() != data
+        }
         changes |= dict.fromkeys(sorted(present - set(wanted)))
     return changes
 
 
 def _in_order(repo: Repo, series: Series) -> dict[Part, dict[str, bytes]]:
-    """The patches of a tree; those of a tree of some parts as they are among all parts in the recorded order."""
+    """The patches of a tree.
+
+    Those of a tree of some parts as they are among all parts in the recorded order.
+    """
     found = {part: formatted(repo, first, last) for part, first, last in ranges(repo, series)}
     if len(found) == len(series.parts):
         return found
@@ -57,7 +75,9 @@ def _in_order(repo: Repo, series: Series) -> dict[Part, dict[str, bytes]]:
             root = Path(folder) / part.name if part in found else part.root
             if part in found:
                 root.mkdir()
-                (root / "series").write_text("".join(f"{name}\n" for name in found[part]), encoding="utf-8")
+                (root / "series").write_text(
+                    "".join(f"{name}\n" for name in found[part]), encoding="utf-8"
+                )
                 for name, data in found[part].items():
                     (root / name).write_bytes(data)
             moved.append(replace(part, root=root))
@@ -65,20 +85,30 @@ def _in_order(repo: Repo, series: Series) -> dict[Part, dict[str, bytes]]:
         with small(whole, fetch.pristine(fetch.obtain(series.name))) as again:
             # The objects of the tree are the common ancestors of a merge.
             objects = repo.git("rev-parse", "--path-format=absolute", "--git-path", "objects")
-            (again.path / ".git/objects/info/alternates").write_text(f"{objects}\n", encoding="utf-8")
+            (again.path / ".git/objects/info/alternates").write_text(
+                f"{objects}\n", encoding="utf-8"
+            )
             try:
                 commit_parts(again, whole, "--3way")
             except UsageError as error:
-                fix = f"make the change in a tree of all parts (`kz tree {series.name}` without --parts)"
+                fix = (
+                    f"make the change in a tree of all parts (`kz tree {series.name}` without "
+                    "--parts)"
+                )
                 what = f"the tree's parts do not fit the others: {error.what}"
                 raise UsageError(what, error.why, fix) from None
-            return {part: formatted(again, a, b) for part, a, b in ranges(again, series) if part in found}
+            return {
+                part: formatted(again, a, b)
+                for part, a, b in ranges(again, series)
+                if part in found
+            }
 
 
 def save(series: Series, path: Path) -> list[str]:
     """Write a tree's commits back into their parts; returns the changed files.
 
-    UsageError, and nothing written: the tree has uncommitted changes, or its branches are out of order.
+    UsageError, and nothing written: the tree has uncommitted changes, or its branches are out of
+    order.
     """
     repo = opened(path)
     if dirty := repo.git("status", "--porcelain", "--untracked-files=no"):
@@ -99,8 +129,8 @@ def save(series: Series, path: Path) -> list[str]:
 def make(name: str, path: Path | None, force: bool = False, chosen: Iterable[str] = ()) -> Path:
     """Make the git tree of ``linux`` or ``qemu``, or bring it up to the series; returns its path.
 
-    ``chosen``: these parts and what they stand on instead of all. Commits that are not saved stay, unless ``force``
-    says otherwise; then refs/knownzero/previous keeps them.
+    ``chosen``: these parts and what they stand on instead of all. Commits that are not saved stay,
+    unless ``force`` says otherwise; then refs/knownzero/previous keeps them.
     """
     series = parts_of.get(name, chosen)
     target = (path or default_path(name)).absolute()
@@ -135,11 +165,14 @@ def _update(repo: Repo, series: Series, force: bool) -> None:
             why = "\n".join(dirty.splitlines()[:8])
             fix = f"commit them and `kz series save {series.name}`, or discard them with --force"
             raise UsageError(f"{repo.path} has uncommitted changes", why, fix)
-        if head not in (applied, repo.find(BASE)) and (changes := unsaved(repo, parts_of.get(series.name))):
+        if head not in (applied, repo.find(BASE)) and (
+            changes := unsaved(repo, parts_of.get(series.name))
+        ):
             raise UsageError(
                 f"{repo.path} has commits that are not saved, and the series has changed as well",
                 "they differ in " + ", ".join(sorted(file.name for file in changes)[:8]),
-                f"`kz series save {series.name} --path {repo.path}` takes the tree's side, --force the repository's",
+                f"`kz series save {series.name} --path {repo.path}` takes the tree's side, --force "
+                "the repository's",
             )
     with progress.step(f"applying the {series.name} series as commits"):
         repo.git("update-ref", PREVIOUS, head)
@@ -154,7 +187,10 @@ def _update(repo: Repo, series: Series, force: bool) -> None:
 
 
 def _commits(repo: Repo, series: Series) -> str:
-    """Make the commits in a worktree beside: files that end up unchanged keep their times, so builds stay warm."""
+    """Make the commits in a worktree beside.
+
+    Files that end up unchanged keep their times, so builds stay warm.
+    """
     scratch = Repo(paths.sub("work") / f".am-{repo.path.name}")
     repo.ask("worktree", "remove", "--force", str(scratch.path))
     repo.git("worktree", "prune")
@@ -164,7 +200,8 @@ def _commits(repo: Repo, series: Series) -> str:
         lines = "".join(f"/{name}\n" for name in sorted(series.files())).encode()
         scratch.git("sparse-checkout", "set", "--no-cone", "--stdin", stdin=lines)
         scratch.git("read-tree", "-mu", "HEAD")
-        # After a merge of branches, a part's patches may be for older parts below; the tree has their files.
+        # After a merge of branches, a part's patches may be for older parts below; the tree has
+        # their files.
         return commit_parts(scratch, series, "--3way")
     finally:
         repo.ask("worktree", "remove", "--force", str(scratch.path))
@@ -173,7 +210,8 @@ def _commits(repo: Repo, series: Series) -> str:
 def rebase(name: str, source: fetch.Source, target: Path, chosen: Iterable[str] = ()) -> Path:
     """Make a tree of another source and apply the parts with ``git am -3``.
 
-    UsageError at the first conflict: the tree is left in the middle of ``git am`` for the user to resolve.
+    UsageError at the first conflict: the tree is left in the middle of ``git am`` for the user to
+    resolve.
     """
     series = parts_of.get(name, chosen)
     if target.exists() and any(target.iterdir()):
@@ -189,7 +227,12 @@ def rebase(name: str, source: fetch.Source, target: Path, chosen: Iterable[str] 
         try:
             tip = commit_parts(repo, series, "--3way")
         except UsageError as error:
-            fix = f"in {target}: resolve, git am --continue, git branch -f part/NAME at each part's end, "
-            raise UsageError(error.what, error.why, f"{fix}then apply the rest with git am -3") from None
+            fix = (
+                f"in {target}: resolve, git am --continue, git branch -f part/NAME at each part's "
+                "end, "
+            )
+            raise UsageError(
+                error.what, error.why, f"{fix}then apply the rest with git am -3"
+            ) from None
     repo.git("update-ref", APPLIED, tip)
     return target

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0
-"""Tests as lines of JSON: a pytest plugin that writes one as each test ends, and resumes from what is there."""
+"""Tests as lines of JSON.
+
+A pytest plugin that writes one as each test ends, and resumes from what is there.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,10 @@ PASSED, FAILED, BROKEN, SKIPPED = "passed", "failed", "could not run", "skipped"
 
 @dataclass
 class Case:
-    """A test that has ended. ``repeats``: why earlier attempts failed; ``amounts``: figures that it recorded."""
+    """A test that has ended. ``repeats``: why earlier attempts failed; ``amounts``.
+
+    Figures that it recorded.
+    """
 
     id: str
     state: str = PASSED
@@ -82,9 +88,14 @@ class _Writer:
             broken = ("machine", "broken") in report.user_properties
             case.state = BROKEN if broken and case.state != FAILED else FAILED
             # A test may fail in its body and again when it is taken down.
-            case.message, case.detail = f"{case.message}\n{message}".strip(), f"{case.detail}\n{text}".strip()
+            case.message, case.detail = (
+                f"{case.message}\n{message}".strip(),
+                f"{case.detail}\n{text}".strip(),
+            )
         elif report.skipped and case.state == PASSED:
-            reason = f"is expected to fail: {report.wasxfail}" if hasattr(report, "wasxfail") else ""
+            reason = (
+                f"is expected to fail: {report.wasxfail}" if hasattr(report, "wasxfail") else ""
+            )
             said = report.longrepr[2] if isinstance(report.longrepr, tuple) else message
             case.state, case.message = SKIPPED, reason or said.removeprefix("Skipped: ")
         if report.when != "teardown":
@@ -102,7 +113,9 @@ class _Writer:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--cases", help="append a line of JSON per test; tests that are there are left out")
+    parser.addoption(
+        "--cases", help="append a line of JSON per test; tests that are there are left out"
+    )
     parser.addoption("--shard", default="", help="K/N: only the K-th of N parts of the tests")
 
 

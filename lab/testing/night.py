@@ -21,7 +21,8 @@ WAITING, RUNNING, INTERRUPTED = "not reached", "running", "interrupted"
 ENDED = (PASSED, FAILED, BROKEN, SKIPPED)
 WORST = (RUNNING, INTERRUPTED, FAILED, BROKEN, WAITING, PASSED, SKIPPED)
 
-# Stages by name: the mark of their tests (pyproject.toml) and a title. ``tests`` has all tests without a mark.
+# Stages by name: the mark of their tests (pyproject.toml) and a title. ``tests`` has all tests
+# without a mark.
 MARKED = {
     "hunts": ("hunt", "leak hunts"),
     "fuzz": ("fuzz", "fuzzers"),
@@ -68,16 +69,24 @@ def stages(select: str = "", pytest_options: Sequence[str] = ()) -> list[Stage]:
     chosen = ["--select", select] if select else []
 
     def tests(name: str, title: str, marks: str) -> Stage:
-        return Stage(name, title, {name: ["test", *chosen, "--", "-m", marks, *pytest_options]}, marks)
+        return Stage(
+            name, title, {name: ["test", *chosen, "--", "-m", marks, *pytest_options]}, marks
+        )
 
     series = {name: {name: ["series", "check", name, "--each"]} for name in ("linux", "qemu")}
     others = " or ".join(mark for mark, _ in MARKED.values())
-    benches = {name: ["bench", name, "--strict", "--output", f"{{folder}}/bench/{name}"] for name in BENCHES}
+    benches = {
+        name: ["bench", name, "--strict", "--output", f"{{folder}}/bench/{name}"]
+        for name in BENCHES
+    }
     return [
         tests("tests", "all other tests", f"not ({others})"),
         *(tests(name, title, mark) for name, (mark, title) in MARKED.items()),
         Stage("bench", "every bench", benches),
-        *(Stage(f"series-{name}", f"{name}, built after each patch", each) for name, each in series.items()),
+        *(
+            Stage(f"series-{name}", f"{name}, built after each patch", each)
+            for name, each in series.items()
+        ),
     ]
 
 
@@ -85,7 +94,9 @@ def choose(wanted: Sequence[str]) -> list[str]:
     """The names of the stages to run, in their order; UsageError for one that does not exist."""
     for name in wanted:
         if name not in NAMES:
-            raise UsageError(f"Bad --stage: {name}", "no stage has this name", f"use {', '.join(NAMES)}")
+            raise UsageError(
+                f"Bad --stage: {name}", "no stage has this name", f"use {', '.join(NAMES)}"
+            )
     return [name for name in NAMES if not wanted or name in wanted]
 
 
@@ -150,8 +161,9 @@ def load(folder: Path) -> Night:
         parts = [Stage(**stage) for stage in data.pop("stages")]
         return Night(**{**data, "folder": folder, "stages": parts})
     except (OSError, ValueError, TypeError, KeyError) as error:
+        why = error.strerror if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
         fix = "name a folder under out/night"
-        raise LabError(f"{folder} holds no night", f"state.json: {error}", fix) from None
+        raise UsageError(f"{folder} holds no night", f"state.json: {why}", fix) from None
 
 
 def root() -> Path:
@@ -175,7 +187,9 @@ def merge(folders: Sequence[Path]) -> Night:
             if own is None:
                 own = Stage(stage.name, stage.title, {}, stage.marks)
                 merged.stages.append(own)
-            own.steps |= {f"{name} in {night.folder.name}": step for name, step in stage.steps.items()}
+            own.steps |= {
+                f"{name} in {night.folder.name}": step for name, step in stage.steps.items()
+            }
             with (merged.folder / f"{stage.name}.jsonl").open("a", encoding="utf-8") as out:
                 out.writelines(json.dumps(asdict(case)) + "\n" for case in night.cases(stage))
     merged.save()
@@ -235,7 +249,10 @@ def _cut(text: str) -> str:
 
 
 def _page(night: Night, reports: list[dict[str, Any]]) -> str:
-    """The report as a page of its own: each stage with a link to its log, the findings, and all tests with a remark."""
+    """The report as a page of its own.
+
+    Each stage with a link to its log, the findings, and all tests with a remark.
+    """
     from rich.console import Console
     from rich.text import Text
 
@@ -252,12 +269,16 @@ def _page(night: Night, reports: list[dict[str, Any]]) -> str:
             show(f"    {step.state:14}{name}", Path(stage.name, name, "report.html"))
     for report in reports:
         for found in report["findings"]:
-            console.rule(Text(f"{report['stage']}: {found.get('test') or found['step']}: {found['state']}"))
+            console.rule(
+                Text(f"{report['stage']}: {found.get('test') or found['step']}: {found['state']}")
+            )
             show(f"{_cut(found['why'])}\nAgain: {found['again']}")
     for stage in night.stages:
         console.rule(f"{stage.name}: tests with figures, repeats, or a reason")
         for case in night.cases(stage):
-            remarks = [f"{number:,} {name.replace('_', ' ')}" for name, number in case.amounts.items()]
+            remarks = [
+                f"{number:,} {name.replace('_', ' ')}" for name, number in case.amounts.items()
+            ]
             remarks += [case.message] if case.state == SKIPPED else []
             remarks += [f"repeated: {why}" for why in case.repeats]
             remarks += [f"a guest was started again: {_cut(why)}" for why in case.started_again]

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0
-"""Running a night: each step is a process; a failure does not stop the others; a stopped night goes on."""
+"""Running a night: each step is a process; a failure does not stop the others.
+
+A stopped night goes on.
+"""
 
 import contextlib
 import ctypes
@@ -21,8 +24,9 @@ from lab.testing import night as nights
 from lab.testing.cases import BROKEN, FAILED, PASSED, SKIPPED, Case
 from lab.testing.night import INTERRUPTED, RUNNING, Night, Stage, Step
 
-# Settings of the tests, unless the environment has others. Each leak hunt takes half an hour; the kernel's
-# package gets the configuration of Debian's cloud kernels, which takes one or two hours to build.
+# Settings of the tests, unless the environment has others. Each leak hunt takes half an hour; the
+# kernel's package gets the configuration of Debian's cloud kernels, which takes one or two hours to
+# build.
 SETTINGS = {
     "KNOWNZERO_STRESS_SECONDS": "1800",
     "KNOWNZERO_FUZZ_SECONDS": "600",
@@ -65,11 +69,16 @@ def _step(night: Night, stage: Stage, name: str, deadline: float | None) -> None
     progress.note(f"{stage.name}: {name}: {stage.steps[name].state}")
 
 
-def _execute(night: Night, words: list[str], stage: Stage, log: Path, deadline: float | None) -> int:
+def _execute(
+    night: Night, words: list[str], stage: Stage, log: Path, deadline: float | None
+) -> int:
     """Run a step; its exit code. No process of it is left, however it ends."""
     words = [word.format(folder=night.folder) if "{folder}" in word else word for word in words]
     environment = os.environ | night.settings | {"KNOWNZERO_NIGHTLY": "1", "PYTHONUNBUFFERED": "1"}
-    environment |= {"PYTHONPATH": str(paths.REPO), "KNOWNZERO_SHARD": night.shard if stage.marks else ""}
+    environment |= {
+        "PYTHONPATH": str(paths.REPO),
+        "KNOWNZERO_SHARD": night.shard if stage.marks else "",
+    }
     environment["KNOWNZERO_CASES"] = str(night.folder / f"{stage.name}.jsonl")
     before = _children()
     with log.open("ab") as out:
@@ -77,7 +86,13 @@ def _execute(night: Night, words: list[str], stage: Stage, log: Path, deadline: 
         out.flush()
         argv, null = [sys.executable, "-m", "lab", *words], subprocess.DEVNULL
         process = subprocess.Popen(
-            argv, cwd=paths.REPO, env=environment, stdin=null, stdout=out, stderr=out, start_new_session=True
+            argv,
+            cwd=paths.REPO,
+            env=environment,
+            stdin=null,
+            stdout=out,
+            stderr=out,
+            start_new_session=True,
         )
         try:
             return process.wait(None if deadline is None else max(deadline - time.monotonic(), 0.1))
@@ -92,7 +107,9 @@ def _execute(night: Night, words: list[str], stage: Stage, log: Path, deadline: 
             late = time.monotonic() + 10
             while time.monotonic() < late and (left := _children() - before):
                 for pid in left:
-                    with contextlib.suppress(ProcessLookupError, PermissionError, ChildProcessError):
+                    with contextlib.suppress(
+                        ProcessLookupError, PermissionError, ChildProcessError
+                    ):
                         os.kill(pid, signal.SIGKILL)
                         os.waitpid(pid, 0)
 
@@ -102,7 +119,10 @@ def _children() -> set[int]:
 
 
 def judge(stage: Stage, code: int, found: list[Case], log: Path) -> Step:
-    """The verdict on a step by its exit code and its tests; only a report of success counts as success."""
+    """The verdict on a step by its exit code and its tests.
+
+    Only a report of success counts as success.
+    """
     why = "" if code == errors.OK else _ended(code, log)
     if not stage.marks:
         return Step({errors.OK: PASSED, errors.FAILED: FAILED}.get(code, BROKEN), why)
@@ -117,7 +137,9 @@ def judge(stage: Stage, code: int, found: list[Case], log: Path) -> Step:
         return Step(BROKEN, why)
     if not found or states[BROKEN]:
         return Step(BROKEN, "" if found else "no test was run")
-    return Step(PASSED if states[PASSED] else SKIPPED, "" if states[PASSED] else "every test was skipped")
+    return Step(
+        PASSED if states[PASSED] else SKIPPED, "" if states[PASSED] else "every test was skipped"
+    )
 
 
 def _ended(code: int, log: Path) -> str:
@@ -129,7 +151,10 @@ def _ended(code: int, log: Path) -> str:
 
 
 def least_checked(night: Night) -> list[Stage]:
-    """The stages in the order in which to spend a budget: fewest skips checked in all nights, then least time."""
+    """The stages in the order in which to spend a budget.
+
+    Fewest skips checked in all nights, then least time.
+    """
     done = {stage.name: (0, 0.0) for stage in night.stages}
     for other in nights.all_nights():
         for stage in other.stages:
@@ -140,9 +165,15 @@ def least_checked(night: Night) -> list[Stage]:
 
 
 def tested() -> str:
-    """Outside of docs/: the last commit, the files that have changed since, and a hash of the changes."""
+    """Outside of docs/.
+
+    The last commit, the files that have changed since, and a hash of the changes.
+    """
     questions = (["log", "-1", "--format=%h"], ["status", "--porcelain"], ["diff", "HEAD"])
-    asked = [run.ask(["git", "-C", paths.REPO, *words, "--", ".", ":^docs"]).stdout for words in questions]
+    asked = [
+        run.ask(["git", "-C", paths.REPO, *words, "--", ".", ":^docs"]).stdout
+        for words in questions
+    ]
     changes = [hashlib.sha256(asked[2].encode()).hexdigest()[:8]] if asked[2] else []
     return " ".join([*asked[0].split(), *asked[1].split(), *changes])
 
@@ -161,9 +192,16 @@ def facts() -> dict[str, str]:
 
 
 def main(
-    wanted: Sequence[str], select: str, pytest_options: Sequence[str], budget: float = 0.0, shard: str = ""
+    wanted: Sequence[str],
+    select: str,
+    pytest_options: Sequence[str],
+    budget: float = 0.0,
+    shard: str = "",
 ) -> int:
-    """Run the stages that are ``wanted`` (all when none is), or go on with such a night; the lab's exit code."""
+    """Run the stages that are ``wanted`` (all when none is), or go on with such a night.
+
+    The lab's exit code.
+    """
     names = nights.choose(wanted)
     chosen = [stage for stage in nights.stages(select, pytest_options) if stage.name in names]
     settings = {name: os.environ.get(name, usual) for name, usual in SETTINGS.items()}
@@ -177,7 +215,8 @@ def main(
     else:
         command = shlex.join(["./kz", *sys.argv[1:]])
         night = Night(nights.new_folder(), chosen, command, shard, settings, about)
-    # Processes whose parents have ended become children of this one, so that they can be ended with their step.
+    # Processes whose parents have ended become children of this one, so that they can be ended with
+    # their step.
     ctypes.CDLL(None).prctl(SUBREAPER, 1, 0, 0, 0)
     try:
         return run_night(night, budget)

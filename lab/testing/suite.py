@@ -29,15 +29,22 @@ KERNELS = (("debug", "x86_64"), ("knownzero", "x86_64"), ("debug", "um"), ("off"
 ZEROED = ("fixes", "content", "zeroed")
 PART_KERNELS = (("off", ZEROED[:1]), ("off", ZEROED[:2]), ("debug", ZEROED))
 QTESTS = ("virtio-balloon-reporting-test", "virtio-balloon-test", "vhost-user-balloon-test")
-QUICK = "not boots and not slow"
+NEEDS_BUILDS = "boots or slow or images"
+QUICK = f"not ({NEEDS_BUILDS})"
 LAST_WORDS = 40.0  # seconds, of which pytest's workers may take ten to end
 
 
 def prepare() -> None:
-    """Build every kernel, QEMU and program the tests use, two at a time: one links while the other compiles."""
+    """Build every kernel, QEMU and program the tests use, two at a time.
+
+    One links while the other compiles.
+    """
     tools.need(*tools.TESTS)
     kernels = [functools.partial(build.build_linux, variant, arch) for variant, arch in KERNELS]
-    sets = [functools.partial(build.build_linux, name, "um", chosen=chosen) for name, chosen in PART_KERNELS]
+    sets = [
+        functools.partial(build.build_linux, name, "um", chosen=chosen)
+        for name, chosen in PART_KERNELS
+    ]
     running: dict[Any, multiprocessing.Process] = {}
     for chain in (kernels[:-1], [build_qtests, kernels[-1], *sets, guest.build_programs]):
         end, theirs = multiprocessing.Pipe(duplex=False)
@@ -82,14 +89,17 @@ def build_qtests() -> Path:
 
 
 def run_tests(select: str, junit: Path | None, quick: bool, extra: list[str]) -> int:
-    """Run pytest over tests/; returns the lab's exit code (0 fine, 1 failures, 2 usage, 3 machine)."""
+    """Run pytest over tests/.
+
+    Returns the lab's exit code (0 fine, 1 failures, 2 usage, 3 machine).
+    """
     marks = QUICK if quick else ""
     chosen = (["-k", select] if select else []) + (["-m", marks] if marks else [])
     if not quick and _needs_guests([*chosen, *extra]):
         prepare()
     # More than there are CPUs: guests sleep and wait as well.
     workers = min(jobs() + 2, 6)
-    argv = [*PYTEST, *chosen, "-n", str(workers), "--dist", "worksteal", "-rsxXR"]
+    argv = [*PYTEST, *chosen, "-n", str(workers), "--dist", "worksteal", "-rxXR"]
     if ended := os.environ.get("KNOWNZERO_CASES"):
         shard = os.environ.get("KNOWNZERO_SHARD", "")
         argv += ["-p", "lab.testing.cases", f"--cases={ended}", f"--shard={shard}"]
@@ -100,7 +110,8 @@ def run_tests(select: str, junit: Path | None, quick: bool, extra: list[str]) ->
     try:
         status = process.wait()
     except BaseException as why:
-        # The terminal has interrupted pytest as well; a second time, and it would not write its results.
+        # The terminal has interrupted pytest as well; a second time, and it would not write its
+        # results.
         if not isinstance(why, KeyboardInterrupt):
             process.send_signal(signal.SIGINT)
         try:
@@ -123,8 +134,10 @@ CONFIG = str(paths.REPO / "pyproject.toml")
 PYTEST = [sys.executable, "-m", "pytest", "-c", CONFIG, "--rootdir", str(paths.REPO)]
 
 
-def check_selection(select: str, marks: str, options: Sequence[str], settings: dict[str, str]) -> None:
-    """UsageError unless pytest's -k, -m and ``options`` choose a test (none if ``marks`` is empty)."""
+def check_selection(
+    select: str, marks: str, options: Sequence[str], settings: dict[str, str]
+) -> None:
+    """UsageError unless pytest's -k, -m and ``options`` choose a test (none if no ``marks``)."""
     chosen = ["-k", select] if select else []
     status, said = (5, "") if not marks else _collect([*chosen, "-m", marks, *options], settings)
     if status == 5:
@@ -132,9 +145,13 @@ def check_selection(select: str, marks: str, options: Sequence[str], settings: d
         fix = "choose other stages, or see the names with: kz test --select '' -- --collect-only"
         raise errors.UsageError("no test would be run", why, fix)
     if status:
-        wrong = [line for line in said.splitlines() if re.search(r"^ERROR: (?!usage)|: error: ", line)]
+        wrong = [
+            line for line in said.splitlines() if re.search(r"^ERROR: (?!usage)|: error: ", line)
+        ]
         fix = "correct --select or the options for pytest"
-        raise errors.UsageError("the tests cannot be selected", "\n".join(wrong) or last_lines(said, 15), fix)
+        raise errors.UsageError(
+            "the tests cannot be selected", "\n".join(wrong) or last_lines(said, 15), fix
+        )
 
 
 def _collect(options: list[str], settings: dict[str, str] | None = None) -> tuple[int, str]:
@@ -147,7 +164,7 @@ def _collect(options: list[str], settings: dict[str, str] | None = None) -> tupl
 def _needs_guests(chosen: list[str]) -> bool:
     """Whether the selection has tests that boot guests or need builds."""
     words = [w for i, w in enumerate(chosen) if w != "-m" and (i == 0 or chosen[i - 1] != "-m")]
-    status, said = _collect(["-m", "boots or slow", *words])
+    status, said = _collect(["-m", NEEDS_BUILDS, *words])
     if status in (0, 5):
         return status == 0
     why, fix = last_lines(said, 15), "correct the error above"

@@ -20,13 +20,21 @@ IMAGES = Built(Path("q"), "base", "knownzero")
 
 
 class FakeSide:
-    """A guest that notes each command; ``answer`` makes the JSON of programs, ``line`` is the output of the shell."""
+    """A guest that notes each command.
+
+    ``answer`` makes the JSON of programs, ``line`` is the output of the shell.
+    """
 
     def __init__(
-        self, name: str, answer: Callable[..., dict[str, Any]] = lambda *argv: {}, line: str = "1000"
+        self,
+        name: str,
+        answer: Callable[..., dict[str, Any]] = lambda *argv: {},
+        line: str = "1000",
     ) -> None:
         self.name = name
-        self.guest: Any = SimpleNamespace(pid=os.getpid(), accel="tcg", daemon=None)
+        self.guest: Any = SimpleNamespace(
+            pid=os.getpid(), accel="tcg", accel_reason="", daemon=None
+        )
         self.has_flush = True
         self.asked: list[str] = []
         self.answer = answer

@@ -118,7 +118,8 @@ def options(**more: Any) -> BenchOptions:
 
 
 @pytest.mark.parametrize(
-    "more", [{"accel": "xen"}, {"memory": "much"}, {"memory": "600M"}, {"size_mb": 1800}, {"memory": "2"}]
+    "more",
+    [{"accel": "xen"}, {"memory": "much"}, {"memory": "600M"}, {"size_mb": 1800}, {"memory": "2"}],
 )
 def test_options_that_cannot_work_are_bad_usage(more: dict[str, Any]) -> None:
     with pytest.raises(UsageError) as caught:
@@ -168,11 +169,19 @@ def test_the_runner_makes_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
     argv = shlex.split(result.reproduce)
     assert argv[:3] == ["./kz", "bench", "thp"]
     assert dict(zip(argv[3::2], argv[4::2], strict=True)) == {
-        "--pairs": "12", "--size": "512", "--accel": "kvm", "--memory": "4096M", "--ours": "off",
-    }  # fmt: skip
+        "--pairs": "12",
+        "--size": "512",
+        "--accel": "kvm",
+        "--memory": "4096M",
+        "--ours": "off",
+    }
     assert runner.measure(BENCHES["hotpath"], given).accelerator == "tcg"
     runner.measure(BENCHES["refpage"], given)
-    assert [(one.base, one.accel) for one in asked] == [("base", "auto"), ("base", "tcg"), ("off", "auto")]
+    assert [(one.base, one.accel) for one in asked] == [
+        ("base", "auto"),
+        ("base", "tcg"),
+        ("off", "auto"),
+    ]
 
 
 def test_help_names_every_bench() -> None:
@@ -182,7 +191,9 @@ def test_help_names_every_bench() -> None:
 
 
 def result_of(name: str, **met: bool) -> Result:
-    targets: dict[str, Target | None] = {what: Target(f"{what}, less", so) for what, so in met.items()}
+    targets: dict[str, Target | None] = {
+        what: Target(f"{what}, less", so) for what, so in met.items()
+    }
     metrics = [
         Metric.of(f"{name}.{what}", "ms", [2.0], [1.0], target=target)
         for what, target in (targets or {"x": None}).items()
@@ -198,7 +209,9 @@ def test_all_benches_make_one_page(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         assert load(tmp_path / "here" / name).name == name
         assert f"<code>{name}" in (tmp_path / "here" / name / "report.html").read_text()
     page = (tmp_path / "here" / "report.md").read_text()
-    assert [line.split()[1] for line in page.splitlines() if line.startswith("## ")] == list(BENCHES)
+    assert [line.split()[1] for line in page.splitlines() if line.startswith("## ")] == list(
+        BENCHES
+    )
     assert done.stdout.splitlines()[-1] == str(tmp_path / "here")
 
 
@@ -207,7 +220,9 @@ def test_a_missed_target_is_an_error_only_when_asked(
     verb: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bad = False
-    monkeypatch.setattr(Bench, "run", lambda self, options: result_of(self.name, fine=True, bad=bad))
+    monkeypatch.setattr(
+        Bench, "run", lambda self, options: result_of(self.name, fine=True, bad=bad)
+    )
     monkeypatch.setattr("lab.core.paths.out", lambda: tmp_path)
     assert CliRunner().invoke(app, verb).exit_code == 0
     folder = tmp_path / "here"
@@ -227,13 +242,17 @@ def test_a_missed_target_is_an_error_only_when_asked(
     assert CliRunner().invoke(app, strict).exit_code == 0
 
 
-def test_a_run_on_stock_qemu_has_a_name_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_on_stock_qemu_has_a_name_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(Bench, "run", lambda self, options: result_of(self.name))
     done = CliRunner().invoke(app, ["demo", "--qemu", "stock", "--output", str(tmp_path / "here")])
     assert done.exit_code == 0 and load(tmp_path / "here").name == "demo-stock"
 
 
-def test_a_bench_that_fails_does_not_stop_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bench_that_fails_does_not_stop_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def run(bench: Bench, options: BenchOptions) -> Result:
         del options
         if bench.name in ("order0", "churn"):

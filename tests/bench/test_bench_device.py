@@ -49,7 +49,10 @@ class FakeGuest:
 
 
 class DeviceSide(FakeSide):
-    """Counts reports; ``zero`` is how much of a report is known to be zero, ``back`` what the host gets."""
+    """Counts reports.
+
+    ``zero`` is how much of a report is known to be zero, ``back`` what the host gets.
+    """
 
     def __init__(self, name: str, zero: int = 512 * MIB, back: int = 512 * MIB) -> None:
         super().__init__(name)
@@ -75,7 +78,12 @@ class DeviceSide(FakeSide):
         if argv[0] == "flush" or "--report" in argv:
             known = self.zero
             self.on_host -= self.back
-        times = {"wall_ns": 20_000_000, "longest_ns": 4_000_000, "p99_ns": 1500, "lost_ns": 5_000_000}
+        times = {
+            "wall_ns": 20_000_000,
+            "longest_ns": 4_000_000,
+            "p99_ns": 1500,
+            "lost_ns": 5_000_000,
+        }
         return {**times, "vmstat": {"pgzeroed_set_reported": known // 4096}, "argv": argv}
 
 
@@ -93,14 +101,22 @@ def pair(**more: int) -> Any:
 def found(rates: tuple[float, ...], gaps: tuple[float, ...] = (1, 2, 3)) -> Values:
     """Rates of ours where base has 1000, and gaps of ours where base has 1, 2 and 3."""
     made = Values()
-    for side, rate, gap in (("base", (1000.0, 1010.0, 990.0, 1000.0), (1, 2, 3)), ("ours", rates, gaps)):
+    for side, rate, gap in (
+        ("base", (1000.0, 1010.0, 990.0, 1000.0), (1, 2, 3)),
+        ("ours", rates, gaps),
+    ):
         for name in device.STEPS:
             made[side, name, "rate"] = [*rate]
             made[side, name, "host_cpu"] = made[side, name, "daemon_cpu"] = [1.0]
         made[side, "latency", "ms"] = [*gap]
-        made[side, "report", "system_calls"] = made[side, "report", "daemon_calls"] = [100 * gap[0]] * 3
+        made[side, "report", "system_calls"] = made[side, "report", "daemon_calls"] = [
+            100 * gap[0]
+        ] * 3
         for key in (
-            (mode, state, kind) for mode in device.STALLS for state in device.STATES for kind in device.GAPS
+            (mode, state, kind)
+            for mode in device.STALLS
+            for state in device.STATES
+            for kind in device.GAPS
         ):
             made[(side, *key)] = [*gap]
     return made
@@ -116,7 +132,8 @@ def test_every_step_is_measured_on_both_sides(monkeypatch: pytest.MonkeyPatch) -
         gaps = [measured[("ours", *key, gap)][0] for gap in device.GAPS]
         assert gaps == [4.0, 1.5, 25.0]
     assert set(measured["base", "report", "daemon_cpu"]) == {0}
-    # With the warm-up: memory is dirty before it is reported, before it goes into the balloon, and before each stall.
+    # With the warm-up: memory is dirty before it is reported, before it goes into the balloon, and
+    # before each stall.
     for side in both:
         counts = [side.asked.count(what) for what in (device.DIRTY, "flush", "stall")]
         assert counts == [16, 4, 16]
@@ -156,13 +173,18 @@ def test_a_device_that_is_slower_misses_its_targets() -> None:
     run = run_of("device")
     device.figures(run, found((500.0, 510.0, 490.0, 500.0), gaps=(10, 20, 30)))
     metrics = by_name(run)
-    # Three figures of three steps, system calls, latency, and three of stalls in two modes and two states.
+    # Three figures of three steps, system calls, latency, and three of stalls in two modes and two
+    # states.
     assert len(metrics) == 9 + 2 + 1 + 12
     missed = {name for name, metric in metrics.items() if metric.target and not metric.target.met}
     assert missed == {
         *("device.report.rate", "device.inflate.rate", "device.deflate.rate"),
         *("device.report.latency", "device.report.system_calls"),
-        *(f"device.stall.{mode}.{gap}.reporting" for mode in ("spin", "alloc") for gap in device.GAPS),
+        *(
+            f"device.stall.{mode}.{gap}.reporting"
+            for mode in ("spin", "alloc")
+            for gap in device.GAPS
+        ),
     }
     assert metrics["device.report.rate"].change_percent == -50
     run = run_of("device")

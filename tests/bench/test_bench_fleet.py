@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0
-"""The bench of several guests, without one: its traces, its figures, its chart, and guests that fail."""
+"""The bench of several guests, without one.
+
+Its traces, its figures, its chart, and guests that fail.
+"""
 
 from __future__ import annotations
 
@@ -33,15 +36,22 @@ def test_a_trace_is_fixed_and_fits_into_a_guest() -> None:
 
 
 def test_the_policies_differ_in_what_they_should() -> None:
-    reports = {name for name, one in fleet.POLICIES.items() if "free-page-reporting=on" in one.device}
+    reports = {
+        name for name, one in fleet.POLICIES.items() if "free-page-reporting=on" in one.device
+    }
     assert reports == {"upstream", "late", "early", "kzeropaged"}
-    assert [name for name, one in fleet.POLICIES.items() if one.kernel == "base"] == ["none", "upstream"]
+    assert [name for name, one in fleet.POLICIES.items() if one.kernel == "base"] == [
+        "none",
+        "upstream",
+    ]
     assert "echo 250 " in fleet.POLICIES["early"].command
     assert "zero_page" in fleet.POLICIES["kzeropaged"].command
     assert "deflate-on-oom=on" in fleet.POLICIES["targets"].device
 
 
-def test_too_little_memory_is_an_error_before_anything_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_little_memory_is_an_error_before_anything_is_built(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(runner, "available_gb", lambda: 7.0)
     monkeypatch.setattr(runner, "built", lambda *_: pytest.fail("it built something"))
     with pytest.raises(LabError, match="fleet") as error:
@@ -55,7 +65,12 @@ ANSWER = {
     "minor_faults": 200,
     "task_clock_ns": 10**7,
     "burst_ns": [10**6] * 99 + [10**9],
-    "vmstat": {"thp_fault_alloc": 160, "pgzeroed_cleared": 512, "pgzeroed_skip": 0, "pgzeroed_bad": 0}
+    "vmstat": {
+        "thp_fault_alloc": 160,
+        "pgzeroed_cleared": 512,
+        "pgzeroed_skip": 0,
+        "pgzeroed_bad": 0,
+    }
     | {"pgfault": 900, "pgzeroed_set_prezeroed": 256},
 }
 
@@ -73,7 +88,9 @@ class Sides(list[Any]):
             self.append(side)
 
 
-def test_host_memory_is_counted_each_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_host_memory_is_counted_each_second(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(fleet, "SECONDS", 2)
     found = Values()
     gib = fleet.play(Sides(tmp_path, *[lambda *argv: ANSWER] * 2), "late", found)
@@ -104,15 +121,24 @@ def test_the_first_failure_ends_the_run_with_the_console(
     assert error.value.why == "exit code 137\nits console ends with:\nbooting\nthe last line"
 
 
-def test_a_controller_that_fails_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_controller_that_fails_ends_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(fleet, "AUTOBALLOON", tmp_path / "missing.py")
-    with pytest.raises(TestFailure, match="autoballoon failed"), fleet.autoballoon([tmp_path / "nobody"]):
+    with (
+        pytest.raises(TestFailure, match="autoballoon failed"),
+        fleet.autoballoon([tmp_path / "nobody"]),
+    ):
         pass
 
 
 def result() -> Result:
-    series = {name.words: [2.0, 1.0 + number, 0.5] for number, name in enumerate(fleet.POLICIES.values())}
-    metrics = [Metric.of("fleet.late.memory_time", "GiB·s", [9.0], [4.0], sentence="Host memory: late.")]
+    series = {
+        name.words: [2.0, 1.0 + number, 0.5] for number, name in enumerate(fleet.POLICIES.values())
+    }
+    metrics = [
+        Metric.of("fleet.late.memory_time", "GiB·s", [9.0], [4.0], sentence="Host memory: late.")
+    ]
     return Result("fleet", "tcg", {}, "./kz bench fleet", metrics, series=series)
 
 

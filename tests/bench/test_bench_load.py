@@ -226,8 +226,10 @@ def test_churn_is_judged_against_base_at_the_long_delay() -> None:
     metrics = churn_metrics(found)
     missed = {name for name, one in metrics.items() if one.target and not one.target.met}
     assert missed == {
-        "churn.loop.early.alloc_wall", "churn.six.early.alloc_wall", "churn.early.time_until_back"
-    }  # fmt: skip
+        "churn.loop.early.alloc_wall",
+        "churn.six.early.alloc_wall",
+        "churn.early.time_until_back",
+    }
     assert metrics["churn.loop.early.alloc_task_clock"].target
 
 
@@ -269,7 +271,11 @@ def scaled(monkeypatch: pytest.MonkeyPatch) -> Values:
 
     monkeypatch.setattr(scale, "zero_all", zero_all)
     found = Values()
-    for name, kernels in (("report", ("base", "ours")), ("flush", ("ours",)), ("prezero", ("ours",))):
+    for name, kernels in (
+        ("report", ("base", "ours")),
+        ("flush", ("ours",)),
+        ("prezero", ("ours",)),
+    ):
         guests = sides([f"{kernel}-{gb}" for kernel in kernels for gb in (1, 2, 4)])
         for side in guests:
             if name == "flush":
@@ -288,7 +294,9 @@ def test_what_grows_faster_than_memory_misses_its_target(monkeypatch: pytest.Mon
     assert len(metrics) == 4 * 2 * 2
     # Only ours, and only the largest guest, is judged.
     assert {name for name, one in metrics.items() if one.target} == {
-        f"scale.{step}.4gb.{kind}" for step in ("report", "flush", "prezero") for kind in ("wall", "cpu")
+        f"scale.{step}.4gb.{kind}"
+        for step in ("report", "flush", "prezero")
+        for kind in ("wall", "cpu")
     }
     slow, same = metrics["scale.prezero.4gb.cpu"].target, metrics["scale.prezero.4gb.wall"].target
     assert slow and not slow.met and same and same.met

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0
-"""The whole cost of pre-zeroing, without a guest: the steps in each guest, and the figures of the answers."""
+"""The whole cost of pre-zeroing, without a guest.
+
+The steps in each guest, and the figures of the answers.
+"""
 
 from __future__ import annotations
 

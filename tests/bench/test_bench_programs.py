@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0
-"""The bench of real programs, without a guest: its scripts, its disk, its figures, and outputs that differ."""
+"""The bench of real programs, without a guest.
+
+Its scripts, its disk, its figures, and outputs that differ.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +59,14 @@ def test_each_program_is_a_script() -> None:
 def test_the_kernels_have_what_the_programs_need() -> None:
     assert BENCHES["programs"].config in build.configurations()
     wanted = build.requested(build.fragments("base", "x86_64", BENCHES["programs"].config))
-    for option in ("EXT4_FS", "UNIX", "NET_NS", "SECCOMP_FILTER", "KVM_AMD", "TRANSPARENT_HUGEPAGE"):
+    for option in (
+        "EXT4_FS",
+        "UNIX",
+        "NET_NS",
+        "SECCOMP_FILTER",
+        "KVM_AMD",
+        "TRANSPARENT_HUGEPAGE",
+    ):
         assert wanted[f"CONFIG_{option}"] == "y"
 
 
@@ -107,7 +117,9 @@ def maker(folder: Path, tool: str, **more: str) -> subprocess.CompletedProcess[s
         script,
         PROGRAMS / "gcc.sh",
     ]
-    return subprocess.run(argv, capture_output=True, text=True, check=False, env={**os.environ, **more})
+    return subprocess.run(
+        argv, capture_output=True, text=True, check=False, env={**os.environ, **more}
+    )
 
 
 def test_a_missing_package_is_named(tmp_path: Path) -> None:
@@ -115,7 +127,9 @@ def test_a_missing_package_is_named(tmp_path: Path) -> None:
     assert done.returncode and "Unable to locate package sqlite3" in done.stderr
     # Packages of all scripts, each once.
     assert "--include=gcc,libc6-dev,libstb-dev,sqlite3 " in done.stderr
-    assert not (tmp_path / "disk").exists() and {one.name for one in tmp_path.iterdir()} == {"unpacked"}
+    assert not (tmp_path / "disk").exists() and {one.name for one in tmp_path.iterdir()} == {
+        "unpacked"
+    }
 
 
 def test_a_full_disk_is_an_error_before_anything_is_fetched(tmp_path: Path) -> None:
@@ -159,7 +173,9 @@ class Guest(FakeSide):
         if not (found := re.search(r"chroot /debian .*/programs/(.+)\.sh", command)):
             return super().sh(command)[:0]
         self.ran.append(found[1])
-        self.counts.write_bytes(struct.pack("=QQ", len(self.ran) * self.zeroed, len(self.ran) * 1000))
+        self.counts.write_bytes(
+            struct.pack("=QQ", len(self.ran) * self.zeroed, len(self.ran) * 1000)
+        )
         return [self.says]
 
     def vmstat(self) -> dict[str, int]:
@@ -167,7 +183,11 @@ class Guest(FakeSide):
 
 
 def measured(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, only: str, says: str = "the sum", pairs: int = 1
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    only: str,
+    says: str = "the sum",
+    pairs: int = 1,
 ) -> tuple[Run, Guest, Guest]:
     base, ours = Guest("base", 4096), Guest("ours", 1024, says)
 
@@ -191,7 +211,9 @@ def measured(
 def test_each_program_has_its_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run, base, ours = measured(monkeypatch, tmp_path, "")
     # Cold and warm, with huge pages and without.
-    assert base.ran == ours.ran and {name: base.ran.count(name) for name in NAMES} == dict.fromkeys(NAMES, 4)
+    assert base.ran == ours.ran and {name: base.ran.count(name) for name in NAMES} == dict.fromkeys(
+        NAMES, 4
+    )
     found = by_name(run)
     assert len(found) == len(NAMES) * 4 * len(programs.FIGURES)
     zeroed = found["programs.redis.thp.cold.zeroed"]
@@ -200,7 +222,9 @@ def test_each_program_has_its_figures(tmp_path: Path, monkeypatch: pytest.Monkey
     assert found["programs.java.4k.cold.instructions"].change_percent == 0
     assert found["programs.gcc.thp.warm.time"].unit == "s"
     more, _, _ = measured(monkeypatch, tmp_path, "gcc", pairs=10)
-    assert more.job["rounds"] == by_name(more)["programs.gcc.4k.cold.zeroed"].ours.n == programs.ROUNDS
+    assert (
+        more.job["rounds"] == by_name(more)["programs.gcc.4k.cold.zeroed"].ours.n == programs.ROUNDS
+    )
 
 
 def test_each_chart_has_every_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

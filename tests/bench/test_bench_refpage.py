@@ -18,7 +18,9 @@ def answering(refpage_us: int, refpage_kb: int, start: int = 0) -> Any:
     """Answers in which every other method takes 1 ms for a mapping, and 6000 KiB."""
 
     def answer(*argv: str) -> dict[str, Any]:
-        ours = "refpage" in (argv[2] if argv[0] == "refpage_bench" else argv[argv.index("--init") + 1])
+        ours = "refpage" in (
+            argv[2] if argv[0] == "refpage_bench" else argv[argv.index("--init") + 1]
+        )
         loops = int(argv[argv.index("--loops") + 1]) if "--loops" in argv else 1
         wall = 1000 * (refpage_us if ours else 1000) * loops + start
         return {"wall_ns": wall, "max_rss_kb": refpage_kb if ours else 6000}
@@ -49,7 +51,9 @@ def test_a_mapping_is_held_against_the_posted_series(us: int, kb: int, met: bool
 def test_instructions_are_those_of_the_mappings_alone() -> None:
     run = run_of("refpage")
     refpage.instructions(run, side("ours", answering(10, 1, START_NS)))
-    names = [f"refpage.{size}{name}.instructions" for size in refpage.FOLIOS for name in refpage.TOUCHED]
+    names = [
+        f"refpage.{size}{name}.instructions" for size in refpage.FOLIOS for name in refpage.TOUCHED
+    ]
     assert [m.name for m in run.metrics] == names
     assert all(m.target and m.target.met for m in run.metrics)
     assert {(m.base.median, m.ours.median) for m in run.metrics} == {(1_000_000, 10_000)}

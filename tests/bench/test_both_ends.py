@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0
-"""The bench of both ends without a guest: its counts, its turns, its figures, and the inner guest's command line."""
+"""The bench of both ends without a guest.
+
+Its counts, its turns, its figures, and the inner guest's command line.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +27,20 @@ ANSWER = {
     "minor_faults": 130,
     "task_clock_ns": 1,
     "wall_ns": 50_000_000,
-    "vmstat": {"thp_fault_alloc": 128, "pgzeroed_cleared": 25, "pgzeroed_skip": 65536, "pgzeroed_bad": 0},
+    "vmstat": {
+        "thp_fault_alloc": 128,
+        "pgzeroed_cleared": 25,
+        "pgzeroed_skip": 65536,
+        "pgzeroed_bad": 0,
+    },
 }
 
 
 class Outer:
-    """An outer guest that notes each line; its kernel zeroes ``cleared`` pages between two looks."""
+    """An outer guest that notes each line.
+
+    Its kernel zeroes ``cleared`` pages between two looks.
+    """
 
     def __init__(self, name: str, cleared: int = 0) -> None:
         self.name, self.cleared, self.looks = name, cleared, 0
@@ -106,7 +117,13 @@ def test_each_pair_of_kernels_has_its_figures(monkeypatch: pytest.MonkeyPatch) -
 def test_the_inner_guest_has_kvm_and_needs_no_socket() -> None:
     lines = nested.start(BootSpec(memory="1G", devices=[session.BALLOON], append="quiet"))
     text = "\n".join(lines)
-    for words in ("-accel kvm", "-cpu host", "kernel-irqchip=split", session.BALLOON, "no_timer_check"):
+    for words in (
+        "-accel kvm",
+        "-cpu host",
+        "kernel-irqchip=split",
+        session.BALLOON,
+        "no_timer_check",
+    ):
         assert words in text
     assert "socket" not in text
     for name in ("ctl", "out", "err", "in"):
@@ -116,4 +133,6 @@ def test_the_inner_guest_has_kvm_and_needs_no_socket() -> None:
 def test_a_program_brings_its_libraries() -> None:
     found = nested.libraries(Path("/bin/ls"))
     assert any(file.name.startswith("libc.so") for file in found)
-    assert any(file.name.startswith("ld-linux") for file in found) and all(file.is_file() for file in found)
+    assert any(file.name.startswith("ld-linux") for file in found) and all(
+        file.is_file() for file in found
+    )

@@ -44,14 +44,22 @@ BASE = [100.0, 104, 98, 101, 99, 103, 97, 102, 100, 105]
 
 
 def series(factor: float, saved: float) -> Metric:
-    return Metric.of("a.b", "ms", [v * factor for v in BASE], [v * factor * (1 - saved) for v in BASE])
+    return Metric.of(
+        "a.b", "ms", [v * factor for v in BASE], [v * factor * (1 - saved) for v in BASE]
+    )
 
 
 def test_what_differs_by_more_than_chance_is_told(tmp_path: Path) -> None:
-    """A machine that is slower today is slower for both sides: the change within the pairs does not move."""
+    """A machine that is slower today is slower for both sides.
+
+    The change within the pairs does not move.
+    """
     one = write(tmp_path / "a", 0, metrics=[series(1.0, 0.5)])
     slower = compare(one, write(tmp_path / "b", 0, metrics=[series(1.3, 0.5)]))
-    assert [row.significance and row.significance.differs for row in slower.rows[:2]] == [True, True]
+    assert [row.significance and row.significance.differs for row in slower.rows[:2]] == [
+        True,
+        True,
+    ]
     pairs = slower.rows[2]
     assert pairs.side == "ours/base" and pairs.points == pytest.approx(0)
     worse = compare(one, write(tmp_path / "c", 0, metrics=[series(1.0, 0.4)])).rows
@@ -98,10 +106,15 @@ def test_what_only_one_run_has_is_named(tmp_path: Path) -> None:
         ({"host": {"cpu": "Z80", "cpus": "2", "kernel": "6.2"}}, "host kernel 6.1 against 6.2"),
         ({"job": {"size_mb": 256, "pairs": 5}}, "pairs nothing against 5"),
         ({"job": {}}, "size_mb 256 against nothing"),
-        ({"sides": ["in QEMU", "vhost-user"]}, "sides base and knownzero against in QEMU and vhost-user"),
+        (
+            {"sides": ["in QEMU", "vhost-user"]},
+            "sides base and knownzero against in QEMU and vhost-user",
+        ),
     ],
 )
-def test_unlike_runs_are_refused_unless_forced(tmp_path: Path, more: dict[str, object], word: str) -> None:
+def test_unlike_runs_are_refused_unless_forced(
+    tmp_path: Path, more: dict[str, object], word: str
+) -> None:
     one, two = write(tmp_path / "a", 100), write(tmp_path / "b", 110, **more)
     with pytest.raises(UsageError) as caught:
         compare(one, two)

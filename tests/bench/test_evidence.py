@@ -32,7 +32,9 @@ def snapshot(*lines: str) -> str:
 
 
 def test_the_first_and_the_last_look_at_the_counters_are_kept(tmp_path: Path) -> None:
-    stdout = "{}\n" + snapshot("a 1") + "@done 0\n" + snapshot("a 2") + snapshot("a 3", "b 4") + "rest"
+    stdout = (
+        "{}\n" + snapshot("a 1") + "@done 0\n" + snapshot("a 2") + snapshot("a 3", "b 4") + "rest"
+    )
     found = evidence.Evidence(tmp_path / "found")
     found.take(ended(tmp_path / "boot", "on, bit 6", stdout))
     (place,) = (tmp_path / "found" / "guests").iterdir()
@@ -126,7 +128,9 @@ def test_a_guest_of_a_bench(tmp_path: Path, qemu: Path) -> None:
         for name in ("vmstat-before", "vmstat-after")
     )
     # Both are whole, and the second is of later.
-    assert before.keys() == after.keys() >= {"pgfault", "pgzeroed_cleared", "unevictable_pgs_scanned"}
+    assert (
+        before.keys() == after.keys() >= {"pgfault", "pgzeroed_cleared", "unevictable_pgs_scanned"}
+    )
     assert int(after["pgfault"]) > int(before["pgfault"]) + 16 * 256
     assert "CONFIG_PAGE_ZEROED=y\n" in (place / "config").read_text()
     about = json.loads((tmp_path / "qemu.json").read_text())

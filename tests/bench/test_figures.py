@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0
-"""Every figure that a bench can write, without a guest: each has its words, and the pages know it."""
+"""Every figure that a bench can write, without a guest.
+
+Each has its words, and the pages know it.
+"""
 
 from __future__ import annotations
 
@@ -40,8 +43,19 @@ TWO = [1.0, 2.0]
 def answer(*argv: str) -> dict[str, Any]:
     """The answer of every guest program."""
     loops = int(argv[argv.index("--loops") + 1]) if "--loops" in argv else 1
-    values = {"task_clock_ns": 10**6, "max_rss_kb": 10, "steps": 10, "bytes": 256 * MIB, "minor_faults": 9}
-    counters = {"thp_fault_alloc": 800, "pgzeroed_cleared": 1, "pgzeroed_skip": 1, "pgzeroed_bad": 0}
+    values = {
+        "task_clock_ns": 10**6,
+        "max_rss_kb": 10,
+        "steps": 10,
+        "bytes": 256 * MIB,
+        "minor_faults": 9,
+    }
+    counters = {
+        "thp_fault_alloc": 800,
+        "pgzeroed_cleared": 1,
+        "pgzeroed_skip": 1,
+        "pgzeroed_bad": 0,
+    }
     gaps = {"median_ns": 1, "p99_ns": 2, "longest_ns": 3}
     return {**values, **gaps, "wall_ns": 10**6 * loops, "vmstat": counters}
 
@@ -53,7 +67,10 @@ def guests(specs: list[tuple[str, Any]]) -> Iterator[list[Any]]:
 
 
 def everything(monkeypatch: pytest.MonkeyPatch) -> list[Metric]:
-    """The figures of all benches, of two repetitions each: measured with fake guests, or made of fake values."""
+    """The figures of all benches, of two repetitions each.
+
+    Measured with fake guests, or made of fake values.
+    """
     nothing = dict.fromkeys(("bytes", "cpu", "seconds", "known", "gib_cpu", "gib_seconds"), 1.0)
     monkeypatch.setattr(runner, "guests", guests)
     for module in (jobs, prezero):
@@ -82,7 +99,9 @@ def everything(monkeypatch: pytest.MonkeyPatch) -> list[Metric]:
         run = run_of(name, pairs=2)
         BENCHES[name].measure(run)
         # The demo has the paths of the bench, too.
-        found += [metric for metric in run.metrics if metric.name not in {one.name for one in found}]
+        found += [
+            metric for metric in run.metrics if metric.name not in {one.name for one in found}
+        ]
     run = run_of("refpage", pairs=2)
     guest = side("ours", answer)
     for refpage_part in (refpage.methods, refpage.instructions, refpage.readers):
@@ -115,7 +134,9 @@ def written() -> Iterator[list[Metric]]:
 
 def test_every_figure_has_a_sentence(written: list[Metric]) -> None:
     assert len(written) > 250
-    assert [metric.name for metric in written if not metric.sentence.strip().endswith((".", ".)"))] == []
+    assert [
+        metric.name for metric in written if not metric.sentence.strip().endswith((".", ".)"))
+    ] == []
     names = Counter(metric.name for metric in written)
     assert [name for name, times in names.items() if times > 1] == []
 
@@ -134,11 +155,17 @@ def test_every_figure_is_in_a_chart_under_a_label_of_its_own(written: list[Metri
     assert sum(len(chart.metrics) for chart in charts) == len(written)
     for chart in charts:
         assert len(set(chart.labels)) == len(chart.labels), chart
-        assert all(0 < len(label) <= LONG for label in chart.labels) or len(chart.labels) == 1, chart
+        assert all(0 < len(label) <= LONG for label in chart.labels) or len(chart.labels) == 1, (
+            chart
+        )
     titles = [chart.title for chart in charts]
     # The chart of the README.
     assert titles[:2] == ["Bytes the guest sets to zero for 256 MB", "CPU time of the job"]
-    assert charts[0].labels == ["populate", "populate, touch a line per page", "populate, touch everything"]
+    assert charts[0].labels == [
+        "populate",
+        "populate, touch a line per page",
+        "populate, touch everything",
+    ]
     text = page.html([result])
     assert text.count("<figure>") == text.count("<figcaption>") == len(charts) > 50
     for table in page.posted():

@@ -28,7 +28,8 @@ def test_instructions_are_added_up_by_function(tmp_path: Path) -> None:
     table = symbols(system_map)
     assert table.names == ["first", "second", "third"]
     counted = (
-        "ffffffff81000000 5\nffffffff810000f0 2\nffffffff81000190 7\nffffffff82000000 1\nffffffff80000000 9\n"
+        "ffffffff81000000 5\nffffffff810000f0 2\nffffffff81000190 7\nffffffff82000000 "
+        "1\nffffffff80000000 9\n"
     )
     assert hotpath.by_function(counted, table) == {"first": 7, "second": 7, "third": 1}
 
@@ -70,9 +71,13 @@ def test_names_that_others_read() -> None:
 
 
 @pytest.mark.parametrize("prefix", [hotpath.IDLE, hotpath.OFF])
-def test_each_path_beyond_the_limit_is_broken_down(prefix: str, asked: list[tuple[str, str]]) -> None:
+def test_each_path_beyond_the_limit_is_broken_down(
+    prefix: str, asked: list[tuple[str, str]]
+) -> None:
     made = compared(BOUND, 1005, prefix).metrics
-    assert all(metric.target and metric.target.met for metric in made) and len(made) == len(BOUND) == 7
+    assert (
+        all(metric.target and metric.target.met for metric in made) and len(made) == len(BOUND) == 7
+    )
     assert asked == []
     made = compared(BOUND, 1006, prefix).metrics
     assert [metric.target.met for metric in made if metric.target] == [False] * len(BOUND)
@@ -93,7 +98,9 @@ def test_faults_in_unused_memory_are_near_the_floor(ours: float, met: bool) -> N
     run, paths = run_of("hotpath"), [*hotpath.NEW, *hotpath.PATHS]
     rows = {"base": counts(paths, 9000), "ours": counts(paths, ours), "floor": counts(paths, 1000)}
     hotpath.compare(run, run.images, rows, paths, hotpath.ACTIVE)
-    assert [one.floor for one in run.metrics] == [1000.0] * len(hotpath.NEW) + [None] * len(hotpath.PATHS)
+    assert [one.floor for one in run.metrics] == [1000.0] * len(hotpath.NEW) + [None] * len(
+        hotpath.PATHS
+    )
     assert [one.target.met for one in run.metrics if one.target] == [met] * len(hotpath.NEW)
 
 
@@ -120,7 +127,9 @@ def test_the_demo_counts_what_it_always_did(monkeypatch: pytest.MonkeyPatch) -> 
     assert len(run.metrics) == len(names) and len(run.notes) == 1
 
 
-def test_functions_are_counted_for_one_operation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_functions_are_counted_for_one_operation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The instructions of the boot, which both counts have, are none of the operation's."""
     path = hotpath.PATHS[0]
     images = Built(tmp_path, tmp_path / "base" / "bzImage", tmp_path / "ours" / "bzImage")

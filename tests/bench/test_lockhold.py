@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0
-"""How long zone->lock is held: what the plugin writes is read as it is meant, and what it counts is so."""
+"""How long zone->lock is held.
+
+What the plugin writes is read as it is meant, and what it counts is so.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,9 @@ def table(tmp_path: Path) -> Symbols:
     return symbols(file)
 
 
-def written(holds: list[tuple[int, int, int]], lost: int = 0, wrong: int = 0, slots: int = 8) -> bytes:
+def written(
+    holds: list[tuple[int, int, int]], lost: int = 0, wrong: int = 0, slots: int = 8
+) -> bytes:
     """A file as the plugin writes it."""
     taken = sum(count for *_, count in holds)
     head = struct.pack("<8s6Q", b"KZLOCKS1", slots, lost, wrong, taken, taken, 2)
@@ -52,7 +57,9 @@ def written(holds: list[tuple[int, int, int]], lost: int = 0, wrong: int = 0, sl
 
 
 def test_the_file_is_read() -> None:
-    seen = lockhold.parse(written([(BASE + 0x105, 50, 7), (BASE + 0x105, 60, 1), (BASE + 0x305, 900, 2)]))
+    seen = lockhold.parse(
+        written([(BASE + 0x105, 50, 7), (BASE + 0x105, 60, 1), (BASE + 0x305, 900, 2)])
+    )
     assert seen.locks == (0xA0, 0xB0) and seen.taken == seen.released == 10
     assert seen.holds == {(BASE + 0x105, 50): 7, (BASE + 0x105, 60): 1, (BASE + 0x305, 900): 2}
 
@@ -67,7 +74,9 @@ def test_the_file_is_read() -> None:
         (written([], wrong=3), TestFailure, "3 times a held lock was taken"),
     ],
 )
-def test_a_file_that_cannot_be_right_is_refused(data: bytes, error: type[LabError], why: str) -> None:
+def test_a_file_that_cannot_be_right_is_refused(
+    data: bytes, error: type[LabError], why: str
+) -> None:
     with pytest.raises(error) as told:
         lockhold.parse(data)
     assert why in told.value.why
@@ -89,7 +98,9 @@ def test_the_plugin_is_told_where_locks_are_taken(table: Symbols) -> None:
 
 def test_what_a_step_adds_is_told_by_function(table: Symbols) -> None:
     before = Seen(0, 0, (), Counter({(BASE + 0x105, 50): 7, (BASE + 0x305, 9000): 1}))
-    after = Seen(0, 0, (), Counter({(BASE + 0x105, 50): 107, (BASE + 0x200, 60): 1, (BASE + 0x305, 9000): 1}))
+    after = Seen(
+        0, 0, (), Counter({(BASE + 0x105, 50): 107, (BASE + 0x200, 60): 1, (BASE + 0x305, 9000): 1})
+    )
     holds = Holds.between(before, after, table)
     # A call at the very end of a function returns to where the next one begins.
     assert holds.by_function == {"free_pcppages_bulk": Counter({50: 100, 60: 1})}
@@ -123,7 +134,8 @@ def test_what_grows_faster_than_memory_misses_its_target(large: int, met: bool) 
     lockhold.growth(run, found(large), (1, 4))
     metrics = by_name(run)
     assert set(metrics) == {
-        f"lockhold.growth.{step}.4gb" for step in (*WITH_BASE, "program", "report", "flush", "prezero")
+        f"lockhold.growth.{step}.4gb"
+        for step in (*WITH_BASE, "program", "report", "flush", "prezero")
     }
     for name, one in metrics.items():
         assert (one.target is None) == ("_base" in name)
@@ -138,7 +150,9 @@ def test_base_and_ours_are_compared() -> None:
     lockhold.against_base(run, found(250), (1, 4))
     metrics = by_name(run)
     longest = metrics["lockhold.report.4gb.longest"]
-    assert longest.base.median == 100 and longest.ours.median == 250 and longest.change_percent == 150
+    assert (
+        longest.base.median == 100 and longest.ours.median == 250 and longest.change_percent == 150
+    )
     assert "in free_one_page() on base and in page_reporting_pass()" in longest.sentence
     assert "Base has no such step" in metrics["lockhold.flush.4gb.longest"].sentence
     assert metrics["lockhold.program.1gb.holds"].base.median == 102
@@ -150,7 +164,9 @@ def test_base_and_ours_are_compared() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", [pytest.param("base", marks=pytest.mark.nightly), "knownzero"])
 def test_holds_are_counted_as_they_are(variant: str) -> None:
-    """Reading /proc/pagetypeinfo takes the lock a known number of times, and walks each list under it."""
+    """Reading /proc/pagetypeinfo takes the lock a known number of times, and walks each list under
+    it.
+    """
     options, kernel = BenchOptions(memory="512M"), build.build_linux(variant)
     spec = spec_for(options, kernel, build_qemu("knownzero"), devices=[])
     with lockhold.watched(variant, spec) as (side, watch):
@@ -161,7 +177,9 @@ def test_holds_are_counted_as_they_are(variant: str) -> None:
         with watch.during() as reading:
             text = side.sh("cat /proc/pagetypeinfo")
         with watch.during() as bulk:
-            told = side.json("alloc_once", "--size", "32", "--mode", "touch_line", "--pages", "nothp")
+            told = side.json(
+                "alloc_once", "--size", "32", "--mode", "touch_line", "--pages", "nothp"
+            )
         release(side)
         side.sh("wait")
         seen = watch.look()
@@ -171,19 +189,21 @@ def test_holds_are_counted_as_they_are(variant: str) -> None:
     assert 0 <= seen.taken - seen.released <= 1
 
     lists = [
-        [int(entry.lstrip(">")) for entry in line.split(re.search(r"type\s+\S+", line)[0])[1].split()]  # type: ignore[index]
+        [int(entry.lstrip(">")) for entry in found[1].split()]
         for line in text
-        if re.search(r"zone\s+\S+, type", line)
+        if (found := re.search(r"zone\s+\S+, type\s+\S+(.*)", line))
     ]
     entries = sorted(number for row in lists for number in row)
     holds = reading.by_function["pagetypeinfo_show"]
     # After each list it lets go; then for each zone once to end, and once to count blocks by type.
     assert sum(holds.values()) == len(entries) + 2 * zones
-    # The longest list is that of the gaps. A few instructions for each entry, and some to print the number.
+    # The longest list is that of the gaps. A few instructions for each entry, and some to print the
+    # number.
     assert entries[-1] > 5000
     assert 3 * entries[-1] < max(holds) < 10 * entries[-1]
 
-    # Thousands of pages taken from the buddy lists, so many at a time, with dozens of instructions for each.
+    # Thousands of pages taken from the buddy lists, so many at a time, with dozens of instructions
+    # for each.
     pages = told["bytes"] // 4096
     refills = bulk.by_function["__rmqueue_pcplist"]
     assert pages / 2016 / 2 <= sum(refills.values()) <= pages / 10

@@ -25,7 +25,12 @@ def result(name: str, met: bool = True, **more: Any) -> Result:
     metrics = [
         Metric.of("thp.populate.zeroed", "bytes", BASE, BASE[::-1], sentence=size),
         Metric.of(
-            "thp.populate.clock", "ms", BASE, [v / 2 for v in BASE], sentence=job, target=Target("less", met)
+            "thp.populate.clock",
+            "ms",
+            BASE,
+            [v / 2 for v in BASE],
+            sentence=job,
+            target=Target("less", met),
         ),
         Metric.of("thp.third", "faults", BASE, BASE, sentence="Faults."),
     ]
@@ -34,7 +39,9 @@ def result(name: str, met: bool = True, **more: Any) -> Result:
         "host": {"cpu": "Z80", "cpus": "1"},
         "metrics": metrics,
     }
-    return Result(name=name, accelerator="tcg", reproduce=f"./kz {name} --pairs 6", **(fields | more))
+    return Result(
+        name=name, accelerator="tcg", reproduce=f"./kz {name} --pairs 6", **(fields | more)
+    )
 
 
 @pytest.fixture
@@ -47,14 +54,26 @@ def test_a_run_is_published_reduced_with_its_main_charts(tmp_path: Path, to: Pat
     first = result("demo")
     first.save(tmp_path / "run")
     assert publish(tmp_path / "run", BENCHES, to=to) == [to / "demo"]
-    assert {file.name for file in (to / "demo").iterdir()} == {"result.json", "thp-light.svg", "thp-dark.svg"}
+    assert {file.name for file in (to / "demo").iterdir()} == {
+        "result.json",
+        "thp-light.svg",
+        "thp-dark.svg",
+    }
     (again,) = results_of(to / "demo").values()
     for one, two in zip(first.metrics, again.metrics, strict=True):
         # Medians, spread, n, interval, significance and target: all but the single values.
-        assert (two.base, two.ours, two.change_interval) == (one.base, one.ours, one.change_interval)
+        assert (two.base, two.ours, two.change_interval) == (
+            one.base,
+            one.ours,
+            one.change_interval,
+        )
         assert (two.significance, two.target, two.values) == (one.significance, one.target, {})
     svg = (to / "demo" / "thp-dark.svg").read_text()
-    assert "Bytes the guest sets to zero" in svg and "CPU time of the job" in svg and "Faults" not in svg
+    assert (
+        "Bytes the guest sets to zero" in svg
+        and "CPU time of the job" in svg
+        and "Faults" not in svg
+    )
     assert svg != (to / "demo" / "thp-light.svg").read_text()
 
 
@@ -63,10 +82,21 @@ def test_the_page_has_every_figure_of_every_published_run(tmp_path: Path, to: Pa
         result(name, when="2026-11-24T01:02:03+0000").save(tmp_path / name)
         publish(tmp_path / name, BENCHES, to=to)
     page = (to / "README.md").read_text()
-    assert [line for line in page.splitlines() if line.startswith("## ")] == ["## demo", "## order0"]
+    assert [line for line in page.splitlines() if line.startswith("## ")] == [
+        "## demo",
+        "## order0",
+    ]
     assert page.count("\n`thp.populate.clock` ms|100 (98.5…104)|50.2 (49.2…51.8)|-50%") == 2
     assert page.count("\n`thp.third` faults|100 (98.5…104)|100 (98.5…104)|+0.00% (") == 2
-    for word in ("`./kz demo --pairs 6`", "tcg", "v1-3-gabc", "2026-11-24", "1×Z80", "1 of 1", "|met\n"):
+    for word in (
+        "`./kz demo --pairs 6`",
+        "tcg",
+        "v1-3-gabc",
+        "2026-11-24",
+        "1×Z80",
+        "1 of 1",
+        "|met\n",
+    ):
         assert word in page
     # Publishing again replaces the run.
     before = sorted(to.rglob("*"))
@@ -80,7 +110,11 @@ def test_a_bench_with_many_figures_has_a_row_for_each_job(tmp_path: Path, to: Pa
         for job in range(60)
         for metric in (
             Metric.of(
-                f"many.job{job}.zeroed", "bytes", [3 << 20, 5 << 20], [1 << 19] * 2, sentence="Zeroed: a."
+                f"many.job{job}.zeroed",
+                "bytes",
+                [3 << 20, 5 << 20],
+                [1 << 19] * 2,
+                sentence="Zeroed: a.",
             ),
             Metric.of(f"many.job{job}.time", "s", [2.0, 2.0], [1.0, 1.0], sentence="Time: a."),
         )
@@ -88,7 +122,10 @@ def test_a_bench_with_many_figures_has_a_row_for_each_job(tmp_path: Path, to: Pa
     result("many", metrics=metrics).save(tmp_path / "run")
     publish(tmp_path / "run", BENCHES, to=to)
     page = (to / "README.md").read_text()
-    assert "\nbase→knownzero|zeroed MiB|time s\n---|---:|---:\n`many.job0`|4.00±0.80→0.50|2.00→1.00\n" in page
+    assert (
+        "\nbase→knownzero|zeroed MiB|time s\n---|---:|---:\n`many.job0`|4.00±0.80→0.50|2.00→1.00\n"
+        in page
+    )
     assert page.count("\n`many.job") == 60
     svg = (to / "many" / "many-light.svg").read_text()
     assert "Zeroed" in svg and "Time" not in svg
@@ -98,7 +135,9 @@ def refused(run: Path, to: Path) -> str:
     there = {path: path.stat().st_mtime_ns for path in to.rglob("*")}
     with pytest.raises(LabError) as caught:
         publish(run, BENCHES, to=to)
-    assert {path: path.stat().st_mtime_ns for path in to.rglob("*")} == there, "something was written"
+    assert {path: path.stat().st_mtime_ns for path in to.rglob("*")} == there, (
+        "something was written"
+    )
     assert caught.value.what and caught.value.fix and caught.value.code
     return caught.value.why
 
@@ -133,7 +172,9 @@ def test_a_run_of_all_benches_is_published_whole(tmp_path: Path, to: Path) -> No
     assert {one.name for one in results_of(to).values()} == {"thp", "order0"}
 
 
-def test_the_published_results_stay_small(tmp_path: Path, to: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_published_results_stay_small(
+    tmp_path: Path, to: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     result("demo").save(tmp_path / "run")
     publish(tmp_path / "run", BENCHES, to=to)
     size = sum(file.stat().st_size for file in to.rglob("*") if file.is_file())

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0
-"""What is repeated until it is known well enough: the interval is what it says, and the end comes when it should."""
+"""What is repeated until it is known well enough.
+
+The interval is what it says, and the end comes when it should.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +59,9 @@ def test_it_ends_when_all_is_known_or_pairs_have_been_made(
 def test_every_guest_comes_first_and_last() -> None:
     for number in (2, 3, 5):
         orders = [repeat.by_turns(range(number), turn) for turn in range(-1, 2 * number - 1)]
-        assert {order[0] for order in orders} == {order[-1] for order in orders} == set(range(number))
+        assert (
+            {order[0] for order in orders} == {order[-1] for order in orders} == set(range(number))
+        )
         assert all(sorted(order) == list(range(number)) for order in orders)
         after = {pair for order in orders for pair in itertools.pairwise(order)}
         assert {(b, a) for a, b in after} == after

@@ -37,10 +37,14 @@ def demo(accelerator: str = "tcg") -> Result:
                 target=target,
             ),
             Metric.of("thp.touch_all.task_clock", "ms", [200.0, 210, 190], [90.0, 95, 85]),
-            Metric.of("thp.populate.guest_zeroed_bytes", "bytes", [256.0 * MIB] * 3, [1.5 * MIB] * 3),
+            Metric.of(
+                "thp.populate.guest_zeroed_bytes", "bytes", [256.0 * MIB] * 3, [1.5 * MIB] * 3
+            ),
             Metric.of("order0.populate.skipped_percent", "percent", [0.0] * 3, [88.0] * 3),
             Metric.of("hotpath.alloc_free.instructions", "instructions", [401.0] * 3, [402.0] * 3),
-            Metric.of("host.resident_after_free_bytes", "bytes", [300.0 * MIB] * 3, [301.0 * MIB] * 3),
+            Metric.of(
+                "host.resident_after_free_bytes", "bytes", [300.0 * MIB] * 3, [301.0 * MIB] * 3
+            ),
             Metric.of("novel.thing", "ms", [1.0], [2.0]),
         ],
         notes=["A note with <angle> brackets."],
@@ -99,14 +103,21 @@ def test_every_posted_table_is_beside_its_bench() -> None:
 
 
 def test_posted_changes_are_those_of_the_posted_figures() -> None:
-    """Computed again, where both figures are plain numbers; of three rounds, the change is that of their means."""
+    """Computed again, where both figures are plain numbers.
+
+    Of three rounds, the change is that of their means.
+    """
     checked = 0
     for what, base, theirs, change, _ in (row for table in posted() for row in table["rows"]):
         one, two = (
             [float(n) for n in re.findall(r"[\d.]+", re.sub(r"±.*|,(?=\d{3})", "", text))]
             for text in (base, theirs)
         )
-        if (re.search(r"[±KM]", change + base) and "%" not in base) or not one or len(one) != len(two):
+        if (
+            (re.search(r"[±KM]", change + base) and "%" not in base)
+            or not one
+            or len(one) != len(two)
+        ):
             continue
         assert change == percent((sum(two) - sum(one)) / sum(one) * 100), what
         checked += 1
@@ -138,7 +149,9 @@ def test_outliers_are_shown_counted_and_not_dropped() -> None:
     page = html([Result("a", "tcg", {}, "", [metric])])
     assert "1 of 10 outside, as far as 400\N{NO-BREAK SPACE}ms" in page
     assert "every figure includes them" in page
-    assert "outside" not in html([Result("a", "tcg", {}, "", [Metric.of("a.b", "ms", LEVEL, LEVEL)])])
+    assert "outside" not in html(
+        [Result("a", "tcg", {}, "", [Metric.of("a.b", "ms", LEVEL, LEVEL)])]
+    )
 
 
 def test_a_dot_beyond_the_edge_is_an_arrow_with_its_value() -> None:
@@ -148,7 +161,9 @@ def test_a_dot_beyond_the_edge_is_an_arrow_with_its_value() -> None:
     assert drawn.count("<circle") == 19
     near = charts.bars([Metric.of("a.b", "ms", LEVEL, [*LEVEL[:-1], 150.0])], [""], "a.b")
     assert "beyond" not in near
-    assert near.count('class="dot out"') == 1 and "<title>outside the fences: 150 ms</title>" in near
+    assert (
+        near.count('class="dot out"') == 1 and "<title>outside the fences: 150 ms</title>" in near
+    )
     assert near.count("<circle") == 20
     # Whatever is drawn is to the left of the value.
     for svg in (drawn, near):
@@ -168,7 +183,9 @@ def test_figures_say_what_they_were_measured_on() -> None:
     ]
     page = html([made])
     assert page.count("Measured on: ") == 4 + 3
-    assert all(figure.count("Measured on: ") == 1 for figure in re.findall(r"<figure>.*?</figure>", page))
+    assert all(
+        figure.count("Measured on: ") == 1 for figure in re.findall(r"<figure>.*?</figure>", page)
+    )
 
 
 def test_what_ran_where_is_on_the_page() -> None:
@@ -231,7 +248,9 @@ def test_figures_are_grouped_by_their_words() -> None:
         metric("a.q.rate", "The rate of q."),
         metric("novel.thing", "A sentence."),
     ]
-    found = [(one.title, one.labels, one.caption) for one in groups(Result("a", "tcg", {}, "", metrics))]
+    found = [
+        (one.title, one.labels, one.caption) for one in groups(Result("a", "tcg", {}, "", metrics))
+    ]
     assert found == [
         ("Time of a job", ["one task", "two tasks"], ""),
         ("Time of a job", ["in bytes"], ""),
@@ -245,7 +264,11 @@ def test_figures_are_grouped_by_their_words() -> None:
 @pytest.mark.parametrize("scheme", charts.SCHEMES)
 def test_a_picture_has_its_colours_its_charts_and_nothing_from_outside(scheme: str) -> None:
     made = Result(
-        "a", "tcg", {}, "", [metric("a.x.t", "Time: <one>."), metric("a.y.s", "Size: two.", "bytes")]
+        "a",
+        "tcg",
+        {},
+        "",
+        [metric("a.x.t", "Time: <one>."), metric("a.y.s", "Size: two.", "bytes")],
     )
     svg = charts.picture(groups(made), ["base", "our < kernel"], scheme)
     Checker().feed(svg.partition("\n")[2])
@@ -276,7 +299,8 @@ def test_the_floor_is_a_line_with_its_value() -> None:
 def test_bars_are_to_scale_from_zero() -> None:
     svg = charts.bars([Metric.of("x", "ms", [100.0], [25.0])], ["x"], "x")
     widths = [
-        float(width) for width in re.findall(r'<rect class="\w+" x="0" y="[\d.]+" width="([\d.]+)"', svg)
+        float(width)
+        for width in re.findall(r'<rect class="\w+" x="0" y="[\d.]+" width="([\d.]+)"', svg)
     ]
     assert widths[0] / widths[1] == pytest.approx(4, rel=0.01)
 
@@ -285,7 +309,10 @@ def test_the_verb_writes_both_files(tmp_path: Path) -> None:
     demo().save(tmp_path / "run")
     told = CliRunner().invoke(app, ["report", str(tmp_path / "run")])
     assert told.exit_code == 0
-    assert told.stdout.split() == [str(tmp_path / "run" / "report.html"), str(tmp_path / "run" / "report.md")]
+    assert told.stdout.split() == [
+        str(tmp_path / "run" / "report.html"),
+        str(tmp_path / "run" / "report.md"),
+    ]
     assert sorted(entry.name for entry in (tmp_path / "run").iterdir()) == [
         "report.html",
         "report.md",

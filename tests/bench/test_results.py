@@ -86,7 +86,9 @@ def test_a_run_that_is_not_there_is_bad_usage(tmp_path: Path) -> None:
     assert caught.value.fix
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"format": 99}', '{"name": "x", "metrics": 3}'])
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "{}", '{"format": 99}', '{"name": "x", "metrics": 3}']
+)
 def test_a_damaged_run_is_named(tmp_path: Path, text: str) -> None:
     (tmp_path / "result.json").write_text(text)
     with pytest.raises(LabError) as caught:

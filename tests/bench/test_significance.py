@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0
-"""Which test judges two sides, and that its result means what it says; the tests themselves are scipy's."""
+"""Which test judges two sides, and that its result means what it says.
+
+The tests themselves are scipy's.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,8 @@ def test_pairs_see_what_is_hidden_by_a_machine_that_drifts() -> None:
 @pytest.mark.parametrize(
     ("base", "ours", "paired", "test", "p"),
     [
-        # Ten pairs, all lower: one of 2^10 cases, two-sided. The same with ties among the differences.
+        # Ten pairs, all lower: one of 2^10 cases, two-sided. The same with ties among the
+        # differences.
         (
             [100.0 + i for i in range(10)],
             [1.0 + i * i for i in range(10)],
@@ -67,7 +71,8 @@ def test_pairs_have_two() -> None:
 
 
 @pytest.mark.parametrize(
-    ("p", "text"), [(0.00004, "p < 0.001"), (0.00195, "p = 0.002"), (0.0488, "p = 0.049"), (0.5, "p = 0.50")]
+    ("p", "text"),
+    [(0.00004, "p < 0.001"), (0.00195, "p = 0.002"), (0.0488, "p = 0.049"), (0.5, "p = 0.50")],
 )
 def test_p_reads_well(p: float, text: str) -> None:
     assert significance.Significance(PAIRED, p).text() == text
@@ -77,9 +82,9 @@ def test_values_outside_the_fences_are_found() -> None:
     # Quartiles 3.25 and 7.75, fences -3.5 and 14.5.
     values = [1.0, 2, 3, 4, 5, 6, 7, 8, 9, 14.4]
     assert not any(outside(values))
-    assert [v for v, out in zip([*values[:-1], 15.0], outside([*values[:-1], 15.0]), strict=True) if out] == [
-        15
-    ]
+    assert [
+        v for v, out in zip([*values[:-1], 15.0], outside([*values[:-1], 15.0]), strict=True) if out
+    ] == [15]
     assert not any(outside([1.0, 1, 1, 100]))
     assert not any(outside([0.1 + 0.2] * 9))
     assert sum(outside([5.0] * 9 + [6.0])) == 1

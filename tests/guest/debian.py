@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0
 """A disk with a Debian of the machine's release and the project's packages, for guests to boot.
 
-mmdebstrap makes it, without root where users have subordinate ids; maintainer scripts run in its chroot.
+mmdebstrap makes it, without root where users have subordinate ids; maintainer scripts run in its
+chroot.
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 from lab.boot.spec import BootSpec
-from lab.build.images import clean_environment
 from lab.core import lock, paths, progress, run
 from lab.core.errors import LabError
 from lab.machine import apt, debs, stock, tools
@@ -151,9 +151,16 @@ def base(more: Sequence[str] = ()) -> Path:
         log = paths.log_file("debian-base")
         what = f"installing {len(versions)} packages of Debian {source.suite} into a folder"
         with progress.step(what, log), lock.new_directory(folder) as work:
-            argv = ["--variant=apt", "--skip=output/dev", f"--include={','.join(wanted)}", source.suite]
+            argv = [
+                "--variant=apt",
+                "--skip=output/dev",
+                f"--include={','.join(wanted)}",
+                source.suite,
+            ]
             _mmdebstrap([*argv, work / "root.tar", source.root / "mirror.sources"], log)
-            (work / "packages.json").write_text(json.dumps(versions, indent=1) + "\n", encoding="utf-8")
+            (work / "packages.json").write_text(
+                json.dumps(versions, indent=1) + "\n", encoding="utf-8"
+            )
         _prune()
     return folder / "root.tar"
 
@@ -163,15 +170,18 @@ def _prune(keep: int = KEEP) -> None:
     for number, old in enumerate(
         sorted(paths.sub("debian").iterdir(), key=lambda p: p.stat().st_mtime, reverse=True)
     ):
-        if (number >= keep or old.name.startswith(".")) and time.time() - old.stat().st_mtime > 86400:
+        if (
+            number >= keep or old.name.startswith(".")
+        ) and time.time() - old.stat().st_mtime > 86400:
             shutil.rmtree(old, ignore_errors=True)
 
 
 def install(packages: Sequence[Path], folder: Path, more: Sequence[str] = ()) -> System:
     """Install packages with apt; the disk, the kernel and its initramfs go to ``folder``.
 
-    Their dependencies, and ``more`` packages by name, come from the machine's mirror. One of them is a kernel.
-    Raises LabError, with apt's output, when a package cannot be installed, or the system has no kernel.
+    Their dependencies, and ``more`` packages by name, come from the machine's mirror. One of them
+    is a kernel. Raises LabError, with apt's output, when a package cannot be installed, or the
+    system has no kernel.
     """
     packages = [package.resolve() for package in packages]
     start = base([*needs(packages), *more])
@@ -182,7 +192,12 @@ def install(packages: Sequence[Path], folder: Path, more: Sequence[str] = ()) ->
         progress.step("installing " + ", ".join(package.name for package in packages), log),
     ):
         work = Path(name)
-        files = {"fstab": FSTAB, "kz-job.service": UNIT, "hostname": "knownzero\n", "machine-id": "6" * 32}
+        files = {
+            "fstab": FSTAB,
+            "kz-job.service": UNIT,
+            "hostname": "knownzero\n",
+            "machine-id": "6" * 32,
+        }
         for file, text in files.items():
             (work / file).write_text(text, encoding="utf-8")
         inside = 'chroot "$1" env DEBIAN_FRONTEND=noninteractive'
@@ -207,16 +222,30 @@ def _published(work: Path, folder: Path, log: Path) -> System:
     """The disk of work/root.tar, and its kernel."""
     tree = work / "tree"
     tree.mkdir()
-    argv = [*_fakeroot(work, "-s"), "tar", "-x", "-p", "--numeric-owner", "-C", tree, "-f", work / "root.tar"]
-    run.logged(argv, log, "cannot unpack the installed system", "free some space, then run it again")
+    argv = [
+        *_fakeroot(work, "-s"),
+        "tar",
+        "-x",
+        "-p",
+        "--numeric-owner",
+        "-C",
+        tree,
+        "-f",
+        work / "root.tar",
+    ]
+    run.logged(
+        argv, log, "cannot unpack the installed system", "free some space, then run it again"
+    )
     (work / "root.tar").unlink()
     (tree / "dev").mkdir()
     kernels = sorted((tree / "boot").glob("vmlinuz-*"))
-    initrds = [kernel.with_name(kernel.name.replace("vmlinuz-", "initrd.img-", 1)) for kernel in kernels]
+    initrds = [
+        kernel.with_name(kernel.name.replace("vmlinuz-", "initrd.img-", 1)) for kernel in kernels
+    ]
     if len(kernels) != 1 or not initrds[0].is_file():
         raise LabError(
             "the installed system cannot be booted",
-            f"/boot has {', '.join(sorted(file.name for file in (tree / 'boot').iterdir())) or 'nothing'}",
+            f"/boot has {sorted(file.name for file in (tree / 'boot').iterdir())}",
             f"install one kernel, with hooks that make its initramfs (log: {log})",
         )
     kernel, initrd = kernels[0], initrds[0]
@@ -227,10 +256,12 @@ def _published(work: Path, folder: Path, log: Path) -> System:
 
 
 def boot_spec(system: System, command: list[str], folder: Path, **more: Any) -> BootSpec:
-    """A guest that boots the disk and runs a command as a systemd service; see BootSpec for ``more``.
+    """A guest that boots the disk and runs a command as a systemd service.
 
-    The files of ``add`` are in the command's PATH. The disk does not keep what the guest writes. ``folder``
-    gets a disk with the job.
+    See BootSpec for ``more``.
+
+    The files of ``add`` are in the command's PATH. The disk does not keep what the guest writes.
+    ``folder`` gets a disk with the job.
     """
     add: list[tuple[Path, str]] = more.pop("add", [])
     job = folder / "job.ext4"
@@ -268,14 +299,16 @@ def _special(hook: str, *arguments: str | Path) -> str:
 
 def _mmdebstrap(arguments: Sequence[str | Path], log: Path) -> None:
     program = debs.unpacked("mmdebstrap") / "usr" / "bin" / "mmdebstrap"
-    # As root, this mode has namespaces of mounts and processes; for other users mmdebstrap finds a mode.
+    # As root, this mode has namespaces of mounts and processes; for other users mmdebstrap finds a
+    # mode.
     mode = "unshare" if os.geteuid() == 0 else "auto"
     run.logged(
         ["perl", program, f"--mode={mode}", *arguments],
         log,
         "mmdebstrap cannot make the Debian that is to be booted",
-        "read the log; users other than root need ranges in /etc/subuid and /etc/subgid, and uidmap",
-        env={**clean_environment(), "PATH": stock.SBIN},
+        "read the log; users other than root need ranges in /etc/subuid and /etc/subgid, and "
+        "uidmap",
+        env={**os.environ, "PATH": stock.SBIN},
     )
 
 
@@ -292,5 +325,22 @@ def _file_system(
     """An ext4 image of a folder; ``size`` with a unit of mke2fs."""
     with lock.new_file(image) as part:
         mke2fs = shutil.which("mke2fs", path=stock.SBIN) or "mke2fs"
-        argv = [*start, mke2fs, "-q", "-F", "-t", "ext4", "-m", "0", "-L", label, "-d", tree, part, size]
-        run.logged(argv, log, f"cannot make the file system {label}", "free some space, then run it again")
+        argv = [
+            *start,
+            mke2fs,
+            "-q",
+            "-F",
+            "-t",
+            "ext4",
+            "-m",
+            "0",
+            "-L",
+            label,
+            "-d",
+            tree,
+            part,
+            size,
+        ]
+        run.logged(
+            argv, log, f"cannot make the file system {label}", "free some space, then run it again"
+        )

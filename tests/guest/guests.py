@@ -20,11 +20,13 @@ from lab.core import paths
 Record = Callable[[str, object], None]
 # The kernel that checks itself, or one that is being worked on.
 KERNEL = os.environ.get("KNOWNZERO_TEST_KERNEL", "debug")
-# What ships, with its own check turned on: it reads each block that it does not zero as the debug kernel does,
-# and takes half the time. For tests of what comes out in the end; those of how, and of races, want lockdep and
-# the rest. At night everything runs on the debug kernel.
+# What ships, with its own check turned on: it reads each block that it does not zero as the debug
+# kernel does, and takes half the time. For tests of what comes out in the end; those of how, and of
+# races, want lockdep and the rest. At night everything runs on the debug kernel.
 CHECKED = (
-    KERNEL if os.environ.get("KNOWNZERO_NIGHTLY") else os.environ.get("KNOWNZERO_TEST_KERNEL", "knownzero")
+    KERNEL
+    if os.environ.get("KNOWNZERO_NIGHTLY")
+    else os.environ.get("KNOWNZERO_TEST_KERNEL", "knownzero")
 )
 CHECK = "page_zeroed.verify=1"
 BALLOON = "virtio-balloon-pci,free-page-reporting=on"
@@ -35,7 +37,10 @@ STRESS_SEED = int(os.environ.get("KNOWNZERO_STRESS_SEED", "1"))
 VHOST_USER = "daemon,stats-interval=0"
 BOTH_DEVICES = [pytest.param(BALLOON, id="in QEMU"), pytest.param(VHOST_USER, id="vhost-user")]
 # test_vhost_user has the short of it; everything with either device takes as long again.
-BOTH_AT_NIGHT = [BOTH_DEVICES[0], pytest.param(VHOST_USER, id="vhost-user", marks=pytest.mark.nightly)]
+BOTH_AT_NIGHT = [
+    BOTH_DEVICES[0],
+    pytest.param(VHOST_USER, id="vhost-user", marks=pytest.mark.nightly),
+]
 DELAY = "/sys/module/page_reporting/parameters/page_reporting_delay_ms"
 FLUSH = "/sys/module/page_reporting/parameters/flush"
 # Free memory made dirty, then reported at once: what comes next has to be zero all the same.
@@ -46,7 +51,16 @@ REPORT = f"echo 0 > {FLUSH}"
 def lying_daemon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let vhost-user devices take the option lie: a build of the daemon for tests."""
     folder = daemon.target_dir() / "lying"
-    arguments = ["build", "--locked", "-p", daemon.NAME, "--features", "lying", "--target-dir", str(folder)]
+    arguments = [
+        "build",
+        "--locked",
+        "-p",
+        daemon.NAME,
+        "--features",
+        "lying",
+        "--target-dir",
+        str(folder),
+    ]
     daemon.cargo(arguments, paths.log_file("daemon-lying"), "the lying device does not build")
     monkeypatch.setattr(daemon, "build", lambda _profile: folder / "debug" / daemon.NAME)
 
@@ -59,21 +73,26 @@ def most_by_day(names: Iterable[str]) -> list[Any]:
     ]
 
 
-# With less than 512 MB (a guest of 512M has that) Linux leaves huge pages off, whatever its command line says.
+# With less than 512 MB (a guest of 512M has that) Linux leaves huge pages off, whatever its command
+# line says.
 HUGE_PAGES = (
-    "cd /sys/kernel/mm/transparent_hugepage; echo always > enabled; echo madvise > defrag; cd - >/dev/null"
+    "cd /sys/kernel/mm/transparent_hugepage; echo always > enabled; echo madvise > defrag; cd - "
+    ">/dev/null"
 )
 
-# Compaction does not hold off whoever takes memory offline, and goes on reading the struct pages of a
-# block that has gone (isolate_migratepages_block() of 7.3.4, with the feature or without). They remain
-# as they were, so that does no harm, unless they are poisoned, which only debug kernels do.
+# Compaction does not hold off whoever takes memory offline, and goes on reading the struct pages of
+# a block that has gone (isolate_migratepages_block() of 7.3.4, with the feature or without). They
+# remain as they were, so that does no harm, unless they are poisoned, which only debug kernels do.
 STALE_MEMMAP = "vm_debug=-"
 
 
 class OutOfLuck(AssertionError):
-    """An amount that chance has a part in is not as expected; such a test, and no other, is repeated.
+    """An amount that chance has a part in is not as expected.
+
+    Such a test, and no other, is repeated.
 
     Never for what must always hold: that no page is taken for zero which is not, above all.
+
     """
 
 
@@ -110,7 +129,10 @@ def run(
     allow_warnings: bool = False,
     **more: Any,
 ) -> BootResult:
-    """Run a shell script in a fresh guest; every failing command in it ends it. ``checked``: see CHECKED."""
+    """Run a shell script in a fresh guest; every failing command in it ends it. ``checked``.
+
+    See CHECKED.
+    """
     if checked:
         kernel, append = CHECKED, f"{CHECK} {append}".strip()
     spec = BootSpec(
@@ -157,10 +179,12 @@ def fine(result: BootResult) -> None:
 
 
 def hunted(result: BootResult, record: Record) -> dict[str, Any]:
-    """What the leak hunter says, which must not be of a leak: of several hunts in a guest, the first.
+    """What the leak hunter says, which must not be of a leak.
 
-    The guest printed its counters last. How much was read goes into the report of the tests: on the oracle
-    kernel every page whose zeroing is skipped is read, whoever gets it.
+    Of several hunts in a guest, the first.
+
+    The guest printed its counters last. How much was read goes into the report of the tests: on the
+    oracle kernel every page whose zeroing is skipped is read, whoever gets it.
     """
     hunts = [found for found in objects(result) if "checked_pages" in found]
     found = counters(result)

@@ -28,8 +28,8 @@ SELFTEST_PARTS = {
     "uffd-unit-tests": "uffd-common.c",
     "uffd-wp-mremap": "uffd-common.c",
 }
-# Options of the compiler, as the makefiles have them: -O2 removes stores to memory that cgroup tests then free.
-# memfd needs a header that is newer than Debian's.
+# Options of the compiler, as the makefiles have them: -O2 removes stores to memory that cgroup
+# tests then free. memfd needs a header that is newer than Debian's.
 SELFTEST_OPTIONS = {
     "cgroup": "-O0",
     "memfd": "-D_FILE_OFFSET_BITS=64 -include {kernel}/include/uapi/linux/memfd.h",
@@ -44,11 +44,12 @@ SELFTEST_LIBRARIES = {
 
 
 def build(name: str, arch: str = "x86_64") -> Path:
-    """Compile a test of the kernel's tools/testing/selftests (``cgroup/test_kmem``, or one of mm), as a static binary.
+    """Compile a test of the kernel's tools/testing/selftests (``cgroup/test_kmem``, or one of mm),
+    as a static binary.
 
-    It is the series' own, or one that the kernel comes with, unchanged. ``arch``: what it is to run on,
-    see BINARIES; libraries of other architectures are not looked for. Cached by content; LabError when
-    there is no such test, or it does not compile.
+    It is the series' own, or one that the kernel comes with, unchanged. ``arch``: what it is to run
+    on, see BINARIES; libraries of other architectures are not looked for. Cached by content;
+    LabError when there is no such test, or it does not compile.
     """
     tools.need_compiler(arch)
     prefix = linux.MACHINES[arch].prefix
@@ -75,14 +76,26 @@ def build(name: str, arch: str = "x86_64") -> Path:
         headers += sorted(folder.rglob("*.h"))
         # Some make files that are named after their source, where they are run.
         arguments.append(f"-fmacro-prefix-map={folder}/=")
-        arguments += ["-D_GNU_SOURCE=", "-U_FORTIFY_SOURCE", "-I", kernel, "-I", folder / "lib" / "include"]
+        arguments += [
+            "-D_GNU_SOURCE=",
+            "-U_FORTIFY_SOURCE",
+            "-I",
+            kernel,
+            "-I",
+            folder / "lib" / "include",
+        ]
         for key in (place.name, name):
             arguments += SELFTEST_OPTIONS.get(key, "").format(kernel=kernel).split()
         text = sources[0].read_text(encoding="utf-8")
         for header, (package, library) in SELFTEST_LIBRARIES.items():
             if f"#include {header}" in text:
                 unpacked = debs.unpacked(package) / "usr"
-                arguments += ["-isystem", unpacked / "include", "-L", unpacked / "lib" / debs.TRIPLET]
+                arguments += [
+                    "-isystem",
+                    unpacked / "include",
+                    "-L",
+                    unpacked / "lib" / debs.TRIPLET,
+                ]
                 libraries += [f"-l{library}"]
     digest = hashlib.sha256(
         (compiler(prefix) + " ".join(map(str, [*SELFTEST_FLAGS, *arguments, *libraries]))).encode()

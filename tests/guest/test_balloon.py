@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0
-"""Memory that comes out of the balloon is not zeroed again, and it is zero: on the oracle kernel."""
+"""Memory that comes out of the balloon is not zeroed again, and it is zero.
+
+On the oracle kernel.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +57,10 @@ def pages(size: int) -> int:
 
 @contextmanager
 def guest(device: str = TELLS, checked: bool = False, **more: Any) -> Iterator[Side]:
-    """A running guest of 512 MB with a balloon; its console is judged at the end. ``checked``: see CHECKED."""
+    """A running guest of 512 MB with a balloon; its console is judged at the end. ``checked``.
+
+    See CHECKED.
+    """
     if checked:
         more["append"] = f"{CHECK} {more.get('append', '')}".strip()
     fields: dict[str, Any] = {
@@ -83,7 +89,9 @@ def resize(guest: Guest, size: int, all_of_it: int = ALL) -> None:
     if guest.daemon:
         ask(guest, size, all_of_it)
         taken = all_of_it - size
-        devices.wait_for(guest.daemon, f"{size >> 20} MB", lambda status: status["actual"] == taken, 120)
+        devices.wait_for(
+            guest.daemon, f"{size >> 20} MB", lambda status: status["actual"] == taken, 120
+        )
     else:
         balloon.resize(guest, size)
 
@@ -92,7 +100,10 @@ def stats(guest: Guest) -> dict[str, Any]:
     """What the device has discarded and called zero, and why not, in bytes."""
     if guest.daemon:
         status = guest.daemon.status()
-        return {"zero": status["proven_zero"], **{name: status[name] for name in ("discarded", "skipped")}}
+        return {
+            "zero": status["proven_zero"],
+            **{name: status[name] for name in ("discarded", "skipped")},
+        }
     found: dict[str, Any] = guest.qmp("query-balloon")["inflated"]
     return {**found, "skipped": {one["reason"]: one["bytes"] for one in found["skipped"]}}
 
@@ -148,7 +159,10 @@ def test_used_again_after_deflation(kind: str, cpus: int, device: str) -> None:
 
 @pytest.mark.parametrize(("lie", "most"), [("stale-bitmap", 0), ("short-length", TAKEN - 1)])
 def test_a_wrong_bitmap(monkeypatch: pytest.MonkeyPatch, lie: str, most: int) -> None:
-    """Only what the device has written counts: not what was there before, nothing past the used length."""
+    """Only what the device has written counts.
+
+    Not what was there before, nothing past the used length.
+    """
     lying_daemon(monkeypatch)
     with guest(f"{PROCESS_TELLS},lie={lie}", checked=True) as side:
         in_and_out(side)
@@ -168,8 +182,12 @@ def test_again_and_again(device: str) -> None:
 @pytest.mark.parametrize(
     "device",
     [
-        pytest.param(balloon.device(device_init_on_inflate="on", free_page_reporting="on"), id="in QEMU"),
-        pytest.param(f"{VHOST_USER},device-init-on-inflate=on", id="vhost-user", marks=pytest.mark.nightly),
+        pytest.param(
+            balloon.device(device_init_on_inflate="on", free_page_reporting="on"), id="in QEMU"
+        ),
+        pytest.param(
+            f"{VHOST_USER},device-init-on-inflate=on", id="vhost-user", marks=pytest.mark.nightly
+        ),
     ],
 )
 def test_together_with_reporting(device: str) -> None:
@@ -192,7 +210,10 @@ REFUSALS: dict[str, tuple[str, dict[str, Any]]] = {
     "poisoned pages": (TELLS, {"append": "page_poison=1"}),
     "zeroed on free": (TELLS, {"append": "init_on_free=1"}),
     "device does not offer, vhost-user": (PROCESS, {}),
-    "driver told to, vhost-user": (PROCESS_TELLS, {"append": "virtio_balloon.device_init_on_inflate=0"}),
+    "driver told to, vhost-user": (
+        PROCESS_TELLS,
+        {"append": "virtio_balloon.device_init_on_inflate=0"},
+    ),
     "poisoned pages, vhost-user": (PROCESS_TELLS, {"append": "page_poison=1"}),
     "zeroed on free, vhost-user": (PROCESS_TELLS, {"append": "init_on_free=1"}),
     "the distribution's QEMU": (balloon.device(), {"qemu": "stock"}),
@@ -225,11 +246,15 @@ def test_nothing_is_skipped_when(why: str) -> None:
 
 # Half of the memory is of a kind of which nothing is promised: an answer for each page.
 MIXED = [
-    "-object", "memory-backend-ram,id=m0,size=256M",
-    "-object", "memory-backend-memfd,id=m1,size=256M,share=off",
-    "-numa", "node,nodeid=0,memdev=m0",
-    "-numa", "node,nodeid=1,memdev=m1",
-]  # fmt: skip
+    "-object",
+    "memory-backend-ram,id=m0,size=256M",
+    "-object",
+    "memory-backend-memfd,id=m1,size=256M,share=off",
+    "-numa",
+    "node,nodeid=0,memdev=m0",
+    "-numa",
+    "node,nodeid=1,memdev=m1",
+]
 
 
 def test_some_are_zero_and_some_are_not() -> None:
@@ -252,7 +277,10 @@ def test_some_are_zero_and_some_are_not() -> None:
     ],
 )
 def test_migrated_while_inflated(device: str, extra: list[str]) -> None:
-    """Compaction moves pages of the balloon: the old one is nothing, the new one what was said of it."""
+    """Compaction moves pages of the balloon.
+
+    The old one is nothing, the new one what was said of it.
+    """
     with guest(device, cpus=2, extra_qemu=extra) as side:
         side.sh(DIRTY)
         # Small pages held between those of the balloon, so that there is something to compact.
@@ -273,7 +301,9 @@ def test_migrated_while_inflated(device: str, extra: list[str]) -> None:
 @pytest.mark.parametrize(
     "device",
     [
-        pytest.param(balloon.device(device_init_on_inflate="on", deflate_on_oom="on"), id="in QEMU"),
+        pytest.param(
+            balloon.device(device_init_on_inflate="on", deflate_on_oom="on"), id="in QEMU"
+        ),
         pytest.param(PROCESS_TELLS, id="vhost-user", marks=pytest.mark.nightly),
     ],
 )
@@ -292,7 +322,9 @@ def test_deflated_when_out_of_memory(device: str) -> None:
 # the test speaks on the serial console.
 HIBERNATE = f"""
 exec > /dev/ttyS0 2>&1
-wait_for() {{ until [ "$(grep ^nr_balloon_pages /proc/vmstat)" = "nr_balloon_pages $1" ]; do sleep 0.1; done; }}
+wait_for() {{
+    until [ "$(grep ^nr_balloon_pages /proc/vmstat)" = "nr_balloon_pages $1" ]; do sleep 0.1; done
+}}
 {HUGE_PAGES}
 mkswap /dev/vda > /dev/null; swapon /dev/vda
 {DIRTY}
@@ -323,7 +355,11 @@ def test_hibernated_while_inflated(device: str, tmp_path: Path) -> None:
         extra_qemu=["-drive", f"file={disk},if=none,id=swap,format=raw,cache=unsafe"],
         append=f"{CHECK} resume=/dev/vda",
         timeout=300.0,
-        command=["sh", "-c", f"set -e; trap 'echo step-failed > /dev/ttyS0' EXIT\n{HIBERNATE}trap - EXIT"],
+        command=[
+            "sh",
+            "-c",
+            f"set -e; trap 'echo step-failed > /dev/ttyS0' EXIT\n{HIBERNATE}trap - EXIT",
+        ],
     )
 
     def wait_for(step: str) -> str:

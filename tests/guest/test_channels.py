@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0
-"""A guest's command has its stdin, however late the channel comes up: without it a shell ends at once."""
+"""A guest's command has its stdin, however late the channel comes up.
+
+Without it a shell ends at once.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +50,9 @@ def test_a_port_that_comes_late(monkeypatch: pytest.MonkeyPatch) -> None:
     with contextlib.closing(Guest(SPEC)) as guest:
         wait_for_init(guest)
         time.sleep(1)
-        guest.qmp("device_add", driver="virtserialport", chardev="kzin", name="kz.in", bus="kzserial.0")
+        guest.qmp(
+            "device_add", driver="virtserialport", chardev="kzin", name="kz.in", bus="kzserial.0"
+        )
         assert Side("late", guest).sh("echo here") == ["here"]
 
 
@@ -56,7 +61,9 @@ def test_a_host_that_connects_late(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     changed(
         monkeypatch,
         lambda argv: [
-            f"socket,id=kzin,path={place},server=on,wait=off" if word.startswith("socket,id=kzin,") else word
+            f"socket,id=kzin,path={place},server=on,wait=off"
+            if word.startswith("socket,id=kzin,")
+            else word
             for word in argv
         ],
     )

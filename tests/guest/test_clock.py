@@ -15,10 +15,13 @@ pytestmark = pytest.mark.boots
 
 def test_an_emulated_kernel_is_told_how_fast_its_counter_is() -> None:
     result = run(
-        "dmesg | grep 'tsc: '; cat /sys/devices/system/clocksource/*/current_clocksource", accel="tcg"
+        "dmesg | grep 'tsc: '; cat /sys/devices/system/clocksource/*/current_clocksource",
+        accel="tcg",
     )
     fine(result)
-    found = re.search(r"tsc: Detected (\d+)\.(\d{3}) MHz (?:TSC|processor)\n(?!.*Detected)", text(result))
+    found = re.search(
+        r"tsc: Detected (\d+)\.(\d{3}) MHz (?:TSC|processor)\n(?!.*Detected)", text(result)
+    )
     assert found
     assert int(found[1] + found[2]) == accel.tsc_khz()
     assert text(result).rstrip().endswith("\ntsc")

@@ -39,8 +39,8 @@ COMMAND_LINES = {
 def test_command_line(append: str) -> None:
     pages = "nothp" if append == "transparent_hugepage=never" else "thp"
     result = run(
-        f"{DIRTY}; {REPORT}; {USE.format(pages)}; leak_hunter --setup --seconds 15 --seed 1 --workers 2; "
-        "grep pgzeroed_ /proc/vmstat",
+        f"{DIRTY}; {REPORT}; {USE.format(pages)}; leak_hunter --setup --seconds 15 --seed 1 "
+        "--workers 2; grep pgzeroed_ /proc/vmstat",
         append=append,
         cpus=2,
     )

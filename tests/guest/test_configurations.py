@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0
-"""The series on kernels that are configured otherwise, and for other processors: see linux/configs."""
+"""The series on kernels that are configured otherwise, and for other processors.
+
+See linux/configs.
+"""
 
 from __future__ import annotations
 
@@ -30,18 +33,33 @@ ZP = "/sys/kernel/mm/zero_page"
 PARTIAL = "page_zeroed_reporter.mode=partial"
 SECONDS = 60
 SOURCES = (
-    f"echo 200 > {DELAY}; echo 20 > {ZP}/delay_millisecs; echo 0 > {ZP}/mini_order; echo 1 > {ZP}/enabled"
+    f"echo 200 > {DELAY}; echo 20 > {ZP}/delay_millisecs; echo 0 > {ZP}/mini_order; echo 1 > "
+    f"{ZP}/enabled"
 )
 # Every one of these kernels has them.
-MUST_RUN = {"anon_4k", "brk", "stack", "fork_cow", "dontneed", "mremap", "page_tables",
-            "shmem_write", "shmem_fallocate", "shmem_mmap", "file_tail"}  # fmt: skip
+MUST_RUN = {
+    "anon_4k",
+    "brk",
+    "stack",
+    "fork_cow",
+    "dontneed",
+    "mremap",
+    "page_tables",
+    "shmem_write",
+    "shmem_fallocate",
+    "shmem_mmap",
+    "file_tail",
+}
 THP = {"thp", "shmem_huge", "tmpfs_huge"}
 HUGETLB = {"hugetlb_pool", "hugetlb_surplus", "hugetlb_memfd", "hugetlb_file", "hugetlb_cow"}
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """A kernel; ``is_it`` is a command that succeeds in no guest whose kernel is configured otherwise."""
+    """A kernel.
+
+    ``is_it`` is a command that succeeds in no guest whose kernel is configured otherwise.
+    """
 
     is_it: str
     config: str = ""
@@ -80,7 +98,8 @@ KERNELS = {
         "kasan-um",
         arch="um",
         cpus=1,
-        # No pressure: each page a program uses is a mapping of the host's, which allows just so many.
+        # No pressure: each page a program uses is a mapping of the host's, which allows just so
+        # many.
         drivers="compact flush",
         must_run=frozenset(MUST_RUN),
         must_not=frozenset(HUGETLB),
@@ -93,13 +112,13 @@ KERNELS = {
 @pytest.mark.parametrize("name", KERNELS)
 def test_no_byte_leaks(name: str, record_property: Record) -> None:
     kernel = KERNELS[name]
-    # User-Mode Linux has no such device without a daemon, nor has the distribution's QEMU that emulates arm64.
+    # User-Mode Linux has no such device without a daemon, nor has the distribution's QEMU that
+    # emulates arm64.
     foreign = kernel.arch in ("arm64", "um")
     result = run(
-        f"{kernel.is_it}; {SOURCES}; "
-        f"stress --seconds {SECONDS} --seed 1 {kernel.drivers} > /tmp/stress & "
-        f"leak_hunter --setup --whole-round --seconds {SECONDS} --seed 1 --workers 2; "
-        "wait $!; cat /tmp/stress; grep pgzeroed_ /proc/vmstat",
+        f"{kernel.is_it}; {SOURCES}; stress --seconds {SECONDS} --seed 1 {kernel.drivers} > "
+        f"/tmp/stress & leak_hunter --setup --whole-round --seconds {SECONDS} --seed 1 --workers "
+        "2; wait $!; cat /tmp/stress; grep pgzeroed_ /proc/vmstat",
         kernel=kernel.build(),
         arch=kernel.arch,
         cpus=kernel.cpus,
@@ -138,12 +157,20 @@ def test_without_an_mmu_it_compiles() -> None:
     config = (obj / ".config").read_text(encoding="utf-8")
     assert "CONFIG_MMU=y" not in config
     assert "CONFIG_PAGE_ZEROED=y" in config
-    for name in ("mm/page_zeroed.o", "mm/prezero.o", "mm/nommu.o", "drivers/virtio/virtio_balloon.o"):
+    for name in (
+        "mm/page_zeroed.o",
+        "mm/prezero.o",
+        "mm/nommu.o",
+        "drivers/virtio/virtio_balloon.o",
+    ):
         assert (obj / name).is_file(), name
 
 
 def test_kmsan() -> None:
-    """KMSAN takes clang, and kernels are built with gcc here: that Kconfig excludes the series is all to test."""
+    """KMSAN takes clang, and kernels are built with gcc here.
+
+    That Kconfig excludes the series is all to test.
+    """
     with apply.working_copy(parts.get("linux"), fetch.obtain("linux")) as tree:
         kconfig = (tree / "mm" / "Kconfig").read_text(encoding="utf-8")
     ours = kconfig[kconfig.index("config PAGE_ZEROED\n") :].split("help")[0]

@@ -38,32 +38,60 @@ LIES = {
     },
     "bit-order": {INFLATED: "it begins with the most significant bit"},
     "stale-bitmap": {INFLATED: "the bitmap was not written"},
-    "short-length": {REPORTED: "used length 2048 for 4096 bytes", INFLATED: "used length 1 for 9 pages"},
+    "short-length": {
+        REPORTED: "used length 2048 for 4096 bytes",
+        INFLATED: "used length 1 for 9 pages",
+    },
     "bit6": {REPORTED: "bit 6 means something else here"},
 }
-# QEMU's own balloon numbers its queues by the bits that it offers, not by those that are negotiated.
+# QEMU's own balloon numbers its queues by the bits that it offers, not by those that are
+# negotiated.
 QUEUES = "each subset of queues"
 REBOOT = "reboot by kexec in the middle of reports"
 HONEST = ["--stats-interval", "0", "--device-init-on-inflate", "on"]
-SHARED = ["-object", "memory-backend-memfd,id=m,size={memory},share=on", "-machine", "memory-backend=m"]
+SHARED = [
+    "-object",
+    "memory-backend-memfd,id=m,size={memory},share=on",
+    "-machine",
+    "memory-backend=m",
+]
 Table = dict[str, tuple[str, str]]
 
 
 def qemu(named: str | None, *more: str) -> list[str]:
     program = resolve.qemu(named)
-    chosen = accel.choose("auto", program, resolve.kernel(CHECKED)[0])
+    chosen = accel.choose("auto", program).name
     return [
-        str(program), "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-machine", "q35",
-        *argv.cpu(chosen), "-m", "{memory}", "-kernel", "{kernel}", "-initrd", "{initrd}", "-append", "{append}",
-        "-serial", "stdio", *more,
-    ]  # fmt: skip
+        str(program),
+        "-nodefaults",
+        "-no-user-config",
+        "-display",
+        "none",
+        "-no-reboot",
+        "-machine",
+        "q35",
+        *argv.cpu(chosen),
+        "-m",
+        "{memory}",
+        "-kernel",
+        "{kernel}",
+        "-initrd",
+        "{initrd}",
+        "-append",
+        "{append}",
+        "-serial",
+        "stdio",
+        *more,
+    ]
 
 
 def front_end(device: daemon.Daemon, number: int, kind: str = argv.GENERIC) -> list[str]:
     return [
-        "-chardev", f"socket,id=c{number},path={device.socket}",
-        "-device", f"{kind},chardev=c{number},addr={number + 16:#x}",
-    ]  # fmt: skip
+        "-chardev",
+        f"socket,id=c{number},path={device.socket}",
+        "-device",
+        f"{kind},chardev=c{number},addr={number + 16:#x}",
+    ]
 
 
 @contextlib.contextmanager
@@ -80,7 +108,9 @@ def rows(lines: Iterable[str]) -> Table:
     """The rows of one device: check -> (result, seen)."""
     found: Table = {}
     for line in lines:
-        if row := re.fullmatch(r"\| (.+?) \| (PASS|FAIL|NOT OFFERED|NOT RUN) \| (.*) \|", line.strip()):
+        if row := re.fullmatch(
+            r"\| (.+?) \| (PASS|FAIL|NOT OFFERED|NOT RUN) \| (.*) \|", line.strip()
+        ):
             assert row[1] not in found, line
             found[row[1]] = (row[2], row[3])
     return found
@@ -97,7 +127,9 @@ def tables(
     lines = conform.check(command, kernel=kernel, arch=arch, memory=memory, timeout=900, pid=pid)
     print("\n".join(lines))
     starts = [number for number, line in enumerate(lines) if line.startswith("**")]
-    return [rows(lines[start:end]) for start, end in zip(starts, [*starts[1:], len(lines)], strict=True)]
+    return [
+        rows(lines[start:end]) for start, end in zip(starts, [*starts[1:], len(lines)], strict=True)
+    ]
 
 
 def verdict(table: Table, check: str) -> tuple[str, str]:
@@ -121,13 +153,16 @@ def test_our_qemu() -> None:
 
 
 def test_a_legacy_device_and_a_reboot() -> None:
-    """The debug kernel drives a legacy device, without bits 6 and 7 (DRV6.13, DRV7.15), and has kexec."""
+    """The debug kernel drives a legacy device, without bits 6 and 7 (DRV6.13, DRV7.15), and has
+    kexec.
+    """
     old = "virtio-balloon-pci,disable-modern=on,free-page-reporting=on,device-init-on-inflate=on"
     with devices(daemon.build(), [[]]) as (device,):
         command = qemu(None, *SHARED, "-device", old, *front_end(device, 0, argv.FRONT_END))
         legacy, honest = tables(command, memory="288M", kernel="debug")
     assert failed(legacy) == [
-        "legacy interface: bits 6 and 7 without VIRTIO_F_VERSION_1: no driver may accept that (DRV6.13, DRV7.15)"
+        "legacy interface: bits 6 and 7 without VIRTIO_F_VERSION_1: no driver may accept that "
+        "(DRV6.13, DRV7.15)"
     ]
     assert " 0.0 % of the zeroing skipped" in verdict(legacy, KERNEL_READS)[1]
     assert verdict(legacy, "modern interface")[0] == "NOT OFFERED"
@@ -148,7 +183,9 @@ def test_after_a_reboot(lie: list[str], append: str, message: str) -> None:
     with devices(liar(), [lie]) as (device,):
         command = qemu("stock", *SHARED, *front_end(device, 0))
         command = [word.replace("{append}", f"{{append}} conform=0 {append}") for word in command]
-        lines = conform.check(command, kernel=CHECKED, arch="x86_64", memory="288M", timeout=900, pid=None)
+        lines = conform.check(
+            command, kernel=CHECKED, arch="x86_64", memory="288M", timeout=900, pid=None
+        )
     result, seen = rows(lines)[REBOOT]
     assert result == "FAIL" and message in seen
 
@@ -156,7 +193,9 @@ def test_after_a_reboot(lie: list[str], append: str, message: str) -> None:
 def test_a_guest_that_does_not_come_back() -> None:
     text = "| a check | PASS |  |\nconform: kexec\nno memory to start"
     command = [sys.executable, "-c", f"print({text!r})", "{kernel} {initrd} {append}"]
-    lines = conform.check(command, kernel=CHECKED, arch="x86_64", memory="512M", timeout=60, pid=None)
+    lines = conform.check(
+        command, kernel=CHECKED, arch="x86_64", memory="512M", timeout=60, pid=None
+    )
     assert rows(lines)[REBOOT] == ("FAIL", "no memory to start")
 
 
@@ -175,8 +214,13 @@ def test_stock_qemu_as_in_the_documents() -> None:
     assert verdict(table, "host memory")[0] == "PASS"
 
 
-def test_user_mode_linux_and_the_daemon_with_a_process_that_was_there_before(tmp_path: Path) -> None:
-    """The command is a client of the process that becomes the VMM: its own memory does not shrink."""
+def test_user_mode_linux_and_the_daemon_with_a_process_that_was_there_before(
+    tmp_path: Path,
+) -> None:
+    """The command is a client of the process that becomes the VMM.
+
+    Its own memory does not shrink.
+    """
     ask, answer = tmp_path / "ask", tmp_path / "answer"
     for pipe in (ask, answer):
         os.mkfifo(pipe)
@@ -201,9 +245,16 @@ def test_user_mode_linux_and_the_daemon_with_a_process_that_was_there_before(tmp
 
 
 def test_stock_qemu_with_an_honest_daemon_and_liars() -> None:
-    """One guest has all of them. The kernel trusts none after the first lie, so no-discard is the first liar."""
+    """One guest has all of them.
+
+    The kernel trusts none after the first lie, so no-discard is the first liar.
+    """
     with devices(liar(), [[], *(["--lie", lie] for lie in LIES)]) as devices_found:
-        ends = [word for number, device in enumerate(devices_found) for word in front_end(device, number)]
+        ends = [
+            word
+            for number, device in enumerate(devices_found)
+            for word in front_end(device, number)
+        ]
         honest, *lying = tables(qemu("stock", *SHARED, *ends))
     assert failed(honest) == []
     for check in ("host memory", KERNEL_READS, REPORTED, INFLATED):
@@ -224,10 +275,19 @@ def test_the_bundle_boots_without_the_lab(tmp_path: Path) -> None:
     folder = tmp_path / "conform"
     assert {file.name for file in folder.iterdir()} == {"bzImage", "initramfs", "README"}
     (append,) = re.findall(r"^ {4}(console=.*)$", (folder / "README").read_text(), re.MULTILINE)
-    values = {"{kernel}": "bzImage", "{initrd}": "initramfs", "{append}": append, "{memory}": "768M"}
+    values = {
+        "{kernel}": "bzImage",
+        "{initrd}": "initramfs",
+        "{append}": append,
+        "{memory}": "768M",
+    }
     words = qemu("stock", "-device", "virtio-balloon-pci,free-page-reporting=on")
     console = subprocess.run(
-        [values.get(word, word) for word in words], cwd=folder, capture_output=True, timeout=600, check=True
+        [values.get(word, word) for word in words],
+        cwd=folder,
+        capture_output=True,
+        timeout=600,
+        check=True,
     )
     table = rows(console.stdout.decode(errors="replace").splitlines())
     assert failed(table, QUEUES) == []

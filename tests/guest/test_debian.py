@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0
-"""Our packages installed in a Debian that boots them: systemd, the balloon, a bench, and the daemon's units."""
+"""Our packages installed in a Debian that boots them.
+
+Systemd, the balloon, a bench, and the daemon's units.
+"""
 
 from __future__ import annotations
 
@@ -39,16 +42,16 @@ pytestmark = [
     pytest.mark.timeout(5 * 3600),
 ]
 
-# A package of a kernel to install: its path, or cloud to have that one built, which takes more than an hour.
+# A package of a kernel to install: its path, or cloud to have that one built, which takes more than
+# an hour.
 GIVEN = os.environ.get("KNOWNZERO_TEST_KERNEL_PACKAGE", "")
 MEGABYTES = 128
 PAGES = MEGABYTES << 8
-# Another guest in the guest: User-Mode Linux is a front end that needs nothing but its one file. In it memory is
-# made dirty, reported, and wanted again.
+# Another guest in the guest: User-Mode Linux is a front end that needs nothing but its one file. In
+# it memory is made dirty, reported, and wanted again.
 INNER = (
-    "exec >/dev/console 2>&1; fillfree --share 60 >/dev/null; "
-    f"{REPORT}; alloc_once --size 64 --pages nothp --verify; echo inner is done; "
-    "while :; do sleep 1; done"
+    f"exec >/dev/console 2>&1; fillfree --share 60 >/dev/null; {REPORT}; alloc_once --size 64 "
+    "--pages nothp --verify; echo inner is done; while :; do sleep 1; done"
 )
 INNER_PAGES = 64 << 8
 
@@ -63,7 +66,10 @@ class Installed:
     folder: Path
 
     def run(self, script: str, *more: Path) -> BootResult:
-        """Run a shell script as a service; every failing command in it ends it. ``more`` files: in its PATH."""
+        """Run a shell script as a service; every failing command in it ends it. ``more`` files.
+
+        In its PATH.
+        """
         programs = guest.build_programs()
         spec = debian.boot_spec(
             self.system,
@@ -88,7 +94,8 @@ STOCK = "stock"
 CLOUD = pytest.param(
     package.CLOUD,
     marks=pytest.mark.skipif(
-        not GIVEN, reason="takes more than an hour: set KNOWNZERO_TEST_KERNEL_PACKAGE=cloud, or to a .deb"
+        not GIVEN,
+        reason="takes more than an hour: set KNOWNZERO_TEST_KERNEL_PACKAGE=cloud, or to a .deb",
     ),
 )
 
@@ -120,7 +127,11 @@ def installed(
 
 def lines(result: BootResult, word: str) -> list[str]:
     """What follows a word at the start of lines of the guest's stdout."""
-    return [line.removeprefix(word).strip() for line in result.stdout.splitlines() if line.startswith(word)]
+    return [
+        line.removeprefix(word).strip()
+        for line in result.stdout.splitlines()
+        if line.startswith(word)
+    ]
 
 
 @pytest.mark.parametrize("installed", [package.SERVER, CLOUD], indirect=True)
@@ -132,7 +143,8 @@ def test_systemd_boots_and_memory_is_not_zeroed_twice(installed: Installed) -> N
         echo "state $(systemctl is-system-running --wait)"
         systemctl --failed --plain --no-legend --no-pager | sed 's/^/failed /'
         systemctl is-active multi-user.target systemd-udevd dbus
-        dpkg-query -W -f '${{db:Status-Abbrev}} ${{Package}}\\n' {" ".join(installed.names)} | sed 's/^/package /'
+        dpkg-query -W -f '${{db:Status-Abbrev}} ${{Package}}\\n' {" ".join(installed.names)} |
+            sed 's/^/package /'
         qemu-system-x86_64-knownzero --version | sed -n 's/^QEMU/QEMU/p'
         echo "service $(sed 's/.*://' /proc/self/cgroup)"
         echo "features $(cat /sys/bus/virtio/drivers/virtio_balloon/virtio*/features)"
@@ -154,9 +166,9 @@ def test_systemd_boots_and_memory_is_not_zeroed_twice(installed: Installed) -> N
     assert sorted(lines(result, "package")) == [f"ii  {name}" for name in sorted(installed.names)]
     assert len(lines(result, "QEMU")) == 1
     checked = lines(result, "check")
-    assert checked[0] == "passed" and any(line.startswith("Yes: the kernel skipped") for line in checked), (
-        checked
-    )
+    assert checked[0] == "passed" and any(
+        line.startswith("Yes: the kernel skipped") for line in checked
+    ), checked
     assert lines(result, "service") == ["/system.slice/kz-job.service"]
     # The balloon is a module that udev loads; so is what the initramfs needs to find the disk.
     assert {"virtio_balloon", "virtio_blk"} <= set(lines(result, "module"))
@@ -195,8 +207,11 @@ def test_the_daemons_units_work_under_systemd(installed: Installed) -> None:
         # A file cannot be waited for: its console is a pipe.
         mkfifo /run/fifo
         cat /run/fifo >/run/inner &
-        {inner.name} mem=512M initrd=/{debian.JOB}/bin/inner.cpio con=null ssl=null con0=null,fd:1 console=tty0 \
-            virtio_uml.device=/run/vhost-user-balloon/guest.sock:5 </dev/null >/run/fifo 2>&1 & inner=$!
+        {inner.name} mem=512M initrd=/{debian.JOB}/bin/inner.cpio con=null ssl=null \
+            con0=null,fd:1 console=tty0 \
+            virtio_uml.device=/run/vhost-user-balloon/guest.sock:5 \
+            </dev/null >/run/fifo 2>&1 &
+        inner=$!
         for second in $(seq 900); do
             ! grep -q 'inner is done' /run/inner && kill -0 $inner && sleep 1 || break
         done
@@ -204,7 +219,8 @@ def test_the_daemons_units_work_under_systemd(installed: Installed) -> None:
         tail -n 20 /run/inner >&2
         echo "active $(systemctl is-active {unit}.service)"
         pid=$(systemctl show --property MainPID --value {unit})
-        sed -n 's/^\\(Seccomp\\|Seccomp_filters\\|NoNewPrivs\\|CapEff\\):\\s*/confined \\1 /p' /proc/$pid/status
+        sed -n 's/^\\(Seccomp\\|Seccomp_filters\\|NoNewPrivs\\|CapEff\\):\\s*/confined \\1 /p' \
+            /proc/$pid/status
         echo "user $(stat -c %u /proc/$pid)"
         echo "status $({ask})"
         # Not because the front end hangs up, which would end it as well.
@@ -257,7 +273,9 @@ def test_the_daemons_units_work_under_systemd(installed: Installed) -> None:
 
 @pytest.mark.parametrize("installed", [package.SERVER, CLOUD], indirect=True)
 def test_they_go_without_a_trace(installed: Installed) -> None:
-    """Also while the daemon waits for a front end, and with the initramfs that was made for the kernel."""
+    """Also while the daemon waits for a front end, and with the initramfs that was made for the
+    kernel.
+    """
     names = " ".join(installed.names)
     socket = "vhost-user-balloon@guest.socket"
     result = installed.run(
@@ -268,11 +286,15 @@ def test_they_go_without_a_trace(installed: Installed) -> None:
         dpkg -L {names} | grep . | sort -u >/run/theirs
         echo "/boot/initrd.img-$release" >>/run/theirs
         # What stays in folders that others share is nobody's trace.
-        while read -r file; do [ -d "$file" ] && [ ! -L "$file" ] || echo "$file"; done </run/theirs >/run/files
-        while read -r file; do [ -e "$file" ] || [ -L "$file" ] || echo "missing $file"; done </run/files
+        while read -r file; do [ -d "$file" ] && [ ! -L "$file" ] || echo "$file"
+        done </run/theirs >/run/files
+        while read -r file; do [ -e "$file" ] || [ -L "$file" ] || echo "missing $file"
+        done </run/files
         echo "files $(wc -l </run/files)"
-        DEBIAN_FRONTEND=noninteractive apt-get --yes --purge --option Dpkg::Use-Pty=0 remove {names} >&2
-        while read -r file; do [ ! -e "$file" ] && [ ! -L "$file" ] || echo "left $file"; done </run/files
+        DEBIAN_FRONTEND=noninteractive apt-get --yes --purge --option Dpkg::Use-Pty=0 \
+            remove {names} >&2
+        while read -r file; do [ ! -e "$file" ] && [ ! -L "$file" ] || echo "left $file"
+        done </run/files
         [ ! -e /lib/modules/$release ] || find /lib/modules/$release | sed 's/^/left /'
         dpkg-query --show --showformat '${{Package}}\\n' {names} 2>/dev/null | sed 's/^/known /'
         echo "socket $(systemctl is-active {socket} || true)"
@@ -290,7 +312,10 @@ def test_they_go_without_a_trace(installed: Installed) -> None:
 
 @pytest.mark.parametrize("config", [package.SERVER, CLOUD])
 def test_an_upgrade_from_debians_kernel_and_back(config: str, tmp_path: Path) -> None:
-    """Debian's kernel runs and ours is installed. Ours boots on both QEMUs and removes itself; Debian's boots again."""
+    """Debian's kernel runs and ours is installed. Ours boots on both QEMUs and removes itself.
+
+    Debian's boots again.
+    """
     ours = (
         Path(GIVEN).absolute()
         if config == package.CLOUD != GIVEN
@@ -298,15 +323,22 @@ def test_an_upgrade_from_debians_kernel_and_back(config: str, tmp_path: Path) ->
     )
     name, files = debian.field(ours, "Package"), tmp_path / "files"
     files.mkdir()
-    start = debian.install([package.package_daemon(tmp_path, "dev")], tmp_path, [stock.KERNEL_PACKAGE])
+    start = debian.install(
+        [package.package_daemon(tmp_path, "dev")], tmp_path, [stock.KERNEL_PACKAGE]
+    )
 
     def run(system: debian.System, script: str, qemu: str | None = None) -> BootResult:
         programs = guest.build_programs()
         add = [(ours, ours.name), *((programs[one], one) for one in ("alloc_once", "fillfree"))]
         # The kernel that a boot loader starts by default.
         newest = "linux-version list | linux-version sort --reverse | sed 's/^/newest /;q'"
-        told = f"systemctl is-system-running --wait >/dev/null; echo kernel $(uname -r); {script}; {newest}"
-        spec = debian.boot_spec(system, ["sh", "-ec", told], tmp_path, devices=[BALLOON], qemu=qemu, add=add)
+        told = (
+            f"systemctl is-system-running --wait >/dev/null; echo kernel $(uname -r); {script}; "
+            f"{newest}"
+        )
+        spec = debian.boot_spec(
+            system, ["sh", "-ec", told], tmp_path, devices=[BALLOON], qemu=qemu, add=add
+        )
         kept = [word.replace("snapshot=on", "snapshot=off") for word in spec.extra_qemu]
         result = boot(replace(spec, extra_qemu=kept))
         print(result.stdout, result.stderr, sep="\n")
@@ -314,17 +346,26 @@ def test_an_upgrade_from_debians_kernel_and_back(config: str, tmp_path: Path) ->
         assert lines(result, "kernel") == [system.release]
         return result
 
-    first = run(start, f"DEBIAN_FRONTEND=noninteractive dpkg --install /{debian.JOB}/bin/{ours.name} >&2")
+    first = run(
+        start, f"DEBIAN_FRONTEND=noninteractive dpkg --install /{debian.JOB}/bin/{ours.name} >&2"
+    )
     (release,) = lines(first, "newest")
     assert release != start.release and release in name
-    upgraded = debian.System(start.disk, files / f"vmlinuz-{release}", files / f"initrd.img-{release}")
+    upgraded = debian.System(
+        start.disk, files / f"vmlinuz-{release}", files / f"initrd.img-{release}"
+    )
     for file in (upgraded.kernel, upgraded.initrd):
         argv: Argv = ["debugfs", "-R", f"dump /boot/{file.name} {file}", start.disk]
         output(argv, f"cannot read {file.name} from the disk", "run `kz doctor`")
     job = f"{DIRTY}; {REPORT}; alloc_once --size {MEGABYTES} --pages thp --verify --mode touch_all"
     with_stock = run(upgraded, job, "stock")
     assert objects(with_stock)[0]["vmstat"]["pgzeroed_skip"] == 0  # its balloon has no bit 6
-    back = run(upgraded, f"{job}; DEBIAN_FRONTEND=noninteractive apt-get --yes --purge remove {name} >&2")
+    back = run(
+        upgraded, f"{job}; DEBIAN_FRONTEND=noninteractive apt-get --yes --purge remove {name} >&2"
+    )
     expect_at_least(objects(back)[0]["vmstat"]["pgzeroed_skip"], 0.99 * PAGES)
     assert lines(back, "newest") == [start.release]
-    assert lines(run(start, "systemctl --failed --plain --no-legend | sed 's/^/failed /'"), "failed") == []
+    assert (
+        lines(run(start, "systemctl --failed --plain --no-legend | sed 's/^/failed /'"), "failed")
+        == []
+    )

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0
-"""Faults in the guest's kernel and memory: data stays intact, known-zero pages are zero, and the next operation works."""
+"""Faults in the guest's kernel and memory.
+
+Data stays intact, known-zero pages are zero, and the next operation works.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,10 @@ pytestmark = [
 ]
 
 # A file, and the memory of a process; both are compared at the end.
-KEEP = "dd if=/dev/urandom of=/kept bs=1M count=16 2>/dev/null; sha256sum /kept > /sums; held=$(seq 50000)"
+KEEP = (
+    "dd if=/dev/urandom of=/kept bs=1M count=16 2>/dev/null; sha256sum /kept > /sums; held=$(seq "
+    "50000)"
+)
 INTACT = 'sha256sum -cs /sums; test "$(echo "$held" | md5sum)" = "$(seq 50000 | md5sum)"'
 COUNTS = "grep pgzeroed_ /proc/vmstat"
 
@@ -59,7 +65,8 @@ def numbers(result: BootResult, word: str) -> dict[str, int]:
     return {name: int(number) for name, number in found}
 
 
-# ``times`` is the number of faults that are left. fail-nth makes the Nth allocation or copy of a task fail.
+# ``times`` is the number of faults that are left. fail-nth makes the Nth allocation or copy of a
+# task fail.
 MOST = 1000000
 INJECT = f"""
 kinds="fail_page_alloc failslab fail_usercopy"
@@ -69,7 +76,10 @@ for kind in $kinds; do
     for file in $kind/ignore-gfp-*; do [ ! -e $file ] || echo N > $file; done
 done
 echo 0 > fail_page_alloc/min-order; cd /
-left() {{ left=0; for kind in $kinds; do read n < /sys/kernel/debug/$kind/times; left=$((left + n)); done; }}
+left() {{
+    left=0
+    for kind in $kinds; do read n < /sys/kernel/debug/$kind/times; left=$((left + n)); done
+}}
 each() {{
     nth=0; before=; eval "$3"; left
     until [ $left = "$before" ]; do
@@ -80,7 +90,9 @@ each() {{
     echo each $1 $((nth - 1))
 }}
 driver=/sys/bus/virtio/drivers/virtio_balloon; device=$(cd $driver; basename virtio*[0-9])
-for block in $(ls -dr /sys/devices/system/memory/memory*/state); do ! echo offline > $block 2>/dev/null || break; done
+for block in $(ls -dr /sys/devices/system/memory/memory*/state); do
+    ! echo offline > $block 2>/dev/null || break
+done
 echo online > $block
 """
 # An operation of the shell, and the command that undoes it. The last attempt succeeds.
@@ -90,21 +102,27 @@ EACH = {
     "kzeropaged": (f"echo 1 > {ZP}/enabled", f"echo 0 > {ZP}/enabled"),
     "online": ("echo online > $block", "grep -q offline $block || echo offline > $block"),
     "offline": ("echo offline > $block", "grep -q online $block || echo online > $block"),
-    "bind": ("echo $device > $driver/bind", "[ ! -e $driver/$device ] || echo $device > $driver/unbind"),
-    "unbind": ("echo $device > $driver/unbind", "[ -e $driver/$device ] || echo $device > $driver/bind"),
+    "bind": (
+        "echo $device > $driver/bind",
+        "[ ! -e $driver/$device ] || echo $device > $driver/unbind",
+    ),
+    "unbind": (
+        "echo $device > $driver/unbind",
+        "[ -e $driver/$device ] || echo $device > $driver/bind",
+    ),
     "flush": (REPORT, "fillfree --size 16 > /dev/null"),
 }
 
 
 def faulty(script: str, tmp_path: Path, cpus: int = 1) -> BootResult:
-    """Run a script on the kernel that injects faults, with a disk that must stay as it is as well."""
+    """Run a script on the kernel that injects faults, with a disk that must stay as it is."""
     disk = tmp_path / "disk"
     disk.write_bytes(bytes(16 << 20))
     keep = f"{KEEP}; cat /kept > /dev/vda; sha256sum /dev/vda >> /sums"
     result = run(
-        f"{INJECT}{keep}; {script}; "
-        "for kind in $kinds; do read n < /sys/kernel/debug/$kind/times; "
-        f"echo injected $kind $(({MOST} - n)); done; {DIRTY}; {REPORT}; {USE_ALL}; {INTACT}; {COUNTS}",
+        f"{INJECT}{keep}; {script}; for kind in $kinds; do read n < "
+        f"/sys/kernel/debug/$kind/times; echo injected $kind $(({MOST} - n)); done; {DIRTY}; "
+        f"{REPORT}; {USE_ALL}; {INTACT}; {COUNTS}",
         kernel=build_linux("debug", "x86_64", "faults"),
         devices=[BALLOON, "virtio-blk-pci,drive=disk"],
         extra_qemu=["-drive", f"file={disk},if=none,id=disk,format=raw,cache=unsafe"],
@@ -114,8 +132,13 @@ def faulty(script: str, tmp_path: Path, cpus: int = 1) -> BootResult:
         timeout=3000.0,
         allow_warnings=True,
     )
-    # register_irq_proc() of 7.3.4 ignores a lack of memory; unregister_irq_proc() then warns of absent files.
-    wrong = [line for line in result.violations if not re.search("fs/proc/generic.c|tainted: warning", line)]
+    # register_irq_proc() of 7.3.4 ignores a lack of memory; unregister_irq_proc() then warns of
+    # absent files.
+    wrong = [
+        line
+        for line in result.violations
+        if not re.search("fs/proc/generic.c|tainted: warning", line)
+    ]
     assert not wrong and result.exit_code == 0, (
         f"{wrong[:8]}, exit code {result.exit_code} ({result.console})"
     )
@@ -126,7 +149,9 @@ def faulty(script: str, tmp_path: Path, cpus: int = 1) -> BootResult:
 
 def test_each_allocation_fails_once(tmp_path: Path, record_property: Record) -> None:
     """Each allocation and each copy of an operation fails once, one in each attempt."""
-    result = faulty("; ".join(f"each {name} '{do}' '{undo}'" for name, (do, undo) in EACH.items()), tmp_path)
+    result = faulty(
+        "; ".join(f"each {name} '{do}' '{undo}'" for name, (do, undo) in EACH.items()), tmp_path
+    )
     faults = numbers(result, "each")
     assert faults.keys() == EACH.keys() and all(faults.values()), faults
     assert sum(faults.values()) == sum(numbers(result, "injected").values())
@@ -143,7 +168,8 @@ VICTIMS = (
 )
 WORKERS = "kthreadd|kworker*|kzeropaged*|kcompactd*|khugepaged|kswapd*"
 STORMS = {
-    "workers and victims": "for kind in $kinds; do echo Y > $kind/task-filter; echo 2 > $kind/probability; done",
+    "workers and victims": "for kind in $kinds; do echo Y > $kind/task-filter; echo 2 > "
+    "$kind/probability; done",
     "large blocks": "echo 3 > fail_page_alloc/min-order; echo 30 > fail_page_alloc/probability",
 }
 
@@ -166,17 +192,23 @@ while [ -e /proc/$hunter/exe ]; do
     done
     echo 1 > /proc/sys/vm/compact_memory; flush 256 > /dev/null
 done
-for kind in $kinds; do echo 0 > /sys/kernel/debug/$kind/probability; done; wait $hunter; cat /hunt"""
+for kind in $kinds; do echo 0 > /sys/kernel/debug/$kind/probability; done
+wait $hunter; cat /hunt"""
     result = faulty(script, tmp_path, cpus=2)
     assert not re.search("not 0|not zero|the pattern", text(result)), text(result)
     hunted(result, record_property)
     ended = text(result).split("\nended ")
-    print("programs:", len(ended) - 1, "of which fine:", sum(one.startswith("0") for one in ended[1:]))
+    print(
+        "programs:", len(ended) - 1, "of which fine:", sum(one.startswith("0") for one in ended[1:])
+    )
     count(numbers(result, "injected"), record_property, 50)
 
 
 def test_memory_hotplug_fails(tmp_path: Path, record_property: Record) -> None:
-    """A notifier refuses to bring a memory block online, then offline; the next attempt succeeds."""
+    """A notifier refuses to bring a memory block online, then offline.
+
+    The next attempt succeeds.
+    """
     error = "/sys/kernel/debug/notifier-error-inject/memory/actions/MEM_GOING"
     script = f"""
 refused() {{
@@ -198,14 +230,20 @@ echo refused all $faults"""
 
 
 def flags(pattern: str, place: int) -> str:
-    """Shell: up to 12 page frames whose flags match (kernel-page-flags.h), each at a place in its 4 MiB."""
+    """Shell.
+
+    Up to 12 page frames whose flags match (kernel-page-flags.h), each at a place in its 4 MiB.
+    """
     found = f"NR > 8192 && /{pattern}/ && (NR - 1) % 1024 == {place} && n++ < 12"
     return f"$(od -An -v -tx8 -w8 /proc/kpageflags | awk '{found} {{ print NR - 1 }}')"
 
 
 BUDDY, NONE, POOL, ANON = "[4-7c-f]..$", "^ 0*$", "[2367abef][89a-f]...$", "[13579bdf][89a-f]..$"
 BLOCKS = f"{flags(BUDDY, 0)} {flags(BUDDY, 333)}"
-HOLD = "mkfifo /end; fillfree --size 64 --hold < /end > /filled & exec 3> /end; until [ -s /filled ]; do sleep 0.1; done"
+HOLD = (
+    "mkfifo /end; fillfree --size 64 --hold < /end > /filled & exec 3> /end; until [ -s /filled ]; "
+    "do sleep 0.1; done"
+)
 # Commands that bring pages into a state, and the page frames of some.
 STATES = {
     "reported": (f"{DIRTY}; {REPORT}", BLOCKS),
@@ -215,16 +253,23 @@ STATES = {
 }
 CORRUPTED = "sed -n 's/^HardwareCorrupted: *\\([0-9]*\\) kB/\\1/p' /proc/meminfo"
 # Programs get memory without the bad pages. Pages that come back are zeroed before use.
-BAD = f'bad=; for pfn in $pages; do ! echo $pfn > {POISON}/corrupt-pfn || bad="$bad $pfn"; done 2>/dev/null; set -- $bad'
-BACK = f"{USE_ALL}; {DIRTY}; {USE_ALL}; for pfn in $bad; do echo $pfn > {POISON}/unpoison-pfn; done; {USE_ALL}; {INTACT}"
+BAD = (
+    f'bad=; for pfn in $pages; do ! echo $pfn > {POISON}/corrupt-pfn || bad="$bad $pfn"; done '
+    "2>/dev/null; set -- $bad"
+)
+BACK = (
+    f"{USE_ALL}; {DIRTY}; {USE_ALL}; for pfn in $bad; do echo $pfn > {POISON}/unpoison-pfn; done; "
+    f"{USE_ALL}; {INTACT}"
+)
 
 
 @pytest.mark.parametrize("state", STATES)
 def test_a_page_goes_bad(state: str, record_property: Record) -> None:
     before, pages = STATES[state]
     result = run(
-        f'{KEEP}; {before}; pages="{pages}"; {BAD}; echo bad all $#; echo corrupted all $({CORRUPTED}); '
-        f"[ ! -e /end ] || {{ echo >&3; wait; }}; echo 0 > /proc/sys/vm/nr_hugepages; {BACK}; {COUNTS}",
+        f'{KEEP}; {before}; pages="{pages}"; {BAD}; echo bad all $#; echo corrupted all '
+        f"$({CORRUPTED}); [ ! -e /end ] || {{ echo >&3; wait; }}; echo 0 > "
+        f"/proc/sys/vm/nr_hugepages; {BACK}; {COUNTS}",
         devices=[] if state == "pre-zeroed" else [BALLOON],
         timeout=1500.0,
     )

@@ -25,8 +25,8 @@ def test_it_is_in_no_part() -> None:
 def test_it_says_so_and_leaves_only_large_mappings_dirty(pages: str) -> None:
     result = run(
         "dmesg | grep 'FOR MEASURING ONLY'; echo tainted $(cat /proc/sys/kernel/tainted); "
-        f"fillfree --share 80 >/dev/null; alloc_once --size 32 --mode read_all --pages {pages} >/dev/null; "
-        f"! alloc_once --size 256 --mode read_all --pages {pages}",
+        f"fillfree --share 80 >/dev/null; alloc_once --size 32 --mode read_all --pages {pages} "
+        f">/dev/null; ! alloc_once --size 256 --mode read_all --pages {pages}",
         kernel=build_linux("floor"),
         devices=[],
     )

@@ -52,7 +52,9 @@ def test_everything_is_reported_when_it_returns(device: str) -> None:
     )
     fine(result)
     first, second = objects(result)
-    free_kb = next(int(line.split()[1]) for line in text(result).splitlines() if line.startswith("MemFree"))
+    free_kb = next(
+        int(line.split()[1]) for line in text(result).splitlines() if line.startswith("MemFree")
+    )
     expect_at_least(first["vmstat"]["pgzeroed_set_reported"] * 4, free_kb * 0.8)
     # Nothing was left for the second.
     expect_at_most(second["vmstat"]["pgzeroed_set_reported"] * 4, free_kb * 0.02)
@@ -60,10 +62,13 @@ def test_everything_is_reported_when_it_returns(device: str) -> None:
 
 @both
 def test_everything_includes_what_the_cpu_keeps(device: str) -> None:
-    """Pages in the per-CPU lists are free memory too: after a flush of everything all of it is known."""
+    """Pages in the per-CPU lists are free memory too.
+
+    After a flush of everything all of it is known.
+    """
     result = run(
-        f"{LATE}; {DIRTY}; flush 0; alloc_once --size 256 --pages thp --verify --mode touch_all; flush 0; "
-        "alloc_once --size 256 --pages thp --verify --mode touch_all",
+        f"{LATE}; {DIRTY}; flush 0; alloc_once --size 256 --pages thp --verify --mode touch_all; "
+        "flush 0; alloc_once --size 256 --pages thp --verify --mode touch_all",
         kernel="knownzero",
         memory="2G",
         devices=[device],
@@ -75,7 +80,9 @@ def test_everything_includes_what_the_cpu_keeps(device: str) -> None:
 
 @both
 def test_a_budget_is_kept(device: str) -> None:
-    result = run(f"{LATE}; {DIRTY}; flush 8192; flush 8192; flush 0", kernel="knownzero", devices=[device])
+    result = run(
+        f"{LATE}; {DIRTY}; flush 8192; flush 8192; flush 0", kernel="knownzero", devices=[device]
+    )
     fine(result)
     reported = [one["vmstat"]["pgzeroed_set_reported"] for one in objects(result)]
     # The last block may pass the budget by a part of itself (order 10 at most).
@@ -92,7 +99,9 @@ def test_a_signal_ends_it(device: str) -> None:
         for us in (100, 300, 1000, 2000, 5000, 10000)
     )
     result = run(
-        f"{LATE}; {tries}; flush 0; alloc_once --size 256 --verify", kernel="debug", devices=[device]
+        f"{LATE}; {tries}; flush 0; alloc_once --size 256 --verify",
+        kernel="debug",
+        devices=[device],
     )
     fine(result)
     errors = [one["error"] for one in objects(result) if "error" in one]
@@ -115,7 +124,9 @@ def test_the_delay_still_works_by_itself(device: str) -> None:
 
 @both
 def test_a_pass_at_once_after_boot(device: str) -> None:
-    """The first pass begins when the driver registers, which it does when the device is ready to answer."""
+    """The first pass begins when the driver registers, which it does when the device is ready to
+    answer.
+    """
     result = run(
         "sleep 1; grep pgzeroed_ /proc/vmstat",
         checked=True,

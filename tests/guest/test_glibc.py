@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0
-"""glibc's own tests of malloc, with all sources of zeros at work and every skipped page read, and on the base."""
+"""glibc's own tests of malloc, with all sources of zeros at work and every skipped page read, and
+on the base.
+"""
 
 from __future__ import annotations
 
@@ -41,14 +43,17 @@ CONFIGURE = ("--prefix=/usr", "--disable-werror", "--disable-nscd", "--disable-c
 MANUAL = "subdir := manual\ninclude ../Makeconfig\ninclude ../Rules\n"
 # Runs in place of a test, and writes down how the test is to be run.
 RECORDER = "#!/bin/sh\n{ printf '%s\\037' \"$@\"; echo; } >> {commands}\n"
-# Checks of the C library's own, which run the same tests again; and two that take over ten minutes under emulation.
+# Checks of the C library's own, which run the same tests again; and two that take over ten minutes
+# under emulation.
 LEFT_OUT = r"try tst-mallocfork[23]|try [^ ]*-(malloc-check|mcheck) "
 RAN = re.compile(r"^glibc: (\S+): (\d+)$", re.MULTILINE)
 HUNT = 30
 
 
 def made() -> Path:
-    """A folder with glibc's tests of malloc, their libraries, and the script ``commands``, which runs each with ``try``."""
+    """A folder with glibc's tests of malloc, their libraries, and the script ``commands``, which
+    runs each with ``try``.
+    """
     release, source = apt.PrivateApt(apt.codename(), "deb-src"), paths.sub("downloads")
     release.update()
     version = release.show("glibc")[0]["version"]
@@ -82,7 +87,9 @@ def made() -> Path:
             [*tests, f"test-wrapper={folder / 'record'}"],
         ]
         for argv in commands:
-            run.logged(argv, log, "glibc does not build", fix, cwd=folder / "build", env=environment)
+            run.logged(
+                argv, log, "glibc does not build", fix, cwd=folder / "build", env=environment
+            )
         collect(folder, work)
     return target
 
@@ -107,10 +114,16 @@ def collect(folder: Path, work: Path) -> None:
         lines.append(shlex.join(["try", words[-1].removeprefix(f"{PLACE}/"), *words]))
     # To end a thread, the C library loads the compiler's.
     files.append(
-        Path(run.output(["cc", "-print-file-name=libgcc_s.so.1"], "no libgcc_s", "install gcc").strip())
+        Path(
+            run.output(
+                ["cc", "-print-file-name=libgcc_s.so.1"], "no libgcc_s", "install gcc"
+            ).strip()
+        )
     )
     for file in {file.resolve(): file for file in files if file.is_file()}.values():
-        run.output(["strip", "-g", "-o", work / file.name, file], f"cannot copy {file}", "free some space")
+        run.output(
+            ["strip", "-g", "-o", work / file.name, file], f"cannot copy {file}", "free some space"
+        )
     (work / "commands").write_text("\n".join(lines) + "\n")
 
 
@@ -118,10 +131,12 @@ def guest(folder: Path, kernel: str, devices: list[str], before: str, after: str
     """Run each test once; some want huge pages of a pool, and fall back to others."""
     return boot(
         # tst-safe-linking crashes on purpose: the kernel does not report it.
-        f"echo 0 > /proc/sys/debug/exception-trace; {HUGE_PAGES}; echo 64 > /proc/sys/vm/nr_overcommit_hugepages; {before}\n"
+        f"echo 0 > /proc/sys/debug/exception-trace; {HUGE_PAGES}; echo 64 > "
+        f"/proc/sys/vm/nr_overcommit_hugepages; {before}\n"
         "try() { name=$1; shift; code=0; "
         f'TIMEOUTFACTOR=20 timeout -k 10 {SECONDS} "$@" < /dev/null > /tmp/log 2>&1 || code=$?; '
-        'echo "glibc: $name: $code"; [ $code = 0 ] || { echo "== $name"; tail -n 20 /tmp/log; } >&2; }\n'
+        'echo "glibc: $name: $code"; [ $code = 0 ] || { echo "== $name"; tail -n 20 /tmp/log; } '
+        ">&2; }\n"
         f"grep -Ev '{LEFT_OUT}' {PLACE}/commands > /tmp/commands; . /tmp/commands\n{after}",
         kernel=kernel,
         devices=devices,
@@ -151,7 +166,9 @@ def test_malloc(record_property: Record) -> None:
     with_series, without = ended(ours), ended(base)
     print(f"{len(without)} tests of malloc end on base with {dict(Counter(without.values()))}")
     changed = {
-        name: (code, with_series.get(name)) for name, code in without.items() if with_series.get(name) != code
+        name: (code, with_series.get(name))
+        for name, code in without.items()
+        if with_series.get(name) != code
     }
     assert not changed, f"on base and ours: {changed}\n{ours.stderr[-3000:]}"
     commands = (folder / "commands").read_text().splitlines()

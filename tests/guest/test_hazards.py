@@ -30,10 +30,11 @@ USE_ALL = "alloc_once --size 512 --pages thp --verify --mode touch_all"
 def test_a_failed_charge_gives_the_zeros_back() -> None:
     """At the limit of a cgroup a huge page is allocated as zeros, and not paid for."""
     result = run(
-        f"echo +memory > /sys/fs/cgroup/cgroup.subtree_control; mkdir /sys/fs/cgroup/small; "
-        f"echo 64M > /sys/fs/cgroup/small/memory.max; {DIRTY}; {REPORT}; "
-        "sh -c 'echo 0 > /sys/fs/cgroup/small/cgroup.procs; exec alloc_once --size 96 --pages thp --mode touch_all' || echo killed; "
-        f"grep '^oom_kill ' /sys/fs/cgroup/small/memory.events; grep pgzeroed_ /proc/vmstat; {USE_ALL}; grep pgzeroed_ /proc/vmstat",
+        "echo +memory > /sys/fs/cgroup/cgroup.subtree_control; mkdir /sys/fs/cgroup/small; echo "
+        f"64M > /sys/fs/cgroup/small/memory.max; {DIRTY}; {REPORT}; sh -c 'echo 0 > "
+        "/sys/fs/cgroup/small/cgroup.procs; exec alloc_once --size 96 --pages thp --mode "
+        "touch_all' || echo killed; grep '^oom_kill ' /sys/fs/cgroup/small/memory.events; grep "
+        f"pgzeroed_ /proc/vmstat; {USE_ALL}; grep pgzeroed_ /proc/vmstat",
         allow_warnings=True,
     )
     assert result.exit_code == 0, text(result)
@@ -45,17 +46,21 @@ def test_a_failed_charge_gives_the_zeros_back() -> None:
 
 
 SMALL = "/sys/fs/cgroup/small"
-# A cgroup that has no room for a huge page, and one byte written in each 2 MiB of 200 MiB by a task in it.
+# A cgroup that has no room for a huge page, and one byte written in each 2 MiB of 200 MiB by a task
+# in it.
 NEARLY_FULL = (
-    f"echo +memory > /sys/fs/cgroup/cgroup.subtree_control; mkdir {SMALL}; echo 28M > {SMALL}/memory.max; "
-    f"echo madvise > {THP}/defrag; "
-    f"sh -c 'echo 0 > {SMALL}/cgroup.procs; dd if=/dev/zero of=/held bs=1M count=24 2>/dev/null'"
+    f"echo +memory > /sys/fs/cgroup/cgroup.subtree_control; mkdir {SMALL}; echo 28M > "
+    f"{SMALL}/memory.max; echo madvise > {THP}/defrag; sh -c 'echo 0 > {SMALL}/cgroup.procs; dd "
+    "if=/dev/zero of=/held bs=1M count=24 2>/dev/null'"
 )
 SPARSE = f"sh -c 'echo 0 > {SMALL}/cgroup.procs; exec alloc_once --size 200 --mode sparse"
 
 
 def test_huge_pages_that_cannot_be_paid_for_are_not_zeroed() -> None:
-    """At the limit of a cgroup, with nobody who tells what is zero: no 2 MiB are taken for each 4 KiB."""
+    """At the limit of a cgroup, with nobody who tells what is zero.
+
+    No 2 MiB are taken for each 4 KiB.
+    """
     taken = "awk '/^pgalloc_/ { n += $2 } END { print \"taken \" n }' /proc/vmstat"
     result = run(
         f"echo always > {THP}/enabled; {NEARLY_FULL}; {taken}; {SPARSE}'; {taken}; "
@@ -77,13 +82,15 @@ def test_shared_huge_pages_that_cannot_be_paid_for_are_not_zeroed() -> None:
     # What was zeroed in vain comes back as such.
     zeroed = "grep -E 'pgzeroed_(cleared|set_freed)' /proc/vmstat"
     result = run(
-        f"echo always > {THP}/shmem_enabled; {NEARLY_FULL}; {DIRTY}; {zeroed}; {SPARSE} --pages shmem'; {zeroed}; "
-        "grep thp_file_fallback_charge /proc/vmstat",
+        f"echo always > {THP}/shmem_enabled; {NEARLY_FULL}; {DIRTY}; {zeroed}; {SPARSE} --pages "
+        f"shmem'; {zeroed}; grep thp_file_fallback_charge /proc/vmstat",
         checked=True,
     )
     fine(result)
     *zeroed_pages, charges = (
-        int(line.split()[1]) for line in text(result).splitlines() if line.startswith(("pgz", "thp"))
+        int(line.split()[1])
+        for line in text(result).splitlines()
+        if line.startswith(("pgz", "thp"))
     )
     assert charges >= 90
     expect_at_most(sum(zeroed_pages[2:]) - sum(zeroed_pages[:2]), 10 * 512)
@@ -109,7 +116,9 @@ def test_pages_gone_bad_and_back(way: str) -> None:
     )
     fine(result)
     told = {
-        line.split()[0]: int(line.split()[1]) for line in text(result).splitlines() if line.count(" ") == 1
+        line.split()[0]: int(line.split()[1])
+        for line in text(result).splitlines()
+        if line.count(" ") == 1
     }
     expect_at_least(told["taken"], 20)
     # A page that could not be taken is marked all the same, and told to have failed.
@@ -120,12 +129,15 @@ def test_pages_gone_bad_and_back(way: str) -> None:
 
 
 def test_large_folios_are_interleaved_wherever_they_are_touched() -> None:
-    """The place of the fault in the folio, and a split of the mapping, must not change the policy's nodes.
+    """The place of the fault in the folio, and a split of the mapping, must not change the policy's
+    nodes.
 
     Of the base, the folios on both sides of the split are on one node.
+
     """
     result = run(
-        f"echo never > {THP}/enabled; echo always > {THP}/hugepages-64kB/enabled; interleave --size 64",
+        f"echo never > {THP}/enabled; echo always > {THP}/hugepages-64kB/enabled; interleave "
+        "--size 64",
         append="numa=fake=2",
         checked=True,
     )
@@ -137,17 +149,23 @@ def test_large_folios_are_interleaved_wherever_they_are_touched() -> None:
 
 
 def test_shared_memory_is_not_zeroed_again() -> None:
-    """Faults in holes of shmem take known-zero pages; what was fallocated and not used is still cleared."""
-    result = run(f"{DIRTY}; {REPORT}; alloc_once --size 64 --pages shmem --verify --mode touch_all; "
-                 "for kind in shmem_mmap shmem_fallocate shmem_write; do leak_hunter --seconds 2 --dirty 64 --kind $kind; done; "
-                 "grep pgzeroed_ /proc/vmstat", checked=True)  # fmt: skip
+    """Faults in holes of shmem take known-zero pages.
+
+    What was fallocated and not used is still cleared.
+    """
+    result = run(
+        f"{DIRTY}; {REPORT}; alloc_once --size 64 --pages shmem --verify --mode touch_all; for "
+        "kind in shmem_mmap shmem_fallocate shmem_write; do leak_hunter --seconds 2 --dirty 64 "
+        "--kind $kind; done; grep pgzeroed_ /proc/vmstat",
+        checked=True,
+    )
     fine(result)
     expect_at_least(objects(result)[0]["vmstat"]["pgzeroed_skip"], 0.5 * (64 << 8))
     assert counters(result)["pgzeroed_bad"] == 0
 
 
 def test_soft_offlining_meets_offlining() -> None:
-    """Whoever asks for a page of memory that is going away waits, and then is told that it is gone."""
+    """A caller that asks for a page of memory that goes away waits, and then gets an error."""
     result = run("stress --seconds 20 memoryblock softoffline", cpus=2, memory="1G")
     fine(result)
     (stress,) = objects(result)
@@ -155,26 +173,29 @@ def test_soft_offlining_meets_offlining() -> None:
 
 
 SLOW = 40_000  # bytes a second: a request waits for a minute
-# The first page under writeback, by bit 8 of its flags (KPF_WRITEBACK), that stands alone (bits 15 and 16).
+# The first page under writeback, by bit 8 of its flags (KPF_WRITEBACK), that stands alone (bits 15
+# and 16).
 WRITTEN_BACK = (
-    "od -An -v -tx8 -w8 /proc/kpageflags | awk '/[02468ace][0-7][13579bdf]..$/ { print NR - 1; exit }'"
+    "od -An -v -tx8 -w8 /proc/kpageflags | awk '/[02468ace][0-7][13579bdf]..$/ { print NR - 1; "
+    "exit }'"
 )
 
 
 def test_soft_offlining_that_waits_for_writeback_holds_nobody_off(tmp_path: Path) -> None:
-    """A page on its way to a slow disk is waited for; who takes memory offline meanwhile does not wait, too."""
+    """A page on its way to a slow disk is waited for.
+
+    Who takes memory offline meanwhile does not wait, too.
+    """
     disk = tmp_path / "disk.img"
     with disk.open("wb") as image:
         image.truncate(16 << 20)
     result = run(
         # Who closes a disk last writes it back.
-        "exec 3<>/dev/vda; dd if=/dev/zero of=/dev/vda bs=4K count=3072 2>/dev/null; sync & sleep 1; "
-        f"pfn=$({WRITTEN_BACK}); test $pfn -gt 0; "
-        "{ printf '0x%x000' $pfn > /sys/devices/system/memory/soft_offline_page || :; echo soft offlined; } & "
-        "sleep 0.5; "
-        "for state in $(ls -dr /sys/devices/system/memory/memory*/state); do "
-        "if echo offline > $state; then echo $state is offline; break; fi; done; "
-        "grep Writeback: /proc/meminfo",
+        "exec 3<>/dev/vda; dd if=/dev/zero of=/dev/vda bs=4K count=3072 2>/dev/null; sync & "
+        f"sleep 1; pfn=$({WRITTEN_BACK}); test $pfn -gt 0; {{ printf '0x%x000' $pfn > "
+        "/sys/devices/system/memory/soft_offline_page || :; echo soft offlined; } & sleep 0.5; "
+        "for state in $(ls -dr /sys/devices/system/memory/memory*/state); do if echo offline > "
+        "$state; then echo $state is offline; break; fi; done; grep Writeback: /proc/meminfo",
         devices=["virtio-blk-pci,drive=slow"],
         extra_qemu=[
             "-drive",
@@ -190,11 +211,15 @@ def test_soft_offlining_that_waits_for_writeback_holds_nobody_off(tmp_path: Path
 
 
 def test_unbound_and_bound_again() -> None:
-    """The balloon goes while memory is reported, and comes back: what is marked is zero all the time."""
+    """The balloon goes while memory is reported, and comes back.
+
+    What is marked is zero all the time.
+    """
     driver = "/sys/bus/virtio/drivers/virtio_balloon"
     result = run(
-        f"cd {driver}; device=$(basename virtio*[0-9]); cd /; {DIRTY}; {REPORT}; echo $device > {driver}/unbind; "
-        f"{USE_ALL}; echo $device > {driver}/bind; {DIRTY}; {REPORT}; {USE_ALL}; grep pgzeroed_ /proc/vmstat",
+        f"cd {driver}; device=$(basename virtio*[0-9]); cd /; {DIRTY}; {REPORT}; echo $device > "
+        f"{driver}/unbind; {USE_ALL}; echo $device > {driver}/bind; {DIRTY}; {REPORT}; {USE_ALL}; "
+        "grep pgzeroed_ /proc/vmstat",
         checked=True,
     )
     fine(result)

@@ -88,7 +88,9 @@ def resumed_text(tmp_path: Path, script: str, append: str, kernel: str, cpus: in
 
 
 def test_the_poison_value_is_written_again(tmp_path: Path) -> None:
-    """A device that does not know the value puts zeros where a guest with page_poison=1 expects its pattern."""
+    """A device that does not know the value puts zeros where a guest with page_poison=1 expects its
+    pattern.
+    """
     script = f"""
 echo 3600000 > {DELAY}; mkswap /dev/vda >/dev/null; swapon /dev/vda
 {DIRTY}; {REPORT}
@@ -110,7 +112,9 @@ def test_resume_forgets(tmp_path: Path, cpus: int) -> None:
     lines = [line.strip() for line in text.splitlines()]
     told = [json.loads(line) for line in lines if line.startswith("{")]
     counters = dict(line.split() for line in lines if line.startswith("pgzeroed_"))
-    before = next(line.split()[2] for line in lines if line.startswith("before pgzeroed_set_reported"))
+    before = next(
+        line.split()[2] for line in lines if line.startswith("before pgzeroed_set_reported")
+    )
     assert int(before) > 0
     assert int(counters["pgzeroed_bad"]) == 0
     # Right after the resume nothing is known; once it was used and has been reported again, it is.
@@ -118,7 +122,8 @@ def test_resume_forgets(tmp_path: Path, cpus: int) -> None:
     expect_at_least(told[-1]["vmstat"]["pgzeroed_skip"], 0.5 * (256 << 8))
 
 
-# The same guest in another QEMU process: what was negotiated before proves nothing about the device that is there now.
+# The same guest in another QEMU process: what was negotiated before proves nothing about the device
+# that is there now.
 ELSEWHERE = f"""
 echo 3600000 > {DELAY}; mkswap /dev/vda >/dev/null; swapon /dev/vda
 {DIRTY}; {REPORT}
@@ -155,17 +160,30 @@ BITS = "device-init-reported=on,device-init-on-inflate=on"
     [
         pytest.param(offers("on"), offers("on"), (True, True), id="both answer"),
         pytest.param(
-            f"{LIAR},{BITS}", f"{LIAR},{NO_BITS}", (False, False), id="the second does not offer the bits"
+            f"{LIAR},{BITS}",
+            f"{LIAR},{NO_BITS}",
+            (False, False),
+            id="the second does not offer the bits",
         ),
         pytest.param(
-            f"{LIAR},{NO_BITS}", f"{LIAR},{BITS}", (False, False), id="the first does not offer the bits"
+            f"{LIAR},{NO_BITS}",
+            f"{LIAR},{BITS}",
+            (False, False),
+            id="the first does not offer the bits",
         ),
     ],
 )
 def test_resume_under_another_device(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, saved: str, resumed: str, trusted: tuple[bool, bool]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    saved: str,
+    resumed: str,
+    trusted: tuple[bool, bool],
 ) -> None:
-    """Saved under one device and resumed under another: both must have offered a bit for it to be trusted."""
+    """Saved under one device and resumed under another.
+
+    Both must have offered a bit for it to be trusted.
+    """
     if "lie=" in saved:
         lying_daemon(monkeypatch)
     saves_and_resumes(tmp_path, saved, resumed, trusted)
@@ -176,7 +194,10 @@ def test_resume_under_another_device(
 def test_resume_with_smaller_rings(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, trusted: tuple[bool, bool]
 ) -> None:
-    """Saved with rings of 128 entries. The driver takes the size of the ring that the second device has."""
+    """Saved with rings of 128 entries.
+
+    The driver takes the size of the ring that the second device has.
+    """
 
     def smaller() -> None:
         device = argv.GENERIC.replace("vq_size=128", f"vq_size={size}")
@@ -195,7 +216,10 @@ def saves_and_resumes(
     qemu: str = "knownzero",
     between: Callable[[], None] = lambda: None,
 ) -> None:
-    """Save a guest and resume it in another QEMU; ``trusted``: whether bits 6 and 7 are, after that."""
+    """Save a guest and resume it in another QEMU; ``trusted``.
+
+    Whether bits 6 and 7 are, after that.
+    """
     disk = tmp_path / "swap.img"
     with disk.open("wb") as image:
         image.truncate(SWAP_MB << 20)
@@ -212,7 +236,8 @@ def saves_and_resumes(
             command=[
                 "sh",
                 "-c",
-                f"set -e; trap 'echo hibernation-test-failed > /dev/ttyS0' EXIT\n{ELSEWHERE}trap - EXIT",
+                f"set -e; trap 'echo hibernation-test-failed > /dev/ttyS0' EXIT\n{ELSEWHERE}trap - "
+                "EXIT",
             ],
         )
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0
-"""What guest/hotpath.c repeats does what the bench says of it, and takes few instructions more than on the base."""
+"""What guest/hotpath.c repeats does what the bench says of it, and takes few instructions more than
+on the base.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,10 @@ PATHS = [*hotpath.PATHS, *hotpath.MORE, *hotpath.NEW]
 
 
 def test_listed_mounts_take_one_block() -> None:
-    """As the kernel traces it: a block of that order for each call, which is freed, and none without room."""
+    """As the kernel traces it.
+
+    A block of that order for each call, which is freed, and none without room.
+    """
     every = sorted({path.name for path in PATHS} | {path.loop for path in PATHS} - set(LISTED))
     lines = [f"cd {TRACE}", "echo 8192 > buffer_size_kb"]
     lines += [f"echo 1 > events/kmem/{event}/enable" for event in ("mm_page_alloc", "mm_page_free")]
@@ -41,7 +46,10 @@ def test_listed_mounts_take_one_block() -> None:
     for name, order in LISTED.items():
         for other in (3, 9):
             for event in ("alloc", "free"):
-                assert seen[name][event, other] == (calls if other == order else 0), (name, seen[name])
+                assert seen[name][event, other] == (calls if other == order else 0), (
+                    name,
+                    seen[name],
+                )
     assert set(hotpath.medians(done.stdout.splitlines())) == {*LISTED, *every}
 
 

@@ -30,15 +30,23 @@ MB = 128
 PAGES = MB << 8
 ALLOC = f"alloc_once --size {MB} --pages hugetlb --verify --mode touch_all"
 HUNTER_KINDS = (
-    "hugetlb_pool", "hugetlb_surplus", "hugetlb_noreserve", "hugetlb_memfd", "hugetlb_grow", "hugetlb_file",
+    "hugetlb_pool",
+    "hugetlb_surplus",
+    "hugetlb_noreserve",
+    "hugetlb_memfd",
+    "hugetlb_grow",
+    "hugetlb_file",
     "hugetlb_cow",
-)  # fmt: skip
+)
 # The pool gives back the struct pages of each folio that it does not need.
 HVO = "hugetlb_free_vmemmap=on"
 
 
 def grow(pages: int, path: str = POOL) -> str:
-    """Set the size of a pool and check that it was reached; a range of 1 GiB may need another try."""
+    """Set the size of a pool and check that it was reached.
+
+    A range of 1 GiB may need another try.
+    """
     reached = f"test $(cat {path}) = {pages}"
     return f"for i in 1 2 3; do echo {pages} > {path}; {reached} && break; sleep 1; done; {reached}"
 
@@ -62,7 +70,9 @@ def deltas(result: BootResult) -> list[dict[str, int]]:
     return [{name: b[name] - a[name] for name in b} for a, b in itertools.pairwise(found)]
 
 
-@pytest.mark.parametrize("append", ["", HVO, "debug_pagealloc=on"], ids=["plain", "hvo", "debug_pagealloc"])
+@pytest.mark.parametrize(
+    "append", ["", HVO, "debug_pagealloc=on"], ids=["plain", "hvo", "debug_pagealloc"]
+)
 def test_pool(append: str) -> None:
     """Growing the pool keeps what is known and zeroes nothing; a used page is dirty."""
     result = run(
@@ -84,7 +94,9 @@ def test_pool(append: str) -> None:
 
 def test_surplus() -> None:
     """Pages that a mapping reserves beyond the pool."""
-    result = run(f"echo {MB // 2} > {SURPLUS}; {DIRTY}; {REPORT}; {COUNT}; {ALLOC}; {COUNT}", checked=True)
+    result = run(
+        f"echo {MB // 2} > {SURPLUS}; {DIRTY}; {REPORT}; {COUNT}; {ALLOC}; {COUNT}", checked=True
+    )
     fine(result)
     (delta,) = deltas(result)
     expect_at_least(delta["pgzeroed_skip"], 0.99 * PAGES)
@@ -96,7 +108,8 @@ def test_surplus() -> None:
 def test_shrunk_pool_is_still_known(append: str) -> None:
     """Unused pages return to the page allocator as known zero."""
     result = run(
-        f"{DIRTY}; {REPORT}; {grow(MB)}; {COUNT}; {grow(0)}; {COUNT}; {grow(MB // 2)}; {COUNT}; {ALLOC}; {COUNT}",
+        f"{DIRTY}; {REPORT}; {grow(MB)}; {COUNT}; {grow(0)}; {COUNT}; {grow(MB // 2)}; {COUNT}; "
+        f"{ALLOC}; {COUNT}",
         append=append,
         checked=True,
     )
@@ -110,8 +123,8 @@ def test_shrunk_pool_is_still_known(append: str) -> None:
 def test_reservation_fails() -> None:
     """A mapping that needs more than there is: what was allocated for it stays known zero."""
     result = run(
-        f"echo {MB // 2} > {SURPLUS}; {DIRTY}; {REPORT}; {COUNT}; "
-        f"if alloc_once --size {MB + 2} --pages hugetlb 2>/dev/null; then echo reserved; fi; {COUNT}; {ALLOC}; {COUNT}",
+        f"echo {MB // 2} > {SURPLUS}; {DIRTY}; {REPORT}; {COUNT}; if alloc_once --size {MB + 2} "
+        f"--pages hugetlb 2>/dev/null; then echo reserved; fi; {COUNT}; {ALLOC}; {COUNT}",
         checked=True,
     )
     fine(result)
@@ -123,14 +136,15 @@ def test_reservation_fails() -> None:
 
 
 def test_charge_fails() -> None:
-    """A page that the memory cgroup refuses is not zeroed and goes back to the pool as known zero."""
+    """A page that the memory cgroup refuses is not zeroed and returns to the pool as known z"""
     small = "alloc_once --size 2 --pages hugetlb --verify"
     result = run(
         "mkdir -p /tmp/cg; mount -t cgroup2 -o memory_hugetlb_accounting none /tmp/cg; "
         "echo +memory > /tmp/cg/cgroup.subtree_control; mkdir /tmp/cg/small; "
         f"echo 2M > /tmp/cg/small/memory.max; {DIRTY}; {REPORT}; {grow(1)}; {COUNT}; "
         f"if sh -c 'echo $$ > /tmp/cg/small/cgroup.procs; exec {small}' 2>/dev/null; "
-        f"then echo charged; fi; grep '^max [1-9]' /tmp/cg/small/memory.events; {COUNT}; {small}; {COUNT}"
+        f"then echo charged; fi; grep '^max [1-9]' /tmp/cg/small/memory.events; {COUNT}; {small}; "
+        f"{COUNT}"
     )
     fine(result)
     assert "charged" not in text(result)
@@ -175,11 +189,10 @@ def test_gigantic(append: str) -> None:
     """A page of 1 GiB that is made of many known-zero blocks, and the pages it is demoted to."""
     result = run(
         # First of all: unmovable memory soon is everywhere. The hunter makes it dirty.
-        f"{REPORT}; {grow(1, GIGANTIC + '/nr_hugepages')}; {COUNT}; "
-        "leak_hunter --kind hugetlb_1g --workers 1 --dirty 0 --seconds 1; "
-        f"{COUNT}; {grow(0, GIGANTIC + '/nr_hugepages')}; {REPORT}; "
-        f"{grow(1, GIGANTIC + '/nr_hugepages')}; echo 1 > {GIGANTIC}/demote; test $(cat {POOL}) = 512; "
-        f"{COUNT}; {ALLOC}; {COUNT}; {grow(0)}",
+        f"{REPORT}; {grow(1, GIGANTIC + '/nr_hugepages')}; {COUNT}; leak_hunter --kind hugetlb_1g "
+        f"--workers 1 --dirty 0 --seconds 1; {COUNT}; {grow(0, GIGANTIC + '/nr_hugepages')}; "
+        f"{REPORT}; {grow(1, GIGANTIC + '/nr_hugepages')}; echo 1 > {GIGANTIC}/demote; test $(cat "
+        f"{POOL}) = 512; {COUNT}; {ALLOC}; {COUNT}; {grow(0)}",
         memory="5G",
         append=append,
         timeout=400.0,

@@ -35,26 +35,50 @@ DISTURBANCES = {
     "memory pressure": ("pressure", "flush"),
     "huge page pool, memory blocks": ("hugetlb", "memoryblock", "flush"),
     "single pages": ("softoffline", "compact", "flush"),
-    "everything": ("compact", "hotplug", "pressure", "hugetlb", "memoryblock", "softoffline", "flush"),
+    "everything": (
+        "compact",
+        "hotplug",
+        "pressure",
+        "hugetlb",
+        "memoryblock",
+        "softoffline",
+        "flush",
+    ),
 }
 OFTEN = ("huge page pool, memory blocks", "single pages", "everything")
 # Every kernel of the lab offers these; a hunter that skipped one of them did not do its work.
-MUST_RUN = {"anon_4k", "thp", "mthp_64k", "brk", "stack", "fork_cow", "dontneed", "mremap", "page_tables",
-            "shmem_write", "shmem_fallocate", "shmem_mmap", "file_tail", "hugetlb_surplus"}  # fmt: skip
+MUST_RUN = {
+    "anon_4k",
+    "thp",
+    "mthp_64k",
+    "brk",
+    "stack",
+    "fork_cow",
+    "dontneed",
+    "mremap",
+    "page_tables",
+    "shmem_write",
+    "shmem_fallocate",
+    "shmem_mmap",
+    "file_tail",
+    "hugetlb_surplus",
+}
 
 
 @pytest.mark.parametrize(
     "what",
-    [pytest.param(what, marks=[] if what in OFTEN else pytest.mark.nightly) for what in DISTURBANCES],
+    [
+        pytest.param(what, marks=[] if what in OFTEN else pytest.mark.nightly)
+        for what in DISTURBANCES
+    ],
 )
 @pytest.mark.timeout(700 + 6 * STRESS_SECONDS)
 def test_no_byte_leaks(what: str, record_property: Record) -> None:
     drivers = " ".join(DISTURBANCES[what])
     result = run(
-        f"echo 200 > {DELAY}; "
-        f"stress --seconds {STRESS_SECONDS} --seed {STRESS_SEED} {drivers} > /tmp/stress & "
-        f"leak_hunter --setup --whole-round --seconds {STRESS_SECONDS} --seed {STRESS_SEED} --workers 2; "
-        "wait $!; cat /tmp/stress; grep pgzeroed_ /proc/vmstat",
+        f"echo 200 > {DELAY}; stress --seconds {STRESS_SECONDS} --seed {STRESS_SEED} {drivers} > "
+        f"/tmp/stress & leak_hunter --setup --whole-round --seconds {STRESS_SECONDS} --seed "
+        f"{STRESS_SEED} --workers 2; wait $!; cat /tmp/stress; grep pgzeroed_ /proc/vmstat",
         cpus=2,
         memory="1G",
         append=STALE_MEMMAP if "memoryblock" in drivers else "",
@@ -94,10 +118,9 @@ def squeezed(spec: BootSpec, most: int) -> tuple[BootResult, dict[str, Any]]:
 def test_a_device_that_says_no_at_random(record_property: Record) -> None:
     """Reports beside a balloon that takes and gives back; what the answer is no for, is dirty."""
     script = (
-        f"echo 50 > {DELAY}; "
-        f"stress --seconds {STRESS_SECONDS} --seed {STRESS_SEED} compact flush > /tmp/stress & "
-        f"leak_hunter --setup --whole-round --seconds {STRESS_SECONDS} --seed {STRESS_SEED} --workers 2; "
-        "wait $!; cat /tmp/stress; grep pgzeroed_ /proc/vmstat"
+        f"echo 50 > {DELAY}; stress --seconds {STRESS_SECONDS} --seed {STRESS_SEED} compact flush "
+        f"> /tmp/stress & leak_hunter --setup --whole-round --seconds {STRESS_SECONDS} --seed "
+        f"{STRESS_SEED} --workers 2; wait $!; cat /tmp/stress; grep pgzeroed_ /proc/vmstat"
     )
     spec = BootSpec(
         kernel=KERNEL,
@@ -143,9 +166,9 @@ def test_no_byte_leaks_in_user_mode_linux(source: str, record_property: Record) 
     # Its transport is down when it shuts down: let the pages out before.
     after = "echo virtio0 > /sys/bus/virtio/drivers/virtio_balloon/unbind" if device else "true"
     script = (
-        f"{before}; stress --seconds {STRESS_SECONDS} --seed {STRESS_SEED} {drivers} > /tmp/stress & "
-        f"leak_hunter --setup --seconds {STRESS_SECONDS} --seed {STRESS_SEED} --workers 2; "
-        f"wait $!; cat /tmp/stress; {after}; grep pgzeroed_ /proc/vmstat"
+        f"{before}; stress --seconds {STRESS_SECONDS} --seed {STRESS_SEED} {drivers} > "
+        f"/tmp/stress & leak_hunter --setup --seconds {STRESS_SECONDS} --seed {STRESS_SEED} "
+        f"--workers 2; wait $!; cat /tmp/stress; {after}; grep pgzeroed_ /proc/vmstat"
     )
     spec = BootSpec(
         kernel="debug",

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0
-"""kzeropaged: free memory is zeroed before anyone wants it, by the rules, and only when it is told to."""
+"""kzeropaged.
+
+Free memory is zeroed before anyone wants it, by the rules, and only when it is told to.
+"""
 
 from __future__ import annotations
 
@@ -42,13 +45,18 @@ FILL = f"fillfree --share 80 >/dev/null; {DROP}"
 NOW = f"echo 0 > {ZP}/delay_millisecs; echo 1 > {ZP}/enabled"
 # Memory that was never used as well.
 ALL = f"echo 0 > {ZP}/delay_millisecs; echo all > {ZP}/enabled"
-KNOWN = "awk '/^pgzeroed_set/ { n += $2 } /^pgzeroed_(skip|lost)/ { n -= $2 } END { print n * 4096 }' /proc/vmstat"
+KNOWN = (
+    "awk '/^pgzeroed_set/ { n += $2 } /^pgzeroed_(skip|lost)/ { n -= $2 } END { print n * 4096 }' "
+    "/proc/vmstat"
+)
 COMPACT = "echo 1 > /proc/sys/vm/compact_memory"
 LOST = "awk '/^pgzeroed_lost/ { n += $2 } END { print n }' /proc/vmstat"
 SKIPPED = "awk '/^pgzeroed_skip/ { n += $2 } END { print n }' /proc/vmstat"
 FREE = "awk '/^MemFree/ { print $2 * 1024 }' /proc/meminfo"
 COUNTERS = "grep pgzeroed_ /proc/vmstat"
 ZP_REPORT_ORDER = 9
+GIB_POOL = "/sys/kernel/mm/hugepages/hugepages-1048576kB"
+MIB = 1 << 20
 TOUCH = "alloc_once --size 192 --pages thp --verify --mode touch_all"
 
 
@@ -63,13 +71,14 @@ def values(result: BootResult) -> dict[str, int]:
 
 
 def skips(name: str, job: str) -> str:
-    """Shell that runs a job and prints `NAME=` and the pages whose zeroing was skipped meanwhile."""
+    """Shell that runs a job and prints `NAME=` and the pages whose zeroing was skipped."""
     return f"s=$({SKIPPED}); {job} >/dev/null; echo {name}=$(($({SKIPPED}) - s))"
 
 
 def test_nothing_happens_while_it_is_off() -> None:
     result = run(
-        f"{FILL}; sleep 3; cat {ZP}/enabled; echo threads=$(grep -l kzeropaged /proc/*/comm | wc -l); {COUNTERS}",
+        f"{FILL}; sleep 3; cat {ZP}/enabled; echo threads=$(grep -l kzeropaged /proc/*/comm | wc "
+        f"-l); {COUNTERS}",
         devices=[],
         checked=True,
     )
@@ -82,7 +91,8 @@ def test_nothing_happens_while_it_is_off() -> None:
 @pytest.mark.parametrize("how", ["sysfs", "boot parameter"])
 def test_free_memory_becomes_zero_and_is_not_zeroed_again(how: str) -> None:
     result = run(
-        f"{FILL}; {ALL}; {SETTLE}; echo pages=$({PREZEROED}); echo known=$({KNOWN}); echo free=$({FREE}); "
+        f"{FILL}; {ALL}; {SETTLE}; echo pages=$({PREZEROED}); echo known=$({KNOWN}); echo "
+        f"free=$({FREE}); "
         + skips("huge", "alloc_once --size 256 --pages thp --verify --mode touch_all")
         + f"; {FILL}; {SETTLE}; "
         + skips("small", "alloc_once --size 256 --pages nothp --verify --mode touch_all")
@@ -113,10 +123,80 @@ def test_memory_on_the_lists_of_a_cpu_is_zeroed() -> None:
     expect_at_least(values(result)["huge"], 0.99 * (192 << 8))
 
 
+@pytest.mark.parametrize("pages", ["thp", "nothp"])
+@pytest.mark.parametrize("devices", [[], [BALLOON]], ids=["alone", "with reports"])
+def test_a_program_that_runs_again(devices: list[str], pages: str) -> None:
+    """With nothing but `enabled`: two seconds later its memory is zero again."""
+    job = f"alloc_once --size 800 --pages {pages} --verify --mode touch_all"
+    result = run(
+        f"echo 1 > {ZP}/enabled; {job} >/dev/null; sleep 2; {skips('again', job)}; {COUNTERS}",
+        kernel="knownzero",
+        devices=devices,
+        memory="2G",
+    )
+    fine(result)
+    expect_at_least(values(result)["again"], 0.9 * (800 << 8))
+    assert counters(result)["pgzeroed_bad"] == 0
+
+
+def test_a_program_that_runs_again_beside_a_full_page_cache() -> None:
+    job = "alloc_once --size 800 --pages nothp --verify --mode touch_all"
+    result = run(
+        # The descriptor keeps the pages of the device in the cache.
+        "exec 3</dev/vda; dd if=/dev/vda of=/dev/null bs=1M count=2200 2>/dev/null; "
+        f"echo cached=$(($(awk '/^Buffers/ {{ print $2 }}' /proc/meminfo))); "
+        f"echo 1 > {ZP}/enabled; {job} >/dev/null; sleep 2; {skips('again', job)}; {COUNTERS}",
+        kernel="knownzero",
+        devices=[BALLOON, "virtio-blk-pci,drive=empty"],
+        memory="2G",
+        extra_qemu=["-drive", "driver=null-co,size=4G,read-zeroes=on,if=none,id=empty"],
+    )
+    fine(result)
+    assert values(result)["cached"] > 1600 << 10
+    expect_at_least(values(result)["again"], 0.8 * (800 << 8))
+    assert counters(result)["pgzeroed_bad"] == 0
+
+
+@pytest.mark.parametrize("devices", [[], [BALLOON]], ids=["alone", "with reports"])
+def test_files_use_dirty_memory_first(devices: list[str]) -> None:
+    """300 MiB of files take at most a twentieth of 256 MiB that were zeroed: others are dirty."""
+    result = run(
+        "mkdir /files; mount -t tmpfs none /files -o size=90%; "
+        f"echo 3600000 > {ZP}/delay_millisecs; echo 1 > {ZP}/enabled; sleep 1; "
+        "alloc_once --size 1200 --pages nothp --mode touch_all >/dev/null; "
+        # Any write to a knob starts a pass, which stops after a batch.
+        f"before=$({PREZEROED}); echo {256 * MIB} > {ZP}/batch_size; sleep 2; "
+        f"echo zeroed=$(($({PREZEROED}) - before)); lost=$({LOST}); "
+        "dd if=/dev/zero of=/files/file bs=1M count=300 2>/dev/null; "
+        f"echo lost=$(($({LOST}) - lost)); {COUNTERS}",
+        kernel="knownzero",
+        devices=devices,
+        memory="2G",
+    )
+    fine(result)
+    found = values(result)
+    expect_at_least(found["zeroed"], 250 << 8)
+    expect_at_most(found["lost"], 0.05 * found["zeroed"])
+
+
+def test_no_task_waits_for_it() -> None:
+    """Beside a busy process on its CPU: a contiguous allocation takes as long as without it."""
+    result = run(
+        f"preempt; echo 3600000 > {ZP}/delay_millisecs; echo 1 > {ZP}/enabled; sleep 1; preempt",
+        devices=[],
+        cpus=2,
+    )
+    fine(result)
+    off, on = objects(result)
+    assert (off["enabled"], on["enabled"]) == ("0", "1")
+    # With a mutex held during a part of each pass, the longest allocation took 4 s.
+    expect_at_most(on["worst_us"], 1.2 * off["worst_us"] + 200_000)
+
+
 def test_an_idle_clean_machine_is_not_woken() -> None:
     woken = (
-        "awk '/^voluntary_ctxt/ { print $2 }' "
-        "/proc/$(grep -l kzeropaged0 /proc/*/comm | sed 's/[^0-9]//g')/status"
+        "awk '/^voluntary_ctxt/ { print $2 }' /proc/$(grep -l kzeropaged0 /proc/*/comm | sed "
+        "'s/[^0-9]//g')/status"
     )
     result = run(
         f"echo 100 > {ZP}/delay_millisecs; echo all > {ZP}/enabled; {FILL}; {SETTLE}; "
@@ -132,9 +212,10 @@ def test_an_idle_clean_machine_is_not_woken() -> None:
 
 
 def scattered(size: int, group: int, steps: list[tuple[str, int, int]], options: str = "") -> str:
-    """Shell that runs guest/scatter.c and, after each step of it (pages, ms), what the step names."""
+    """Shell that runs guest/scatter.c and, after each step (pages, ms), what the step names."""
     lines = [
-        f"mkfifo /tmp/in; scatter --size {size} --group {group} {options} </tmp/in >/tmp/out & exec 9>/tmp/in",
+        f"mkfifo /tmp/in; scatter --size {size} --group {group} {options} </tmp/in >/tmp/out & "
+        "exec 9>/tmp/in",
         "line() { while [ $(wc -l < /tmp/out) -lt $1 ]; do sleep 0.2; done; }",
         "line 1",
     ]
@@ -174,12 +255,15 @@ def test_pageblocks_keep_their_type() -> None:
     """Else unmovable memory needs new pageblocks, and there are fewer huge pages."""
     kinds = "awk '/^Number/ { n++ } n && /DMA32/ { print $5, $7 }' /proc/pagetypeinfo"
     result = run(
-        f"{kinds}; echo 0 > {ZP}/delay_millisecs; echo all > {ZP}/enabled; {SETTLE}; {kinds}; {COUNTERS}",
+        f"{kinds}; echo 0 > {ZP}/delay_millisecs; echo all > {ZP}/enabled; {SETTLE}; {kinds}; "
+        f"{COUNTERS}",
         devices=[],
         checked=True,
     )
     fine(result)
-    before, after = ([int(count) for count in line.split()] for line in text(result).splitlines()[:2])
+    before, after = (
+        [int(count) for count in line.split()] for line in text(result).splitlines()[:2]
+    )
     assert sum(before) > 1 and all(new >= old for old, new in zip(before, after, strict=True)), (
         before,
         after,
@@ -196,15 +280,19 @@ def test_compaction_uses_blocks_that_are_partly_zero() -> None:
         [
             # All but the first page of each 64 KiB is zeroed.
             (f"{ALL}; {SETTLE}; echo 0 > {ZP}/enabled", 15, 0),
-            (f"lost=$({LOST}); {COMPACT}; {COMPACT}; {COMPACT}; echo lost=$(($({LOST}) - lost))", 1, 0),
+            (
+                f"lost=$({LOST}); {COMPACT}; {COMPACT}; {COMPACT}; echo lost=$(($({LOST}) - lost))",
+                1,
+                0,
+            ),
         ],
         "--large",
     )
     result = run(
         f"echo never > {thp}-2048kB/enabled; echo always > {thp}-64kB/enabled; "
         # The CPU's own list is kept short, so that each page soon merges.
-        "echo 100000 > /proc/sys/vm/percpu_pagelist_high_fraction; "
-        f"echo 0 > {ZP}/mini_order; {script}; {COUNTERS}",
+        f"echo 100000 > /proc/sys/vm/percpu_pagelist_high_fraction; echo 0 > {ZP}/mini_order; "
+        f"{script}; {COUNTERS}",
         devices=[],
     )
     fine(result)
@@ -214,15 +302,18 @@ def test_compaction_uses_blocks_that_are_partly_zero() -> None:
 
 
 def test_pools_of_huge_pages() -> None:
-    """Free pages of a hugetlb pool that were in use are zeroed; those that were not, only when asked."""
+    """Free pages of a hugetlb pool that were in use are zeroed.
+
+    Those that were not, only when asked.
+    """
     fill = "alloc_once --size {} --pages hugetlb --verify --mode touch_all"
     pool = "echo {} > /proc/sys/vm/nr_hugepages"
     result = run(
-        f"{pool.format(32)}; {NOW}; {SETTLE}; echo 0 > {ZP}/enabled; {skips('unused', fill.format(64))}; "
+        f"{pool.format(32)}; {NOW}; {SETTLE}; echo 0 > {ZP}/enabled; "
+        f"{skips('unused', fill.format(64))}; "
         # Dirty ones that come later, and are not used, do not hide them.
-        f"{FILL}; {pool.format(36)}; {NOW}; {SETTLE}; "
-        f"{skips('used', fill.format(64))}; {pool.format(64)}; {ALL}; {SETTLE}; "
-        f"{skips('all', fill.format(128))}; {COUNTERS}",
+        f"{FILL}; {pool.format(36)}; {NOW}; {SETTLE}; {skips('used', fill.format(64))}; "
+        f"{pool.format(64)}; {ALL}; {SETTLE}; {skips('all', fill.format(128))}; {COUNTERS}",
         devices=[],
         checked=True,
     )
@@ -234,10 +325,62 @@ def test_pools_of_huge_pages() -> None:
     assert counters(result)["pgzeroed_bad"] == 0
 
 
+def test_a_pool_that_grows_hides_no_used_page() -> None:
+    """1100 unused pages enter the pool behind a used one, which is zeroed nevertheless."""
+    fill = "alloc_once --size 2 --pages hugetlb --verify --mode touch_all"
+    pool = "echo {0} > /proc/sys/vm/nr_hugepages; test $(cat /proc/sys/vm/nr_hugepages) = {0}"
+    result = run(
+        f"echo 0 > {ZP}/delay_millisecs; {pool.format(1)}; {fill} >/dev/null; {pool.format(1101)}; "
+        f"echo 1 > {ZP}/enabled; {SETTLE}; echo 0 > {ZP}/enabled; "
+        f"{skips('again', fill)}; {COUNTERS}",
+        devices=[],
+        memory="3G",
+        checked=True,
+    )
+    fine(result)
+    expect_at_least(values(result)["again"], 512)
+    assert counters(result)["pgzeroed_bad"] == 0
+
+
+def gigantic(then: str, name: str) -> BootResult:
+    """Use a page of 1 GiB, let kzeropaged zero a part of it, run ``then``; print `NAME=` skips."""
+    hunt = "leak_hunter --kind hugetlb_1g --workers 1 --dirty 0 --seconds 1"
+    return run(
+        f"{hunt}; echo $((128 << 20)) > {ZP}/max_rate; {NOW}; sleep 4; echo 0 > {ZP}/enabled; "
+        f"s=$({SKIPPED}); {then}; echo {name}=$(($({SKIPPED}) - s)); {COUNTERS}",
+        devices=[],
+        memory="3G",
+        append="hugepagesz=1G hugepages=1",
+        checked=True,
+    )
+
+
+@pytest.mark.nightly
+def test_a_gigantic_page_that_is_taken_keeps_what_was_zeroed() -> None:
+    """kzeropaged has zeroed some of 1 GiB: the program that takes the page zeroes the rest only."""
+    result = gigantic("leak_hunter --kind hugetlb_1g --workers 1 --dirty 0 --seconds 1", "taken")
+    fine(result)
+    # At 128 MiB/s for four seconds; free memory of the node comes first.
+    expect_at_least(values(result)["taken"], (64 << 20) >> 12)
+    assert counters(result)["pgzeroed_bad"] == 0
+
+
+@pytest.mark.nightly
+def test_a_gigantic_page_that_is_demoted_keeps_what_was_zeroed() -> None:
+    """The parts of 2 MiB that are all zero are known to be so."""
+    fill = "alloc_once --size 1024 --pages hugetlb --verify --mode touch_all"
+    result = gigantic(f"echo 1 > {GIB_POOL}/demote; {fill} >/dev/null", "demoted")
+    fine(result)
+    expect_at_least(values(result)["demoted"], (64 << 20) >> 12)
+    assert counters(result)["pgzeroed_bad"] == 0
+
+
 def rss(pid: int) -> int:
     """Resident bytes of a process."""
     status = Path(f"/proc/{pid}/status").read_text()
-    return 1024 * next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS"))
+    return 1024 * next(
+        int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS")
+    )
 
 
 def resident(
@@ -263,11 +406,11 @@ def resident(
     return found, "\n".join(out)
 
 
-MIB = 1 << 20
-
-
 def test_reported_memory_stays_with_the_host() -> None:
-    """Pieces of reported blocks merge with pages that are freed: zeroing these does not take them back (P2)."""
+    """Pieces of reported blocks merge with pages that are freed.
+
+    Zeroing these does not take them back (P2).
+    """
     order = "/sys/module/page_reporting/parameters/page_reporting_order"
     script = scattered(
         320,
@@ -275,21 +418,26 @@ def test_reported_memory_stays_with_the_host() -> None:
         [
             # A quarter of each 2 MiB is reported, in pieces.
             (f"echo 0 > {FLUSH}; mark", 128, 0),
-            # The next quarter is freed, and merges with it; such blocks are too small to be reported now.
+            # The next quarter is freed, and merges with it; such blocks are too small to be
+            # reported now.
             (
-                f"echo {ZP_REPORT_ORDER} > {order}; echo 3 > /proc/sys/vm/drop_caches; {NOW}; {SETTLE}; mark",
+                f"echo {ZP_REPORT_ORDER} > {order}; echo 3 > /proc/sys/vm/drop_caches; {NOW}; "
+                f"{SETTLE}; mark",
                 128,
                 0,
             ),
         ],
     )
     (before, after), out = resident(
-        f"echo 3600000 > {DELAY}; echo {ZP_REPORT_ORDER} > {order}; {FILL}; echo 0 > {FLUSH}; echo 5 > {order}; "
-        f"{script}; echo zeroed=$({PREZEROED}); {COUNTERS}",
+        f"echo 3600000 > {DELAY}; echo {ZP_REPORT_ORDER} > {order}; {FILL}; echo 0 > {FLUSH}; "
+        f"echo 5 > {order}; {script}; echo zeroed=$({PREZEROED}); {COUNTERS}",
         device=[BALLOON],
     )
-    zeroed = next(int(line.partition("=")[2]) for line in out.splitlines() if line.startswith("zeroed="))
-    # Much of the second quarter, 80 MiB, was zeroed (larger blocks are left to reporting) and is resident all the time.
+    zeroed = next(
+        int(line.partition("=")[2]) for line in out.splitlines() if line.startswith("zeroed=")
+    )
+    # Much of the second quarter, 80 MiB, was zeroed (larger blocks are left to reporting) and is
+    # resident all the time.
     expect_at_least(zeroed * 4096, 32 * MIB)
     expect_at_most(after - before, 16 * MIB)
     assert "pgzeroed_bad 0" in out
@@ -297,10 +445,14 @@ def test_reported_memory_stays_with_the_host() -> None:
 
 @pytest.mark.parametrize("enabled", ["1", "all"])
 def test_memory_that_was_never_used(enabled: str) -> None:
-    """Without a reporter: the host does not have to provide memory that the guest never used (P3)."""
+    """Without a reporter.
+
+    The host does not have to provide memory that the guest never used (P3).
+    """
     (before, after, used), out = resident(
         f"mark; echo 0 > {ZP}/delay_millisecs; echo {enabled} > {ZP}/enabled; {SETTLE}; mark; "
-        f"fillfree --size 256 > /dev/null; {DROP}; {SETTLE}; {skips('skipped', TOUCH)}; mark; {COUNTERS}",
+        f"fillfree --size 256 > /dev/null; {DROP}; {SETTLE}; {skips('skipped', TOUCH)}; mark; "
+        f"{COUNTERS}",
         device=[],
     )
     if enabled == "all":
@@ -308,7 +460,9 @@ def test_memory_that_was_never_used(enabled: str) -> None:
     else:
         expect_at_most(after - before, 100 * MIB)
         assert used < 700 * MIB
-    skipped = next(int(line.partition("=")[2]) for line in out.splitlines() if line.startswith("skipped="))
+    skipped = next(
+        int(line.partition("=")[2]) for line in out.splitlines() if line.startswith("skipped=")
+    )
     # Memory that was used is zeroed in both cases.
     expect_at_least(skipped, 0.9 * (192 << 8))
     assert "pgzeroed_bad 0" in out
@@ -323,7 +477,15 @@ BAD = {
 }
 # Values written, and the values read back.
 GOOD = {
-    "enabled": [("1", "1"), ("n", "0"), ("on", "1"), ("off", "0"), ("all", "all"), ("Y", "1"), ("0", "0")],
+    "enabled": [
+        ("1", "1"),
+        ("n", "0"),
+        ("on", "1"),
+        ("off", "0"),
+        ("all", "all"),
+        ("Y", "1"),
+        ("0", "0"),
+    ],
     "mini_order": [("0", "0"), ("10", "10"), ("4", "4")],
     "delay_millisecs": [("0", "0"), ("4294967295", "4294967295"), ("1000", "1000")],
     "batch_size": [
@@ -336,22 +498,27 @@ GOOD = {
 
 
 def test_good_and_bad_input() -> None:
-    """A refused value changes nothing, not even the thread; an accepted one can be read back (P9)."""
+    """A refused value changes nothing, not even the thread.
+
+    An accepted one can be read back (P9).
+    """
     bad = [
         f"if echo '{value}' 2>/dev/null > {ZP}/{name}; then echo 'accepted {name} {value}'; fi"
         for name, values in BAD.items()
         for value in values
     ]
     good = [
-        f'echo {value} > {ZP}/{name}; [ "$(cat {ZP}/{name})" = {kept} ] || echo "not kept {name} {value}"'
+        f'echo {value} > {ZP}/{name}; [ "$(cat {ZP}/{name})" = {kept} ] || echo "not kept {name} '
+        f'{value}"'
         for name, values in GOOD.items()
         for value, kept in values
     ]
     state = f"cat {ZP}/*; grep -l kzeropaged0 /proc/*/comm || echo no thread"
     result = run(
-        f'bad() {{ {"; ".join(bad)}; }}; a=$({state}); bad; [ "$a" = "$({state})" ] || echo changed; '
-        f'echo 1 > {ZP}/enabled; a=$({state}); bad; [ "$a" = "$({state})" ] || echo changed while on; '
-        f"{'; '.join(good)}; ls {ZP} | wc -l",
+        f'bad() {{ {"; ".join(bad)}; }}; a=$({state}); bad; [ "$a" = "$({state})" ] || echo '
+        "changed; "
+        f'echo 1 > {ZP}/enabled; a=$({state}); bad; [ "$a" = "$({state})" ] || echo changed while '
+        f"on; {'; '.join(good)}; ls {ZP} | wc -l",
         kernel=CHECKED,
         devices=[],
     )
@@ -369,9 +536,9 @@ def test_good_and_bad_input() -> None:
 )
 def test_it_refuses_where_it_would_do_harm(append: str, reason: str) -> None:
     result = run(
-        f"if echo 1 2>/dev/null > {ZP}/enabled; then exit 7; fi; cat {ZP}/enabled; "
-        f"fillfree --share 50 >/dev/null; sleep 1; {PREZEROED}; "
-        "alloc_once --size 64 --verify --mode touch_all >/dev/null",
+        f"if echo 1 2>/dev/null > {ZP}/enabled; then exit 7; fi; cat {ZP}/enabled; fillfree "
+        f"--share 50 >/dev/null; sleep 1; {PREZEROED}; alloc_once --size 64 --verify --mode "
+        "touch_all >/dev/null",
         devices=[],
         append=f"{append} prezero=on",
     )
@@ -379,7 +546,9 @@ def test_it_refuses_where_it_would_do_harm(append: str, reason: str) -> None:
     assert text(result).splitlines() == ["0", "0"]
     # Once at boot, once for the write.
     assert (
-        result.console.read_text(errors="replace").count(f"prezero: free memory cannot be zeroed: {reason}")
+        result.console.read_text(errors="replace").count(
+            f"prezero: free memory cannot be zeroed: {reason}"
+        )
         == 2
     )
 
@@ -388,9 +557,9 @@ def test_the_rate_is_limited() -> None:
     mib = 1 << 20
     pace = f"a=$({PREZEROED}); sleep 4; b=$({PREZEROED})"
     result = run(
-        f"fillfree --share 80 >/dev/null; echo {16 * mib} > {ZP}/max_rate; {NOW}; "
-        f"sleep 1; {pace}; echo rate=$(((b - a) * 1024)); "
-        "pid=$(grep -l kzeropaged0 /proc/*/comm | sed 's/[^0-9]//g'); grep -h policy /proc/$pid/sched; "
+        f"fillfree --share 80 >/dev/null; echo {16 * mib} > {ZP}/max_rate; {NOW}; sleep 1; "
+        f"{pace}; echo rate=$(((b - a) * 1024)); pid=$(grep -l kzeropaged0 /proc/*/comm | sed "
+        "'s/[^0-9]//g'); grep -h policy /proc/$pid/sched; "
         # The end of a batch, which each block is now, does not get round it.
         f"echo {2 * mib} > {ZP}/batch_size; sleep 1; {pace}; echo in_batches=$(((b - a) * 1024))",
         devices=[],
@@ -428,7 +597,15 @@ DISTURBANCES = {
     "memory pressure": ("prezero", "pressure"),
     "huge page pool, memory blocks": ("prezero", "hugetlb", "memoryblock"),
     "reporting": ("prezero", "reporter", "flush"),
-    "everything": ("prezero", "compact", "hotplug", "pressure", "hugetlb", "memoryblock", "reporter"),
+    "everything": (
+        "prezero",
+        "compact",
+        "hotplug",
+        "pressure",
+        "hugetlb",
+        "memoryblock",
+        "reporter",
+    ),
 }
 
 
@@ -437,7 +614,9 @@ DISTURBANCES = {
 @pytest.mark.parametrize(
     ("what", "nodes"),
     [
-        pytest.param(what, nodes, marks=[] if (what, nodes) == ("everything", 2) else pytest.mark.nightly)
+        pytest.param(
+            what, nodes, marks=[] if (what, nodes) == ("everything", 2) else pytest.mark.nightly
+        )
         for what in DISTURBANCES
         for nodes in (1, 2)
     ],
@@ -472,10 +651,11 @@ def test_no_byte_leaks(what: str, nodes: int, record_property: Record) -> None:
 def test_out_of_memory() -> None:
     """It gives way: programs get all there is, and it goes on when they are gone."""
     result = run(
-        f"{HUGE_PAGES}; {NOW}; echo 1 > /proc/sys/vm/overcommit_memory; "
-        "for i in 1 2 3; do ( echo 1000 > /proc/self/oom_score_adj; "
-        "exec alloc_once --size 4096 --pages nothp --mode touch_all ) 2>/dev/null || echo killed; done; "
-        f"{SETTLE}; {skips('skipped', 'alloc_once --size 256 --pages thp --verify --mode touch_all')}; {COUNTERS}",
+        f"{HUGE_PAGES}; {NOW}; echo 1 > /proc/sys/vm/overcommit_memory; for i in 1 2 3; do ( echo "
+        "1000 > /proc/self/oom_score_adj; exec alloc_once --size 4096 --pages nothp --mode "
+        f"touch_all ) 2>/dev/null || echo killed; done; {SETTLE}; "
+        f"{skips('skipped', 'alloc_once --size 256 --pages thp --verify --mode touch_all')}; "
+        f"{COUNTERS}",
         devices=[],
         checked=True,
         memory="512M",
@@ -543,7 +723,9 @@ def test_it_is_frozen_and_resumes(tmp_path: Path, cpus: int) -> None:
             time.sleep(0.5)
             told = guest.console.read_text(errors="replace")
             assert "resume-test-failed" not in told, told[-3000:]
-            assert time.monotonic() < deadline, f"not done after {RESUME_SECONDS} s:\n{told[-3000:]}"
+            assert time.monotonic() < deadline, (
+                f"not done after {RESUME_SECONDS} s:\n{told[-3000:]}"
+            )
     lines = [line.strip() for line in told.splitlines()]
     counted = dict(line.split() for line in lines if line.startswith("pgzeroed_"))
     assert "PM: hibernation: hibernation exit" in told
@@ -560,7 +742,8 @@ def test_it_is_frozen_and_resumes(tmp_path: Path, cpus: int) -> None:
     expect_at_least(skipped, 0.75 * (256 << 8))
 
 
-# Where the host's end of the virtio ports is after it came back is another matter: the serial console.
+# Where the host's end of the virtio ports is after it came back is another matter: the serial
+# console.
 SUSPEND = f"""
 exec > /dev/ttyS0 2>&1
 {FILL}; echo {16 << 20} > {ZP}/max_rate; {ALL}
@@ -600,7 +783,9 @@ def test_it_is_suspended_and_goes_on() -> None:
     assert slept and "PM: suspend exit" in told
     lines = [line.strip() for line in told.splitlines()]
     counted = dict(line.split() for line in lines if line.startswith("pgzeroed_"))
-    before, after = (next(int(x.split()[1]) for x in lines if x.startswith(w)) for w in ("before ", "after "))
+    before, after = (
+        next(int(x.split()[1]) for x in lines if x.startswith(w)) for w in ("before ", "after ")
+    )
     # It was at work, and had not finished.
     assert 0 < before <= after < 512 << 20
     end = next(line.split() for line in lines if line.startswith("end "))

@@ -113,7 +113,9 @@ def test_an_unknown_option_is_bad_usage(programs: dict[str, Path], name: str) ->
         ("zeropages", ("left over",)),
     ],
 )
-def test_bad_input_is_named(programs: dict[str, Path], name: str, arguments: tuple[str, ...]) -> None:
+def test_bad_input_is_named(
+    programs: dict[str, Path], name: str, arguments: tuple[str, ...]
+) -> None:
     told = call(programs, name, *arguments)
     assert told.returncode == 2
     assert told.stderr.startswith(f"{name}: ")
@@ -126,16 +128,27 @@ def test_zeropages_is_built_and_installed_from_a_clone_with_make(tmp_path: Path)
     folder, to = tmp_path / "tools" / "zeropages", ["PREFIX=/usr", f"DESTDIR={tmp_path / 'to'}"]
     for target in (["check"], ["install", *to], ["uninstall", *to], ["deb", f"OUT={tmp_path}"]):
         done = subprocess.run(
-            ["make", "-C", str(folder), *target], capture_output=True, text=True, timeout=60, check=False
+            ["make", "-C", str(folder), *target],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
         )
         assert done.returncode == 0, done.stdout + done.stderr
         assert "warning" not in done.stderr
-    assert not [path for path in (tmp_path / "to").rglob("*") if path.is_file()], "left by make uninstall"
+    assert not [path for path in (tmp_path / "to").rglob("*") if path.is_file()], (
+        "left by make uninstall"
+    )
     (made,) = tmp_path.glob("*.deb")
     subprocess.run(["dpkg-deb", "-x", made, tmp_path / "to"], check=True)
-    unit, manual = "usr/lib/systemd/system/zeropages-check.service", "usr/share/man/man1/zeropages.1"
+    unit, manual = (
+        "usr/lib/systemd/system/zeropages-check.service",
+        "usr/share/man/man1/zeropages.1",
+    )
     inside = {
-        str(path.relative_to(tmp_path / "to")) for path in (tmp_path / "to").rglob("*") if path.is_file()
+        str(path.relative_to(tmp_path / "to"))
+        for path in (tmp_path / "to").rglob("*")
+        if path.is_file()
     }
     assert inside == {"usr/bin/zeropages", manual, unit, "usr/share/doc/zeropages/copyright"}
     program = tmp_path / "to/usr/bin/zeropages"
@@ -162,7 +175,17 @@ def test_the_fuzzer_needs_the_system_call(programs: dict[str, Path]) -> None:
 @pytest.mark.parametrize("mode", ["populate", "touch_line", "touch_all", "read_all"])
 def test_alloc_once_measures_its_child(programs: dict[str, Path], mode: str) -> None:
     told = call(
-        programs, "alloc_once", "--size", "8", "--pages", "nothp", "--mode", mode, "--verify", "--reps", "2"
+        programs,
+        "alloc_once",
+        "--size",
+        "8",
+        "--pages",
+        "nothp",
+        "--mode",
+        mode,
+        "--verify",
+        "--reps",
+        "2",
     )
     assert told.returncode == 0, told.stderr
     lines = [json.loads(line) for line in told.stdout.splitlines()]
@@ -197,12 +220,16 @@ def test_page_fault_counts_pages_and_mappings(programs: dict[str, Path], tasks: 
 
 
 def test_page_fault_goes_on_until_there_are_cycles(programs: dict[str, Path]) -> None:
-    told = call(programs, "page_fault", "--size", "2", "--ms", "1", "--cycles", "3", "--pause-ms", "20")
+    told = call(
+        programs, "page_fault", "--size", "2", "--ms", "1", "--cycles", "3", "--pause-ms", "20"
+    )
     found = json.loads(told.stdout)
     assert found["cycles"] >= 3
 
 
-def test_build_load_runs_processes_that_fill_memory(programs: dict[str, Path], tmp_path: Path) -> None:
+def test_build_load_runs_processes_that_fill_memory(
+    programs: dict[str, Path], tmp_path: Path
+) -> None:
     told = call(programs, "build_load", "--steps", "3", "--size", "2", "--folder", str(tmp_path))
     assert told.returncode == 0, told.stderr
     found = json.loads(told.stdout)
@@ -214,12 +241,16 @@ def test_build_load_runs_processes_that_fill_memory(programs: dict[str, Path], t
 
 
 def test_build_load_says_what_it_cannot_do(programs: dict[str, Path], tmp_path: Path) -> None:
-    told = call(programs, "build_load", "--steps", "1", "--size", "1", "--folder", str(tmp_path / "none"))
+    told = call(
+        programs, "build_load", "--steps", "1", "--size", "1", "--folder", str(tmp_path / "none")
+    )
     assert told.returncode == 3
     assert "cannot open" in told.stderr and told.stdout == ""
 
 
-@pytest.mark.skipif(platform.machine() != "x86_64", reason="one kind of stores on this architecture")
+@pytest.mark.skipif(
+    platform.machine() != "x86_64", reason="one kind of stores on this architecture"
+)
 @pytest.mark.parametrize("how", ["stos", "movnti"])
 def test_corunner_zeroes_after_each_turn(programs: dict[str, Path], how: str) -> None:
     told = call(programs, "corunner", "--ms", "20", "--size", "64", "--clear", how)
@@ -239,7 +270,9 @@ def test_fillfree_fills_what_it_was_told(programs: dict[str, Path]) -> None:
 
 
 def test_the_hunter_finds_a_planted_byte(programs: dict[str, Path]) -> None:
-    told = call(programs, "leak_hunter", "--plant", "--seconds", "5", "--dirty", "2", "--workers", "1")
+    told = call(
+        programs, "leak_hunter", "--plant", "--seconds", "5", "--dirty", "2", "--workers", "1"
+    )
     assert told.returncode == 1
     first, last = (json.loads(line) for line in told.stdout.splitlines())
     assert first["violation"]["value"] == 0x5A

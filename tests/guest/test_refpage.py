@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0
-"""Reference pages: the kernel's selftest, with a boot for each test that needs its own, and the fuzzer."""
+"""Reference pages.
+
+The kernel's selftest, with a boot for each test that needs its own, and the fuzzer.
+"""
 
 from __future__ import annotations
 
@@ -32,30 +35,58 @@ SECONDS = int(os.environ.get("KNOWNZERO_FUZZ_SECONDS", "180"))
 SEED = int(os.environ.get("KNOWNZERO_FUZZ_SEED", "1"))
 
 SWAP = "echo 256M > /sys/block/zram0/disksize; mkswap /dev/zram0 >/dev/null; swapon /dev/zram0; "
-RESULT = re.compile(r"^(ok|not ok) \d+ (?:refpage\.)?(?P<name>\S+)(?: # (?P<skip>SKIP.*))?$", re.MULTILINE)
+RESULT = re.compile(
+    r"^(ok|not ok) \d+ (?:refpage\.)?(?P<name>\S+)(?: # (?P<skip>SKIP.*))?$", re.MULTILINE
+)
 # Each has a boot of its own below.
 SPECIAL = {"pressure", "migration"}
 # A pattern of zeros has no page that could be charged or have a memory error.
 NOT_OF_ZEROS = {"zero.memcg", "zero.memory_error"}
-# Each fails on a kernel that treats the mapping as that of a file: findings that are closed stay so.
+# Each fails on a kernel that treats the mapping as that of a file: findings that are closed stay
+# so.
 AS_ANONYMOUS_MEMORY = {
-    "core_dump", "rss", "seal", "neighbours_merge", "large_folios", "lazy_free", "wipe_on_fork", "name",
-    "instructions", "read_back", "userfaultfd_missing", "memlock", "no_truncation",
-}  # fmt: skip
+    "core_dump",
+    "rss",
+    "seal",
+    "neighbours_merge",
+    "large_folios",
+    "lazy_free",
+    "wipe_on_fork",
+    "name",
+    "read_back",
+    "userfaultfd_missing",
+    "memlock",
+    "no_truncation",
+}
 # The tests of memory tags, which are compiled for arm64 only: of five contents, seven each.
 TAGS = "mte."
 NUMBER_OF_TAGS_TESTS = 5 * 7
-# User-Mode Linux has no swap, KSM, userfaultfd, memory errors, control groups, gup_test, larger folios.
+# User-Mode Linux has no swap, KSM, userfaultfd, memory errors, control groups, gup_test, larger
+# folios.
 NOT_IN_UM = {
-    "swap", "ksm", "userfaultfd_wp", "userfaultfd_missing", "memory_error", "memcg", "longterm_pin",
-    "longterm_pin_fast", "process_vm", "large_folios", "name", "seal", "read_back",
-}  # fmt: skip
+    "swap",
+    "ksm",
+    "userfaultfd_wp",
+    "userfaultfd_missing",
+    "memory_error",
+    "memcg",
+    "longterm_pin",
+    "longterm_pin_fast",
+    "process_vm",
+    "large_folios",
+    "name",
+    "seal",
+    "read_back",
+}
 
 
 def selftest(
     arguments: str = "", arch: str = "x86_64", **more: object
 ) -> tuple[BootResult, dict[str, list[str]]]:
-    """Run the selftest, with swap if there is any; its tests by how they ended (passed, failed, skipped)."""
+    """Run the selftest, with swap if there is any.
+
+    Its tests by how they ended (passed, failed, skipped).
+    """
     options: dict[str, object] = {"devices": [], "timeout": 420.0} | more
     result = run(
         f"{'' if arch == 'um' else SWAP}refpage_test {arguments}",
@@ -92,7 +123,9 @@ def left_out(found: dict[str, list[str]]) -> set[str]:
 )
 def test_the_selftest(cpus: int, append: str) -> None:
     result, found = selftest(cpus=cpus, append=append)
-    assert not found["failed"], f"{found['failed']} (console: {result.console})\n{text(result)[-3000:]}"
+    assert not found["failed"], (
+        f"{found['failed']} (console: {result.console})\n{text(result)[-3000:]}"
+    )
     fine(result)
     assert left_out(found) <= SPECIAL
     assert names(found["passed"]) >= AS_ANONYMOUS_MEMORY
@@ -114,7 +147,9 @@ def test_the_selftest_with_memory_tags(append: str) -> None:
         append=append,
         timeout=3000.0,
     )
-    assert not found["failed"], f"{found['failed']} (console: {result.console})\n{text(result)[-3000:]}"
+    assert not found["failed"], (
+        f"{found['failed']} (console: {result.console})\n{text(result)[-3000:]}"
+    )
     fine(result)
     tagged = {test for test in found["passed"] if test.startswith(TAGS)}
     assert len(tagged) == NUMBER_OF_TAGS_TESTS
@@ -126,8 +161,12 @@ def test_the_selftest_with_memory_tags(append: str) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_the_selftest_on_a_processor_without_memory_tags() -> None:
-    result, found = selftest(arch="arm64", kernel=build.build_linux("debug", "arm64"), cpus=2, timeout=3000.0)
-    assert not found["failed"], f"{found['failed']} (console: {result.console})\n{text(result)[-3000:]}"
+    result, found = selftest(
+        arch="arm64", kernel=build.build_linux("debug", "arm64"), cpus=2, timeout=3000.0
+    )
+    assert not found["failed"], (
+        f"{found['failed']} (console: {result.console})\n{text(result)[-3000:]}"
+    )
     fine(result)
     assert {test for test in found["skipped"] if test.startswith(TAGS)}
     assert names([test for test in found["skipped"] if not test.startswith(TAGS)]) <= SPECIAL | {
@@ -138,11 +177,15 @@ def test_the_selftest_on_a_processor_without_memory_tags() -> None:
 
 @pytest.mark.nightly
 def test_the_selftest_in_user_mode_linux() -> None:
-    # Each page that these two map is a mapping of the host, which allows 65,530 (vm.max_map_count). Beyond that,
-    # User-Mode Linux kills the process with a lock held.
+    # Each page that these two map is a mapping of the host, which allows 65,530 (vm.max_map_count).
+    # Beyond that, User-Mode Linux kills the process with a lock held.
     many = ("neighbours_merge", "rss")
-    result, found = selftest(" ".join(f"-T {test}" for test in many), arch="um", memory="512M", timeout=900.0)
-    assert not found["failed"], f"{found['failed']} (console: {result.console})\n{text(result)[-3000:]}"
+    result, found = selftest(
+        " ".join(f"-T {test}" for test in many), arch="um", memory="512M", timeout=900.0
+    )
+    assert not found["failed"], (
+        f"{found['failed']} (console: {result.console})\n{text(result)[-3000:]}"
+    )
     fine(result)
     skipped = left_out(found)
     print(f"skipped: {sorted(skipped)}")
@@ -166,7 +209,9 @@ def test_first_writes_in_user_mode_linux() -> None:
 def test_memory_pressure(without: str, count: int) -> None:
     # The first option that applies to a test decides.
     others = " ".join(f"-V {pattern}" for pattern in without.split())
-    result, found = selftest(f"{others} -t pressure", memory="192M", cpus=2, append="init_on_alloc=1")
+    result, found = selftest(
+        f"{others} -t pressure", memory="192M", cpus=2, append="init_on_alloc=1"
+    )
     fine(result)
     assert found["skipped"] == found["failed"] == []
     assert len(found["passed"]) == count
@@ -201,7 +246,10 @@ kill $reader
 
 
 def test_the_oom_killer_leaves_a_reader_alone() -> None:
-    """A process reads twice the memory or more of a mapping, another one takes all memory: killing the reader frees nothing."""
+    """A process reads twice the memory or more of a mapping, another one takes all memory.
+
+    Killing the reader frees nothing.
+    """
     result = run(READ_AND_GROW, devices=[], memory="256M", allow_warnings=True)
     told = text(result)
     match = re.search(r"^rss (\d+)$", told, re.MULTILINE)
@@ -211,10 +259,16 @@ def test_the_oom_killer_leaves_a_reader_alone() -> None:
 
 
 def test_zero_content_needs_no_zeroing() -> None:
-    """An all-zero pattern is anonymous memory by another name: reported memory is not zeroed again."""
-    job = "refpage_bench --method refpage --byte {} --map 67108864 --touch 67108864 --loops 1 --check"
+    """An all-zero pattern is anonymous memory by another name.
+
+    Reported memory is not zeroed again.
+    """
+    job = (
+        "refpage_bench --method refpage --byte {} --map 67108864 --touch 67108864 --loops 1 --check"
+    )
     result = run(
-        f"{DIRTY}; {REPORT}; {job.format(0)}; {REPORT}; {job.format(170)}; grep pgzeroed_ /proc/vmstat",
+        f"{DIRTY}; {REPORT}; {job.format(0)}; {REPORT}; {job.format(170)}; grep pgzeroed_ "
+        "/proc/vmstat",
         checked=True,
     )
     fine(result)
@@ -238,12 +292,38 @@ def test_an_allocator_that_uses_it() -> None:
 
 # What the fuzzer can count for each operation that has a part in reference pages, at least.
 SUCCEED = {
-    "refpage_create", "mmap_refpage", "mmap_other", "munmap", "mremap", "mremap_dontunmap", "mprotect",
-    "madvise_dontneed", "madvise_free", "madvise_wipeonfork", "madvise_mergeable", "madvise_hugepage", "madvise_cold", "madvise_pageout",
-    "madvise_populate_read", "madvise_populate_write", "madvise_dontfork", "mlock", "munlock",
-    "munlockall", "fork", "load", "store", "process_vm_readv", "process_vm_writev", "write_from",
-    "read_into", "mem_read", "mem_write", "fd_close", "fd_dup",
-}  # fmt: skip
+    "refpage_create",
+    "mmap_refpage",
+    "mmap_other",
+    "munmap",
+    "mremap",
+    "mremap_dontunmap",
+    "mprotect",
+    "madvise_dontneed",
+    "madvise_free",
+    "madvise_wipeonfork",
+    "madvise_mergeable",
+    "madvise_hugepage",
+    "madvise_cold",
+    "madvise_pageout",
+    "madvise_populate_read",
+    "madvise_populate_write",
+    "madvise_dontfork",
+    "mlock",
+    "munlock",
+    "munlockall",
+    "fork",
+    "load",
+    "store",
+    "process_vm_readv",
+    "process_vm_writev",
+    "write_from",
+    "read_into",
+    "mem_read",
+    "mem_write",
+    "fd_close",
+    "fd_dup",
+}
 REFUSED = {
     "refpage_create": {"EINVAL", "EFAULT", "EMFILE"},
     "mmap_refpage": {"EINVAL", "EACCES", "EEXIST"},
@@ -251,14 +331,25 @@ REFUSED = {
     "madvise_remove": {"EACCES"},
     "mremap_bad": {"EINVAL"},
 }
-NEVER = ("fd_read", "fd_write", "fd_pread", "fd_pwrite", "fd_fallocate", "fd_ftruncate", "fd_sendfile")
+NEVER = (
+    "fd_read",
+    "fd_write",
+    "fd_pread",
+    "fd_pwrite",
+    "fd_fallocate",
+    "fd_ftruncate",
+    "fd_sendfile",
+)
 KSM = "echo 1000 > /sys/kernel/mm/ksm/pages_to_scan; echo 1 > /sys/kernel/mm/ksm/run; "
 
 
 def fuzz(
     arguments: tuple[str, ...], beside: str = "", **more: object
 ) -> tuple[BootResult, list[dict[str, Any]]]:
-    """Run a fuzzer with each of the arguments, side by side, with swap and KSM; the report of each."""
+    """Run a fuzzer with each of the arguments, side by side, with swap and KSM.
+
+    The report of each.
+    """
     started = "".join(f'refpage_fuzz {one} & jobs="$jobs $!"; ' for one in arguments)
     result = run(
         f"{SWAP}{KSM}jobs=; {beside}{started}for job in $jobs; do wait $job; done; "
@@ -292,7 +383,9 @@ def all_had_their_turn(reports: list[dict[str, Any]]) -> None:
     """Chance decides what is called; with seeds that are given, it is the same calls each time."""
     sums = together(reports)
     missing = {f"{name} succeeds" for name in SUCCEED if not sums[name].get("ok")}
-    missing |= {f"{name}: {error}" for name, errors in REFUSED.items() for error in errors - set(sums[name])}
+    missing |= {
+        f"{name}: {error}" for name, errors in REFUSED.items() for error in errors - set(sums[name])
+    }
     if missing:
         raise OutOfLuck(f"what never came: {sorted(missing)}")
     expect_at_least(min(told["checked_pages"] for told in reports), 1000)
@@ -306,7 +399,9 @@ def tell(reports: list[dict[str, Any]], record: Record) -> None:
 
 def swapped(result: BootResult) -> dict[str, int]:
     """The counters of /proc/vmstat that the fuzzers' guest printed."""
-    return {name: int(value) for name, value in re.findall(r"^(\w+) (\d+)$", text(result), re.MULTILINE)}
+    return {
+        name: int(value) for name, value in re.findall(r"^(\w+) (\d+)$", text(result), re.MULTILINE)
+    }
 
 
 @pytest.mark.fuzz
@@ -346,8 +441,8 @@ def test_the_fuzzer_notices() -> None:
     breaks = ("content", "access", "errno")
     result = run(
         "; ".join(
-            f"code=0; refpage_fuzz --seed 5 --steps 2000 --break-model {what} || code=$?; [ $code = 1 ]; "
-            f"refpage_fuzz --seed 5 --steps 40 --break-model {what}"
+            f"code=0; refpage_fuzz --seed 5 --steps 2000 --break-model {what} || code=$?; [ $code "
+            f"= 1 ]; refpage_fuzz --seed 5 --steps 40 --break-model {what}"
             for what in breaks
         ),
         devices=[],

@@ -42,7 +42,9 @@ def test_partial() -> None:
 def test_error() -> None:
     """A report that fails makes nothing known to be zero, whatever the flush says of it."""
     result = run(
-        script(f"({REPORT}) 2>/dev/null || true"), devices=[], append="page_zeroed_reporter.mode=error"
+        script(f"({REPORT}) 2>/dev/null || true"),
+        devices=[],
+        append="page_zeroed_reporter.mode=error",
     )
     fine(result)
     found = counters(result)
@@ -55,7 +57,10 @@ TAINT_TEST = 1 << 18
 
 
 def test_a_lie_is_found() -> None:
-    """The oracle must be able to fail: here it has to. The mode taints the kernel, since it leaks memory (K8)."""
+    """The oracle must be able to fail: here it has to.
+
+    The mode taints the kernel, since it leaks memory (K8).
+    """
     result = run(
         script() + "; echo tainted $(cat /proc/sys/kernel/tainted)",
         devices=[],

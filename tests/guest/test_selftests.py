@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0
-"""The kernel's own selftests of memory management, on the oracle kernel beside the leak hunter and on the base."""
+"""The kernel's own selftests of memory management, on the oracle kernel beside the leak hunter and
+on the base.
+"""
 
 from __future__ import annotations
 
@@ -38,45 +40,93 @@ SKIPPED = 4  # what kselftest ends with then
 # As run_vmtests.sh runs them, with smaller sizes where it takes a machine's.
 GROUPS = {
     "anonymous memory": (
-        "cow", "madv_populate", "guard-regions", "merge", "mremap_test", "mremap_dontunmap", "mkdirty",
-        "process_madv", "droppable", "mseal_test", "mdwe_test", "map_fixed_noreplace", "map_populate",
-        "soft-dirty", "pagemap_ioctl", "mincore/mincore_selftest",
+        "cow",
+        "madv_populate",
+        "guard-regions",
+        "merge",
+        "mremap_test",
+        "mremap_dontunmap",
+        "mkdirty",
+        "process_madv",
+        "droppable",
+        "mseal_test",
+        "mdwe_test",
+        "map_fixed_noreplace",
+        "map_populate",
+        "soft-dirty",
+        "pagemap_ioctl",
+        "mincore/mincore_selftest",
     ),
     "pinned and locked": (
-        "gup_longterm", "gup_test -ct -F 0x1 0 19 0x1000", "gup_test -u -n 1", "gup_test -u -n -1",
-        "gup_test -a -n 1", "gup_test -a -n -1",
-        "mlock-random-test", "mlock2-tests", "on-fault-limit", "memfd_secret", "memfd/memfd_test",
-        "mrelease_test", "pfnmap",
+        "gup_longterm",
+        "gup_test -ct -F 0x1 0 19 0x1000",
+        "gup_test -u -n 1",
+        "gup_test -u -n -1",
+        "gup_test -a -n 1",
+        "gup_test -a -n -1",
+        "mlock-random-test",
+        "mlock2-tests",
+        "on-fault-limit",
+        "memfd_secret",
+        "memfd/memfd_test",
+        "mrelease_test",
+        "pfnmap",
     ),
     "huge pages": (
-        "split_huge_page_test", "folio_split_race_test", "prctl_thp_disable", "transhuge-stress -d 20 64",
+        "split_huge_page_test",
+        "folio_split_race_test",
+        "prctl_thp_disable",
+        "transhuge-stress -d 20 64",
     ),
     "collapsed": (
-        "khugepaged", "khugepaged all:shmem", "khugepaged -s 4 all:shmem",
+        "khugepaged",
+        "khugepaged all:shmem",
+        "khugepaged -s 4 all:shmem",
         "khugepaged -c 4 mthp_khugepaged:anon",
     ),
     "hugetlb": (
-        "hugetlb-mmap", "hugetlb-shm", "hugetlb-mremap", "hugetlb-madvise", "hugetlb_dio",
-        "hugetlb_fault_after_madv", "hugetlb_madv_vs_map", "thuge-gen",
+        "hugetlb-mmap",
+        "hugetlb-shm",
+        "hugetlb-mremap",
+        "hugetlb-madvise",
+        "hugetlb_dio",
+        "hugetlb_fault_after_madv",
+        "hugetlb_madv_vs_map",
+        "thuge-gen",
     ),
     "moved and merged": (
-        "compaction_test", "migration", "rmap", "ksm_functional_tests", "ksm_tests -M -p 10", "ksm_tests -U",
-        "ksm_tests -H -s 100", "ksm_tests -P -s 100",
-        "ksm_tests -Z -p 10 -z 0", "ksm_tests -Z -p 10 -z 1", "ksm_tests -N -m 0",
+        "compaction_test",
+        "migration",
+        "rmap",
+        "ksm_functional_tests",
+        "ksm_tests -M -p 10",
+        "ksm_tests -U",
+        "ksm_tests -H -s 100",
+        "ksm_tests -P -s 100",
+        "ksm_tests -Z -p 10 -z 0",
+        "ksm_tests -Z -p 10 -z 1",
+        "ksm_tests -N -m 0",
     ),
     "userfaultfd": (
-        "uffd-unit-tests", "uffd-stress anon 20 16", "uffd-stress hugetlb 128 32",
-        "uffd-stress hugetlb-private 128 32", "uffd-stress shmem 20 16", "uffd-stress shmem-private 20 16",
+        "uffd-unit-tests",
+        "uffd-stress anon 20 16",
+        "uffd-stress hugetlb 128 32",
+        "uffd-stress hugetlb-private 128 32",
+        "uffd-stress shmem 20 16",
+        "uffd-stress shmem-private 20 16",
         "uffd-wp-mremap",
     ),
     "failing memory": ("memory-failure", "hugetlb-soft-offline", "hugetlb-read-hwpoison"),
     "processors": ("pkey_sighandler_tests", "va_high_addr_switch"),
     "cgroups": ("cgroup/test_memcontrol", "cgroup/test_hugetlb_memcg"),
     "proc": (
-        "proc/proc-pid-vm", "proc/proc-empty-vm", "proc/proc-self-map-files-001",
-        "proc/proc-self-map-files-002", "proc/proc-maps-race",
+        "proc/proc-pid-vm",
+        "proc/proc-empty-vm",
+        "proc/proc-self-map-files-001",
+        "proc/proc-self-map-files-002",
+        "proc/proc-maps-race",
     ),
-}  # fmt: skip
+}
 # What the hunter does beside: it must not take pages of a pool that a test counts, or counts on.
 BESIDE_A_POOL = ("anon_4k", "thp", "shmem_mmap", "page_tables", "fork_cow")
 KINDS = {
@@ -118,7 +168,10 @@ PART = re.compile(r"^part: (.+): (ok|not ok) (?:\d+ )?(.*)$", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Ran:
-    """How a selftest ended: its exit code, and how many of its parts passed (None: it did not say)."""
+    """How a selftest ended: its exit code, and how many of its parts passed (None.
+
+    It did not say).
+    """
 
     code: int
     passed: int | None
@@ -131,7 +184,9 @@ try() {{
     (cd /selftests; timeout -k 10 {SECONDS} $2 ./$1) > /tmp/log 2>&1 || code=$?
     sed -nE "s=^(not ok|ok) =part: $1: &=p" /tmp/log
     echo "selftest: $1: $code $(grep '^# Totals: ' /tmp/log | tail -n 1)"
-    if [ $code != 0 ]; then echo "== $1"; grep '^not ok ' /tmp/log || true; grep -v '^ok ' /tmp/log | tail -n 40; fi >&2
+    if [ $code != 0 ]; then
+        echo "== $1"; grep '^not ok ' /tmp/log || true; grep -v '^ok ' /tmp/log | tail -n 40
+    fi >&2
 }}
 """
 
@@ -171,14 +226,19 @@ def ran(result: BootResult) -> dict[str, Ran]:
 
 
 def parts(result: BootResult) -> set[str]:
-    """How the parts of the selftests of a guest ended, without the numbers in their names: these may differ."""
+    """How the parts of the selftests of a guest ended, without the numbers in their names.
+
+    These may differ.
+    """
     return {
         f"{test}: {'skipped' if '# SKIP' in name else state}: {re.sub(NUMBER, 'N', name)}"
         for test, state, name in PART.findall(text(result))
     }
 
 
-def judge(found: dict[str, Ran], group: str, skips: dict[str, str], failures: dict[str, str]) -> list[str]:
+def judge(
+    found: dict[str, Ran], group: str, skips: dict[str, str], failures: dict[str, str]
+) -> list[str]:
     """What is wrong: a test that did not pass and was not expected to, or passed and was not."""
     wrong = []
     for test in GROUPS[group]:
@@ -200,14 +260,15 @@ def judge(found: dict[str, Ran], group: str, skips: dict[str, str], failures: di
 
 # Why a test cannot do its work in these guests.
 SKIPS = {"pfnmap": "these kernels have no /dev/mem: CONFIG_VIRTIO_MEM depends on a strict one"}
-# Programs of selftests/mm in no group, and why. Of its scripts, test_vmalloc and test_page_frag load modules, and
-# charge_reserved_hugetlb and hugetlb_reparenting_test need bash: the guests have neither. cgroup/test_kmem fails here,
-# as a tmpfs keeps no negative dentries, and its test of deletions fails at times on the base kernel. There,
-# memfd_test hugetlbfs aborts without a message, ksm_tests -N -m 1 fails in one run of eight, and khugepaged -s 2 in
-# two of nine, on ours in three.
+# Programs of selftests/mm in no group, and why. Of its scripts, test_vmalloc and test_page_frag
+# load modules, and charge_reserved_hugetlb and hugetlb_reparenting_test need bash: the guests have
+# neither. cgroup/test_kmem fails here, as a tmpfs keeps no negative dentries, and its test of
+# deletions fails at times on the base kernel. There, memfd_test hugetlbfs aborts without a message,
+# ksm_tests -N -m 1 fails in one run of eight, and khugepaged -s 2 in two of nine, on ours in three.
 LEFT_OUT = {
     "hmm-tests": "on the base kernel as well it ends with 1, without totals, after its benchmark",
-    "protection_keys": "on the base kernel it ends with 0 after 21, 50, 52, 91 or 78 of its 462 parts",
+    "protection_keys": "on the base kernel it ends with 0 after 21, 50, 52, 91 or 78 of its 462 "
+    "parts",
     "write_to_hugetlbfs": "a helper of charge_reserved_hugetlb",
 }
 # Why one fails in these guests, without the series as well.
@@ -233,7 +294,8 @@ def guest(group: str, kernel: str | Path, script: str, devices: list[str]) -> Bo
         devices=devices,
         cpus=CPUS.get(group, 2),
         memory="2G",
-        # A pool's page may come from the area for contiguous allocations, and cannot be pinned for long then.
+        # A pool's page may come from the area for contiguous allocations, and cannot be pinned for
+        # long then.
         append="numa=fake=2 cma=0",
         extra_qemu=PROCESSOR.get(group, []),
         add=programs(GROUPS[group]),
@@ -256,7 +318,10 @@ def test_selftests(group: str, record_property: Record) -> None:
     only = parts(base) ^ parts(ours)
     assert not only, f"these parts ended differently without the series: {sorted(only)}"
     states = Counter(part.split(": ")[1] for part in parts(ours))
-    print(f"{len(GROUPS[group])} selftests ended alike on both kernels; kinds of parts: {dict(states)}")
+    print(
+        f"{len(GROUPS[group])} selftests ended alike on both kernels; kinds of parts: "
+        f"{dict(states)}"
+    )
     hunted(ours, record_property)
     expect_at_least(counters(ours)["pgzeroed_skip"], 1)
 
@@ -264,6 +329,8 @@ def test_selftests(group: str, record_property: Record) -> None:
 def test_no_program_of_mm_is_forgotten() -> None:
     folder = fetch.pristine(fetch.obtain("linux")) / "tools" / "testing" / "selftests" / "mm"
     main = re.compile(r"^(?:int main\(|TEST_HARNESS_MAIN)", re.MULTILINE)
-    there = {file.stem for file in folder.glob("*.c") if main.search(file.read_text(encoding="utf-8"))}
+    there = {
+        file.stem for file in folder.glob("*.c") if main.search(file.read_text(encoding="utf-8"))
+    }
     run_here = {test.split()[0] for tests in GROUPS.values() for test in tests if "/" not in test}
     assert there == run_here | LEFT_OUT.keys()

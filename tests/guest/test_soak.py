@@ -39,7 +39,12 @@ WANTED = int(os.environ.get("KNOWNZERO_SOAK_PAGES", "1000000"))
 ROUNDS = 20
 ZP = "/sys/kernel/mm/zero_page"
 REPORT, ZERO = f"echo 0 > {FLUSH}", "zeroed"
-USES = {"thp": "--pages thp", "4k": "--pages nothp", "64k": "--pages mthp=64", "hugetlb": "--pages hugetlb"}
+USES = {
+    "thp": "--pages thp",
+    "4k": "--pages nothp",
+    "64k": "--pages mthp=64",
+    "hugetlb": "--pages hugetlb",
+}
 # Half a second at the most, or until kzeropaged has zeroed as much as is used.
 PREZERO = f"""
 echo 0 > {ZP}/delay_millisecs; echo 0 > {ZP}/mini_order; echo 1 > {ZP}/enabled
@@ -109,9 +114,13 @@ CASES = {
     "reported, 4k, 2 CPUs": Case(REPORT, "4k", cpus=2),
     "reported, 4k, 4 CPUs, 2 nodes": Case(REPORT, "4k", cpus=4, append="numa=fake=2"),
     "reported, hugetlb": Case(REPORT, "hugetlb", before=POOL),
-    "reported, hugetlb, 2 CPUs, 2 nodes": Case(REPORT, "hugetlb", cpus=2, append="numa=fake=2", before=POOL),
+    "reported, hugetlb, 2 CPUs, 2 nodes": Case(
+        REPORT, "hugetlb", cpus=2, append="numa=fake=2", before=POOL
+    ),
     "pre-zeroed, thp": Case(ZERO, "thp", before=PREZERO),
-    "pre-zeroed, thp, 2 CPUs, 2 nodes": Case(ZERO, "thp", cpus=2, append="numa=fake=2", before=PREZERO),
+    "pre-zeroed, thp, 2 CPUs, 2 nodes": Case(
+        ZERO, "thp", cpus=2, append="numa=fake=2", before=PREZERO
+    ),
     "pre-zeroed, thp, as it ships": Case(ZERO, "thp", kernel="knownzero", before=PREZERO),
     "pre-zeroed, 4k": Case(ZERO, "4k", before=PREZERO),
     "pre-zeroed, hugetlb": Case(ZERO, "hugetlb", before=POOL + PREZERO),
@@ -126,16 +135,24 @@ def told(result: BootResult, record: Record, name: str = "skips_checked") -> int
     found = counters(result)
     assert found["pgzeroed_bad"] == 0
     record(name, found["pgzeroed_skip"])
-    print(f"{found['pgzeroed_skip']} pages were not zeroed, and checked, in {result.seconds:.0f} s: {found}")
+    print(
+        f"{found['pgzeroed_skip']} pages were not zeroed, and checked, in {result.seconds:.0f} s: "
+        f"{found}"
+    )
     return found["pgzeroed_skip"]
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_used_again(name: str, record_property: Record) -> None:
-    """A program checks that its memory is zero and makes it dirty; the next one allocates as much."""
+    """A program checks that its memory is zero and makes it dirty.
+
+    The next one allocates as much.
+    """
     case = CASES[name]
     um, pages = case.arch == "um", case.size_mb * MIB // PAGE
-    job = f"alloc_once --size {case.size_mb} {USES[case.pages]} --mode touch_all --verify > /dev/null"
+    job = (
+        f"alloc_once --size {case.size_mb} {USES[case.pages]} --mode touch_all --verify > /dev/null"
+    )
     script = (
         f"{'' if um else HUGE_PAGES + '; '}pages={pages}; {case.before or 'true'}\n"
         f"for round in $(seq {ROUNDS * (WANTED // pages + 1)}); do {case.refill}; {job}; "
@@ -156,10 +173,15 @@ def test_used_again(name: str, record_property: Record) -> None:
 
 
 def test_out_of_the_balloon(record_property: Record) -> None:
-    """The device confirms pages in the balloon as zero (bit 7); programs use them after deflation."""
+    """The device confirms pages in the balloon as zero (bit 7).
+
+    Programs use them after deflation.
+    """
     most, taken = 6000.0, 512 * MIB
     device = balloon.device(device_init_on_inflate="on")
-    spec = BootSpec("debug", memory="1G", devices=[device], timeout=most, command=["sh", "-c", LOOP])
+    spec = BootSpec(
+        "debug", memory="1G", devices=[device], timeout=most, command=["sh", "-c", LOOP]
+    )
     with running(spec) as guest:
         side, done = Side("guest", guest), 0
         side.sh(f"echo 1000000 > {DELAY}")
@@ -169,13 +191,27 @@ def test_out_of_the_balloon(record_property: Record) -> None:
             balloon.fill(guest, taken)
             balloon.fill(guest, 0)
             for pages in ("thp", "nothp"):
-                side.json("alloc_once", "--size", "240", "--pages", pages, "--verify", "--mode", "touch_all")
+                side.json(
+                    "alloc_once",
+                    "--size",
+                    "240",
+                    "--pages",
+                    pages,
+                    "--verify",
+                    "--mode",
+                    "touch_all",
+                )
             done = side.number("sed -n 's/^pgzeroed_skip //p' /proc/vmstat")
-        found = {name: int(value) for name, value in map(str.split, side.sh("grep pgzeroed_ /proc/vmstat"))}
+        found = {
+            name: int(value)
+            for name, value in map(str.split, side.sh("grep pgzeroed_ /proc/vmstat"))
+        }
     assert done >= WANTED
     assert found["pgzeroed_bad"] == found["pgzeroed_set_reported"] == 0
     record_property("skips_checked", found["pgzeroed_skip"])
-    print(f"{found['pgzeroed_skip']} pages out of the balloon were not zeroed, and checked: {found}")
+    print(
+        f"{found['pgzeroed_skip']} pages out of the balloon were not zeroed, and checked: {found}"
+    )
 
 
 @pytest.mark.parametrize("pages", ["", "--nothp"], ids=["thp", "4k"])
@@ -183,9 +219,14 @@ def test_filled_from_a_pattern(pages: str, record_property: Record) -> None:
     """A program compares each page with the pattern before and after it writes to the page."""
     size = 256 * MIB
     loops = max(1, WANTED * PAGE // size)
-    job = f"refpage_bench --method refpage --check --map {size} --touch {size} --loops {loops} {pages}"
+    job = (
+        f"refpage_bench --method refpage --check --map {size} --touch {size} --loops {loops} "
+        f"{pages}"
+    )
     script = f"{HUGE_PAGES}; {job}; grep pgzeroed_ /proc/vmstat"
-    spec = BootSpec("debug", memory="1G", devices=[BALLOON], timeout=7000.0, command=["sh", "-ec", script])
+    spec = BootSpec(
+        "debug", memory="1G", devices=[BALLOON], timeout=7000.0, command=["sh", "-ec", script]
+    )
     result = boot(spec)
     told(result, record_property, "skips_beside")
     assert objects(result)[-1]["loops"] == loops

@@ -12,15 +12,18 @@ from lab.core.errors import LabError
 from lab.core.run import ask
 from tests.devices import wait_for
 from tests.guest.guests import (
+    BALLOON,
     BOTH_DEVICES,
     DELAY,
     DIRTY,
     KERNEL,
     REPORT,
+    VHOST_USER,
     counters,
     expect_at_least,
     expect_at_most,
     fine,
+    lying_daemon,
     objects,
     run,
     text,
@@ -30,15 +33,25 @@ from tests.guest.test_vhost_user import LATE, MIB, device_of, guest_with, memory
 pytestmark = pytest.mark.boots
 
 JOB = (
-    "alloc_once --size 128 --pages thp --verify --mode touch_all; alloc_once --size 64 --pages nothp --verify"
+    "alloc_once --size 128 --pages thp --verify --mode touch_all; alloc_once --size 64 --pages "
+    "nothp --verify"
 )
 VERIFIED = [128 << 20, 64 << 20]  # bytes that JOB has read back as zeros
 
 
+# A device that offers neither bit, and whose used lengths claim that all of it is zero.
+CLAIMS_ALL = f"{VHOST_USER},device-init-reported=off,device-init-on-inflate=off,lie=full-length"
+
+
 @pytest.mark.parametrize("kernel", ["knownzero", "debug"])
-def test_our_kernel_on_the_distributions_qemu(kernel: str) -> None:
-    """Such a QEMU returns used lengths that mean nothing: without the bit they are not looked at."""
-    result = run(f"{DIRTY}; {REPORT}; {JOB}; grep pgzeroed_ /proc/vmstat", kernel=kernel, qemu="stock")
+@pytest.mark.parametrize("device", [BALLOON, CLAIMS_ALL], ids=["QEMU's own", "claims all"])
+def test_our_kernel_on_the_distributions_qemu(
+    kernel: str, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the bit, a used length has no meaning: QEMU's own balloon always returns 0."""
+    lying_daemon(monkeypatch)
+    script = f"{DIRTY}; {REPORT}; {JOB}; grep pgzeroed_ /proc/vmstat"
+    result = run(script, kernel=kernel, qemu="stock", devices=[device])
     fine(result)
     found = counters(result)
     assert found["pgzeroed_set_reported"] == 0
@@ -49,7 +62,10 @@ def test_our_kernel_on_the_distributions_qemu(kernel: str) -> None:
 @pytest.mark.nightly
 @pytest.mark.parametrize("device", BOTH_DEVICES)
 def test_the_base_kernel_on_our_qemu(device: str) -> None:
-    """It does not know the bit: it has no counter of known-zero pages, and its memory is zero all the same."""
+    """It does not know the bit.
+
+    It has no counter of known-zero pages, and its memory is zero all the same.
+    """
     result = run(f"echo 100 > {DELAY}; {DIRTY}; sleep 2; {JOB}", kernel="base", devices=[device])
     fine(result)
     told = objects(result)
@@ -60,19 +76,27 @@ def test_the_base_kernel_on_our_qemu(device: str) -> None:
 @pytest.mark.parametrize("device", BOTH_DEVICES)
 def test_the_distributions_kernel_on_our_qemu(device: str) -> None:
     result = run(
-        "uname -r; fillfree --share 60; fillfree --share 60; " + JOB, kernel="stock", devices=[device]
+        "uname -r; fillfree --share 60; fillfree --share 60; " + JOB,
+        kernel="stock",
+        devices=[device],
     )
     fine(result)
     assert [one["bytes"] for one in objects(result)[2:]] == VERIFIED, text(result)
 
 
 def test_the_daemon_on_stock_qemu() -> None:
-    """Reports, the balloon and its answers, statistics, a reset of the guest, a driver that is bound again."""
-    again = "cd /sys/bus/virtio/drivers/virtio_balloon; d=$(ls -d virtio*); echo $d > unbind; echo $d > bind; cd /"
+    """Reports, the balloon and its answers, statistics, a reset of the guest, a driver that is
+    bound again.
+    """
+    again = (
+        "cd /sys/bus/virtio/drivers/virtio_balloon; d=$(ls -d virtio*); echo $d > unbind; echo $d "
+        "> bind; cd /"
+    )
     script = (
-        f"{LATE}; pause up; {again}; {DIRTY}; pause filled; {REPORT}; pause reported; "
-        "alloc_once --size 256 --pages thp --verify --mode touch_all; fillfree --share 70 >/dev/null; pause full; "
-        "pause deflated; alloc_once --size 256 --pages nothp --verify; grep pgzeroed_ /proc/vmstat"
+        f"{LATE}; pause up; {again}; {DIRTY}; pause filled; {REPORT}; pause reported; alloc_once "
+        "--size 256 --pages thp --verify --mode touch_all; fillfree --share 70 >/dev/null; pause "
+        "full; pause deflated; alloc_once --size 256 --pages nothp --verify; grep pgzeroed_ "
+        "/proc/vmstat"
     )
     with guest_with(
         script,
@@ -121,7 +145,10 @@ def test_the_daemon_on_stock_qemu() -> None:
 
 
 def test_the_daemon_on_stock_qemu_keeps_the_poison_of_free_pages() -> None:
-    """The guest checks the poison of each page that it allocates. A discarded page would be zeros."""
+    """The guest checks the poison of each page that it allocates.
+
+    A discarded page would be zeros.
+    """
     script = f"{LATE}; {DIRTY}; {REPORT}; {JOB}; pause done; grep pgzeroed_ /proc/vmstat"
     with guest_with(script, qemu="stock", kernel=str(KERNEL), append="page_poison=1") as guest:
         until(guest, "done")
@@ -136,7 +163,10 @@ def test_the_daemon_on_stock_qemu_keeps_the_poison_of_free_pages() -> None:
 
 
 def test_stock_qemu_goes_on_without_its_daemon() -> None:
-    """It does not connect again: what is reported stays unanswered, and the rest of the guest works."""
+    """It does not connect again.
+
+    What is reported stays unanswered, and the rest of the guest works.
+    """
     script = (
         f"{LATE}; {DIRTY}; pause filled; ({REPORT}) & alloc_once --size 64 --verify; "
         'echo "$(jobs)"; pause alive; kill %1'
@@ -156,7 +186,9 @@ def test_stock_qemu_goes_on_without_its_daemon() -> None:
 
 def test_stock_qemu_does_not_start_with_reconnect_ms() -> None:
     """Its device uses the connection before there is one."""
-    options = "-nodefaults -display none -S -chardev socket,id=c,path=/nowhere/socket,reconnect-ms=100"
+    options = (
+        "-nodefaults -display none -S -chardev socket,id=c,path=/nowhere/socket,reconnect-ms=100"
+    )
     done = ask([resolve.qemu("stock"), *options.split(), "-device", f"{GENERIC},chardev=c"])
     assert done.returncode == 1
     assert "Failed to set msg fds" in done.stderr

@@ -35,10 +35,12 @@ EACH_SECONDS = int(os.environ.get("KNOWNZERO_STRESSOR_SECONDS", "20"))
 ZP = "/sys/kernel/mm/zero_page"
 GROUP = "/sys/fs/cgroup/stress"
 SOURCES = (
-    f"echo 50 > {DELAY}; echo 20 > {ZP}/delay_millisecs; echo 0 > {ZP}/mini_order; echo 1 > {ZP}/enabled"
+    f"echo 50 > {DELAY}; echo 20 > {ZP}/delay_millisecs; echo 0 > {ZP}/mini_order; echo 1 > "
+    f"{ZP}/enabled"
 )
 PARTIAL = "page_zeroed_reporter.mode=partial"
-# Small amounts, often: what is allocated, freed and merged counts here, not how much there is of it.
+# Small amounts, often: what is allocated, freed and merged counts here, not how much there is of
+# it.
 SIZES = {
     "vm": "--vm-bytes 4M",
     "mmap": "--mmap-bytes 4M",
@@ -56,21 +58,46 @@ SIZES = {
 STRESSORS = {
     # Without madvise, which takes a minute for its first round.
     "quick ones": ("vm", "fork", "mmap", "brk", "stack", "memfd"),
-    "all sorts": ("vm", "fork", "mmap", "madvise", "mmaphuge", "mremap", "brk", "stack", "memfd", "shm"),
+    "all sorts": (
+        "vm",
+        "fork",
+        "mmap",
+        "madvise",
+        "mmaphuge",
+        "mremap",
+        "brk",
+        "stack",
+        "memfd",
+        "shm",
+    ),
     "processes": ("fork", "vfork", "clone", "exec", "spawn", "mmapfork", "stack", "brk"),
-    "mappings": ("vm", "mmap", "mmapfixed", "mmapmany", "mremap", "mprotect", "madvise", "malloc", "rmap"),
+    "mappings": (
+        "vm",
+        "mmap",
+        "mmapfixed",
+        "mmapmany",
+        "mremap",
+        "mprotect",
+        "madvise",
+        "malloc",
+        "rmap",
+    ),
     "files in memory": ("memfd", "shm", "shm-sysv", "tmpfs", "dev-shm", "vm-splice", "userfaultfd"),
     "huge pages": ("mmaphuge", "madvise", "pagemove", "mlock", "munmap", "vm"),
 }
 # Sizes for those of a class; files are memory as well here.
-CLASS_SIZES = " ".join([*SIZES.values(), "--copy-file-bytes 128M", "--mlockmany-procs 8"]) + "".join(
+CLASS_SIZES = " ".join(
+    [*SIZES.values(), "--copy-file-bytes 128M", "--mlockmany-procs 8"]
+) + "".join(
     f" --{name}-bytes 4M"
     for name in ("fallocate", "fiemap", "hdd", "iomix", "memrate", "msync", "pagemove", "sync-file")
 )
 CLASSES = ("vm", "memory", "filesystem")
 # Why a stressor cannot do its work in these guests.
 CANNOT = {
-    **dict.fromkeys(("physpage", "swap", "bind-mount", "binderfs", "fanotify"), "only root may do it"),
+    **dict.fromkeys(
+        ("physpage", "swap", "bind-mount", "binderfs", "fanotify"), "only root may do it"
+    ),
     "watchdog": "the guest has no watchdog",
     "dnotify": "the kernel has no CONFIG_DNOTIFY",
     "inotify": "the kernel has no CONFIG_INOTIFY_USER",
@@ -79,26 +106,27 @@ CANNOT = {
     "xattr": "the kernel has no CONFIG_TMPFS_XATTR",
 }
 SAID_NO = re.compile(
-    r"^.*\b(?:skip(?:ped(?!: 0)|ping)|not (?:implemented|supported))\b.*$", re.MULTILINE | re.IGNORECASE
+    r"^.*\b(?:skip(?:ped(?!: 0)|ping)|not (?:implemented|supported))\b.*$",
+    re.MULTILINE | re.IGNORECASE,
 )
 WORK = re.compile(r"- stressor: (\S+)\s+bogo-ops: (\d+)")
 
 
 def script(options: str, seconds: int, hunt: int) -> str:
-    """The hunt; what stress-ng takes is limited, so that running out of memory is its problem alone."""
+    """The hunt.
+
+    What stress-ng takes is limited, so that running out of memory is its problem alone.
+    """
     return (
-        "cd /tmp; echo +memory > /sys/fs/cgroup/cgroup.subtree_control; "
-        f"mkdir {GROUP}; echo 384M > {GROUP}/memory.max; "
-        "echo 8 > /proc/sys/vm/nr_hugepages; echo 64 > /proc/sys/vm/nr_overcommit_hugepages; "
-        f"{SOURCES}; "
-        "echo 1 > /proc/sys/vm/unprivileged_userfaultfd; "
-        f"echo 'exec stress-ng --timeout {seconds} --seed {STRESS_SEED} --verify --metrics-brief --yaml /tmp/work "
-        f"{options}' > /tmp/stress; "
+        f"cd /tmp; echo +memory > /sys/fs/cgroup/cgroup.subtree_control; mkdir {GROUP}; echo 384M "
+        f"> {GROUP}/memory.max; echo 8 > /proc/sys/vm/nr_hugepages; echo 64 > "
+        f"/proc/sys/vm/nr_overcommit_hugepages; {SOURCES}; echo 1 > "
+        f"/proc/sys/vm/unprivileged_userfaultfd; echo 'exec stress-ng --timeout {seconds} --seed "
+        f"{STRESS_SEED} --verify --metrics-brief --yaml /tmp/work {options}' > /tmp/stress; "
         # Not as root, who would poison pages by madvise(), and die of that.
         f"(sh -c 'echo $PPID > {GROUP}/cgroup.procs'; exec su -s /bin/sh nobody /tmp/stress) & "
-        f"leak_hunter --setup --seconds {hunt} --seed {STRESS_SEED} --workers 2 --dirty 96; "
-        f"wait $! || echo stress-ng=$?; cat /tmp/work; "
-        "grep pgzeroed_ /proc/vmstat"
+        f"leak_hunter --setup --seconds {hunt} --seed {STRESS_SEED} --workers 2 --dirty 96; wait "
+        "$! || echo stress-ng=$?; cat /tmp/work; grep pgzeroed_ /proc/vmstat"
     )
 
 
@@ -110,7 +138,12 @@ def together(stressors: tuple[str, ...]) -> str:
 def members(name: str) -> tuple[str, ...]:
     """The stressors of a class that can run."""
     folder = debs.with_dependencies("stress-ng", "usr/bin/stress-ng")
-    argv: list[str | Path] = [*debs.loader(folder), folder / "usr/bin/stress-ng", "--class", f"{name}?"]
+    argv: list[str | Path] = [
+        *debs.loader(folder),
+        folder / "usr/bin/stress-ng",
+        "--class",
+        f"{name}?",
+    ]
     listed = programs.output(
         argv, "cannot list stressors", f"remove {folder} and its .json, then run it again"
     )
@@ -128,9 +161,11 @@ def judge_stressors(result: BootResult, stressors: tuple[str, ...], share: float
 
 
 def with_libraries(package: str, program: str) -> list[tuple[Path, str]]:
-    """A program of a package (relative to the root) and its shared libraries, each with its place in a guest.
+    """A program of a package (relative to the root) and its shared libraries, each with its place
+    in a guest.
 
     The package's own loader finds the libraries, so that none of the machine's is among them.
+
     """
     folder = debs.with_dependencies(package, program)
     loader = debs.loader(folder)
@@ -189,7 +224,8 @@ def test_no_byte_leaks_beside_each_of_a_class(what: str, record_property: Record
     result = run(
         script(
             # By its manual these may hang a machine; here they run in a guest.
-            f"--pathological --class {what} --exclude {','.join(CANNOT)} --sequential 1 {CLASS_SIZES}",
+            f"--pathological --class {what} --exclude {','.join(CANNOT)} --sequential 1 "
+            f"{CLASS_SIZES}",
             EACH_SECONDS,
             EACH_SECONDS * len(stressors),
         ),

@@ -55,7 +55,8 @@ def memory(guest: Guest) -> int:
     for entry in Path(f"/proc/{guest.pid}/fd").iterdir():
         with contextlib.suppress(OSError):
             name = os.readlink(entry)
-            # QEMU's memfd or file; User-Mode Linux has a file without a name in /dev/shm or $TMPDIR.
+            # QEMU's memfd or file; User-Mode Linux has a file without a name in /dev/shm or
+            # $TMPDIR.
             files = r"/(vm_file[^/]*|qemu_back_mem[^/]*|#\d+) \(deleted\)$"
             if "memfd:memory-backend" in name or re.search(files, name):
                 about = entry.stat()
@@ -102,7 +103,10 @@ def until(guest: Guest, word: str) -> None:
 
 
 def reported_and_used_again(device: daemon.Daemon, guest: Guest) -> BootResult:
-    """Let the guest free its memory, report it, and take some of it: the device has proven all of that zero."""
+    """Let the guest free its memory, report it, and take some of it.
+
+    The device has proven all of that zero.
+    """
     guest.send("")
     until(guest, "reported")
     status = device.status()
@@ -133,7 +137,10 @@ def test_reported_memory_comes_back_and_is_not_zeroed_again() -> None:
 
 
 def gets_it_back(guest: Guest, *, at_least: int, slack: int) -> None:
-    """A guest that pauses when empty, filled and reported: the host has its memory again (bytes)."""
+    """A guest that pauses when empty, filled and reported.
+
+    The host has its memory again (bytes).
+    """
     device = device_of(guest)
     until(guest, "empty")
     before = memory(guest)
@@ -155,7 +162,10 @@ def gets_it_back(guest: Guest, *, at_least: int, slack: int) -> None:
 
 
 def test_the_host_gets_the_memory() -> None:
-    script = f"{LATE}; {REPORT}; pause empty; fillfree --share 70 >/dev/null; pause filled; {REPORT}; pause reported"
+    script = (
+        f"{LATE}; {REPORT}; pause empty; fillfree --share 70 >/dev/null; pause filled; {REPORT}; "
+        "pause reported"
+    )
     with guest_with(script) as guest:
         gets_it_back(guest, at_least=400 * MIB, slack=60 * MIB)
         fine(guest.wait())
@@ -194,7 +204,9 @@ def test_flush_from_the_host() -> None:
         filled = memory(guest)
         binary = daemon.build()
         text = run_output(
-            [binary, "flush", "--control", device.control, "--leave", "128M"], "flush fails", "read its log"
+            [binary, "flush", "--control", device.control, "--leave", "128M"],
+            "flush fails",
+            "read its log",
         )
         assert "went back to the host" in text
         expect_at_most(memory(guest), filled - 300 * MIB)
@@ -253,7 +265,12 @@ def test_more_than_4_gib() -> None:
         # More than is below the hole: some of it is above 4 GiB.
         low, high = sorted(status["regions"], key=lambda region: region["address"])
         assert high["address"] == 4 << 30
-        assert status["proven_zero"] == status["reported"] == status["discarded"] > low["bytes"] + (1 << 30)
+        assert (
+            status["proven_zero"]
+            == status["reported"]
+            == status["discarded"]
+            > low["bytes"] + (1 << 30)
+        )
         expect_at_most(memory(guest), filled - (3 << 30))
         assert status["malformed"] == status["refused"] == 0
         guest.send("")
@@ -269,9 +286,11 @@ def test_more_than_4_gib() -> None:
     ids=["vouched for", "not vouched for", "private"],
 )
 def test_memory_that_is_plugged_in(vouched: bool, share: bool) -> None:
-    """Plugged memory is another file, of which nothing is promised until somebody vouches that it is shared.
+    """Plugged memory is another file, of which nothing is promised until somebody vouches that it
+    is shared.
 
     One that is not shared is none of the daemon's business, whatever it was told.
+
     """
     script = (
         f"{LATE}; {HUGE_PAGES}; echo online > /sys/devices/system/memory/auto_online_blocks; "
@@ -281,7 +300,9 @@ def test_memory_that_is_plugged_in(vouched: bool, share: bool) -> None:
         "alloc_once --size 512 --verify --mode touch_all; grep pgzeroed_ /proc/vmstat"
     )
     device = DEVICE + (",memory-is-shared" if vouched else "")
-    with guest_with(script, size="512M", device=device, extra_qemu=["-m", "slots=2,maxmem=2G"]) as guest:
+    with guest_with(
+        script, size="512M", device=device, extra_qemu=["-m", "slots=2,maxmem=2G"]
+    ) as guest:
         until(guest, "ready")
         guest.qmp(
             "object-add",
@@ -320,10 +341,12 @@ def test_memory_that_is_plugged_in(vouched: bool, share: bool) -> None:
 
 
 def test_a_guest_that_is_reset() -> None:
-    """What the last driver had in its balloon is forgotten, and the next one is told the same target."""
+    """What the last driver had in its balloon is forgotten, and the next one is told the same
+    target.
+    """
     script = (
-        f"{LATE}; pause up; {DIRTY}; {REPORT}; pause reported; "
-        "alloc_once --size 128 --pages thp --verify --mode touch_all; grep pgzeroed_ /proc/vmstat"
+        f"{LATE}; pause up; {DIRTY}; {REPORT}; pause reported; alloc_once --size 128 --pages thp "
+        "--verify --mode touch_all; grep pgzeroed_ /proc/vmstat"
     )
     with guest_with(script, extra_qemu=["-action", "reboot=reset"]) as guest:
         device = device_of(guest)
@@ -341,8 +364,14 @@ def test_a_guest_that_is_reset() -> None:
 
 
 def test_a_driver_that_is_bound_again() -> None:
-    again = "cd /sys/bus/virtio/drivers/virtio_balloon; d=$(ls -d virtio*); echo $d > unbind; echo $d > bind; cd /"
-    script = f"{LATE}; {again}; {again}; {DIRTY}; {REPORT}; pause reported; alloc_once --size 128 --pages thp --verify"
+    again = (
+        "cd /sys/bus/virtio/drivers/virtio_balloon; d=$(ls -d virtio*); echo $d > unbind; echo $d "
+        "> bind; cd /"
+    )
+    script = (
+        f"{LATE}; {again}; {again}; {DIRTY}; {REPORT}; pause reported; alloc_once --size 128 "
+        "--pages thp --verify"
+    )
     with guest_with(script) as guest:
         until(guest, "reported")
         status = device_of(guest).status()
@@ -356,10 +385,12 @@ def test_a_driver_that_is_bound_again() -> None:
 
 @pytest.mark.parametrize("vouched", [True, False])
 def test_a_daemon_that_is_killed_and_comes_back(vouched: bool) -> None:
-    """Meanwhile the guest waits, QEMU lives and says so; afterwards everything goes on where it was.
+    """Meanwhile the guest waits, QEMU lives and says so.
 
-    What was in the queue when the new daemon came is no sign of a guest that writes there: it is claimed if
-    somebody vouches that memory is shared.
+    Afterwards everything goes on where it was.
+
+    What was in the queue when the new daemon came is no sign of a guest that writes there: it is
+    claimed if somebody vouches that memory is shared.
     """
     device_options = DEVICE + (",memory-is-shared" if vouched else "")
     script = (
@@ -436,7 +467,10 @@ def test_a_daemon_that_is_killed_while_the_balloon_is_full() -> None:
 
 
 def test_what_an_operator_has_set_survives_the_daemon(tmp_path: Path) -> None:
-    """D3: target and discard are in the state file; the interval of statistics is an option of each daemon."""
+    """D3: target and discard are in the state file.
+
+    The interval of statistics is an option of each daemon.
+    """
     device_options = f"daemon,stats-interval=1,state={tmp_path}/state"
     with guest_with(
         f"{LATE}; {DIRTY}; pause ready; {REPORT}; pause reported", device=device_options
@@ -463,9 +497,13 @@ def test_what_an_operator_has_set_survives_the_daemon(tmp_path: Path) -> None:
 
 
 def test_how_fast_the_guest_writes_is_measured() -> None:
-    """QEMU logs what is written meanwhile. A daemon cannot, and is not asked to: neither one nor its successor."""
+    """QEMU logs what is written meanwhile. A daemon cannot, and is not asked to.
+
+    Neither one nor its successor.
+    """
     script = (
-        f"{LATE}; {DIRTY}; pause filled; {REPORT}; pause reported; alloc_once --size 128 --pages thp --verify"
+        f"{LATE}; {DIRTY}; pause filled; {REPORT}; pause reported; alloc_once --size 128 --pages "
+        "thp --verify"
     )
 
     def measured() -> None:
@@ -539,7 +577,12 @@ def test_a_backend_that_pushes_before_the_guest_has_started(tmp_path: Path) -> N
     backend.start()
     extra = [
         "-S",
-        *("-object", "memory-backend-memfd,id=m,size=256M,share=on", "-machine", "memory-backend=m"),
+        *(
+            "-object",
+            "memory-backend-memfd,id=m,size=256M,share=on",
+            "-machine",
+            "memory-backend=m",
+        ),
         *("-chardev", f"socket,id=c,path={tmp_path / 'front'}"),
         *("-device", "vhost-user-balloon-pci,chardev=c"),
     ]
@@ -557,17 +600,19 @@ def huge_pages() -> Iterator[None]:
     wanted = 512 * MIB // HUGE
     with hugepages.reserved(wanted) as found:
         if found < wanted:
-            pytest.skip(f"{found} huge pages of this machine are free or can be reserved, not {wanted}")
+            pytest.skip(
+                f"{found} huge pages of this machine are free or can be reserved, not {wanted}"
+            )
         yield
 
 
 def test_memory_of_huge_pages(huge_pages: None) -> None:
     """Whole huge pages go back to the host's pool, and are claimed; parts of one never."""
     script = (
-        f"{HUGE_PAGES}; {LATE}; fillfree --share 70 >/dev/null; pause filled; {REPORT}; pause reported; "
-        "alloc_once --size 128 --pages thp --verify --mode touch_all; "
-        "fillfree --share 70 >/dev/null; pause again; pause inflated; pause deflated; "
-        "alloc_once --size 256 --verify; grep pgzeroed_ /proc/vmstat"
+        f"{HUGE_PAGES}; {LATE}; fillfree --share 70 >/dev/null; pause filled; {REPORT}; pause "
+        "reported; alloc_once --size 128 --pages thp --verify --mode touch_all; fillfree --share "
+        "70 >/dev/null; pause again; pause inflated; pause deflated; alloc_once --size 256 "
+        "--verify; grep pgzeroed_ /proc/vmstat"
     )
     backing = "hugetlb=on,hugetlbsize=2M"
     device_init = f"{DEVICE},device-init-on-inflate=on"
@@ -609,8 +654,9 @@ def test_memory_of_huge_pages(huge_pages: None) -> None:
 
 def test_user_mode_linux() -> None:
     script = (
-        f"{LATE}; {REPORT}; pause empty; fillfree --share 60 >/dev/null; pause filled; {REPORT}; pause reported; "
-        "alloc_once --size 128 --pages nothp --verify; grep pgzeroed_ /proc/vmstat"
+        f"{LATE}; {REPORT}; pause empty; fillfree --share 60 >/dev/null; pause filled; {REPORT}; "
+        "pause reported; alloc_once --size 128 --pages nothp --verify; grep pgzeroed_ "
+        "/proc/vmstat"
     )
     with guest_with(script, arch="um", size="512M") as guest:
         gets_it_back(guest, at_least=200 * MIB, slack=30 * MIB)
@@ -645,13 +691,17 @@ def test_user_mode_linux_inflates_and_deflates() -> None:
         guest.send("")
         result = guest.wait()
         fine(result)
-        # What was in the balloon is not zeroed again, and was zero; the rest of free memory may come first.
+        # What was in the balloon is not zeroed again, and was zero; the rest of free memory may
+        # come first.
         expect_at_least(objects(result)[-1]["vmstat"]["pgzeroed_skip"], 200 << 8)
         assert counters(result)["pgzeroed_bad"] == 0
 
 
 def survived(result: BootResult) -> None:
-    """The transport of 7.3.4 warns when it reads the end of its peer's pipe; nothing else may be wrong."""
+    """The transport of 7.3.4 warns when it reads the end of its peer's pipe.
+
+    Nothing else may be wrong.
+    """
     allowed = ("arch/um/drivers/virtio_uml.c", "kernel tainted: warning")
     wrong = [line for line in result.violations if not any(word in line for word in allowed)]
     assert not wrong, wrong[:8]
@@ -659,7 +709,10 @@ def survived(result: BootResult) -> None:
 
 
 def test_user_mode_linux_loses_its_daemon() -> None:
-    """It cannot be taken up again there: the guest lives on without a balloon, and whoever flushes is told."""
+    """It cannot be taken up again there.
+
+    The guest lives on without a balloon, and whoever flushes is told.
+    """
     script = (
         f"{LATE}; {DIRTY}; pause filled; "
         'until [ -z "$(ls /sys/bus/virtio/devices)" ]; do sleep 0.1; done; '

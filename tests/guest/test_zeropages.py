@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0
-"""zeropages: what it says is what the kernel counts, and it knows why nothing works when nothing does."""
+"""zeropages.
+
+What it says is what the kernel counts, and it knows why nothing works when nothing does.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,8 @@ NONE = {f"pgzeroed_set_{name}": 0 for name in SOURCES} | {f"pgzeroed_{name}": 0 
 # Bits 0 (must-tell-host), 1, 5 (reporting) and 32 (version 1).
 FEATURES = {1, 5, 32}
 BOOTED = (
-    "6,0,0,-;Linux version 7.3.4\n6,90,5,-;mem auto-init: stack:all(zero), heap alloc:off, heap free:off\n"
+    "6,0,0,-;Linux version 7.3.4\n6,90,5,-;mem auto-init: stack:all(zero), heap alloc:off, heap "
+    "free:off\n"
 )
 ZONEINFO = """Node 0, zone      DMA
   per-node stats
@@ -63,7 +67,9 @@ Node 1, zone  Movable
   pages free     0
         present  0
 """
-BUDDYINFO = "Node 0, zone      DMA      4      2      8\nNode 1, zone   Normal      0      4    248\n"
+BUDDYINFO = (
+    "Node 0, zone      DMA      4      2      8\nNode 1, zone   Normal      0      4    248\n"
+)
 
 
 class Machine:
@@ -89,7 +95,9 @@ class Machine:
         """A balloon whose driver took these features."""
         device = "sys/bus/virtio/devices/virtio3"
         self.put(f"{device}/device", "0x0005")
-        self.put(f"{device}/features", "".join("1" if bit in features else "0" for bit in range(64)))
+        self.put(
+            f"{device}/features", "".join("1" if bit in features else "0" for bit in range(64))
+        )
         self.put(f"{device}/status", status)
         if driver:
             (self.root / device / "driver").mkdir()
@@ -183,7 +191,8 @@ def test_why_reported_memory_is_not_known_zero(machine: Machine, case: str) -> N
             machine.put("sys/module/virtio_balloon/parameters/device_init_reported", "N")
         case "log":
             line = (
-                "6,400,9,-;virtio_balloon virtio3: not using DEVICE_INIT_REPORTED: free pages are poisoned\n"
+                "6,400,9,-;virtio_balloon virtio3: not using DEVICE_INIT_REPORTED: free pages are "
+                "poisoned\n"
             )
             machine.put("dev/kmsg", BOOTED + line)
         case "init_on_free":
@@ -321,7 +330,9 @@ def test_metrics_are_the_counters_in_bytes(machine: Machine) -> None:
         assert found[f"knownzero_{name}_bytes_total"] == machine.vmstat[f"pgzeroed_{name}"] * 4096
     assert found["knownzero_bad_pages_total"] == machine.vmstat["pgzeroed_bad"]
     assert found['knownzero_state{state="bad"}'] == 1
-    assert sum(value for sample, value in found.items() if sample.startswith("knownzero_state")) == 1
+    assert (
+        sum(value for sample, value in found.items() if sample.startswith("knownzero_state")) == 1
+    )
     assert found['knownzero_source_on{source="reported"}'] == 1
     assert found['knownzero_memory_bytes{kind="free"}'] == 1040 * 4096
     assert found["knownzero_prezero_cpu_seconds_total"] == 1.5
@@ -340,7 +351,9 @@ def test_pools_have_their_own_figures(machine: Machine) -> None:
     for number, name in enumerate(("nr", "free", "resv", "surplus")):
         machine.put(f"{pool}/{name}_hugepages", str(10 + number))
     told = machine.look()
-    assert told["hugetlb"] == [{"page_size": 2 << 20, "total": 10, "free": 11, "reserved": 12, "surplus": 13}]
+    assert told["hugetlb"] == [
+        {"page_size": 2 << 20, "total": 10, "free": 11, "reserved": 12, "surplus": 13}
+    ]
     assert "10 of 2.0 MiB, 11 free, 12 reserved, 13 surplus" in machine.call("--once").stdout
 
 
@@ -363,9 +376,9 @@ def vmstat(lines: str) -> dict[str, int]:
 def test_it_tells_what_the_kernel_counts() -> None:
     """Between two readings of /proc/vmstat, its figures lie between theirs."""
     result = run(
-        f"{REPORT}; alloc_once --size 128 --pages thp >/dev/null; echo 6 > /proc/sys/vm/nr_hugepages; "
-        f"for i in 1 2 3; do echo begin; cat /proc/vmstat; echo look; {LOOK}; echo end; cat /proc/vmstat; "
-        "alloc_once --size 64 --pages nothp >/dev/null; done",
+        f"{REPORT}; alloc_once --size 128 --pages thp >/dev/null; echo 6 > "
+        "/proc/sys/vm/nr_hugepages; for i in 1 2 3; do echo begin; cat /proc/vmstat; echo look; "
+        f"{LOOK}; echo end; cat /proc/vmstat; alloc_once --size 64 --pages nothp >/dev/null; done",
         checked=True,
     )
     fine(result)
@@ -383,7 +396,9 @@ def test_it_tells_what_the_kernel_counts() -> None:
         # It goes up and down; the program itself takes some pages.
         expect_at_least(told["memory"]["known_zero_bytes"], 256 << 20)
         expect_at_most(abs(told["memory"]["free_bytes"] // 4096 - before["nr_free_pages"]), 1024)
-        blocks = sum(n << order for zone in told["zones"] for order, n in enumerate(zone["free_blocks"]))
+        blocks = sum(
+            n << order for zone in told["zones"] for order, n in enumerate(zone["free_blocks"])
+        )
         expect_at_most(abs(blocks - told["memory"]["free_bytes"] // 4096), 1024)
         assert told["state"] == "working"
         expect_at_least(told["skip_pages"], 128 << 8)
@@ -400,13 +415,33 @@ def test_it_tells_what_the_kernel_counts() -> None:
         ("", [f"{BALLOON},x-device-init-reported=off"], "off", "the device does not offer bit 6"),
         ("init_on_free=1", [BALLOON], "off", "init_on_free=1"),
         ("page_poison=1", [BALLOON], "off", "poisoned"),
-        ("virtio_balloon.device_init_reported=0", [BALLOON], "off", "virtio_balloon.device_init_reported"),
-        ("", ["virtio-balloon-pci,device-init-on-inflate=on"], "waiting", "free pages are not reported"),
+        (
+            "virtio_balloon.device_init_reported=0",
+            [BALLOON],
+            "off",
+            "virtio_balloon.device_init_reported",
+        ),
+        (
+            "",
+            ["virtio-balloon-pci,device-init-on-inflate=on"],
+            "waiting",
+            "free pages are not reported",
+        ),
     ],
-    ids=["no device", "no reporting", "old device", "init_on_free", "page_poison", "parameter", "bit 7 only"],
+    ids=[
+        "no device",
+        "no reporting",
+        "old device",
+        "init_on_free",
+        "page_poison",
+        "parameter",
+        "bit 7 only",
+    ],
 )
 def test_why_it_is_off(append: str, devices: list[str], state: str, why: str) -> None:
-    result = run(f"{LOOK}; zeropages --once", append=append, devices=devices, checked="poison" not in append)
+    result = run(
+        f"{LOOK}; zeropages --once", append=append, devices=devices, checked="poison" not in append
+    )
     fine(result)
     told = objects(result)[0]
     assert told["state"] == state, told["sentence"]
@@ -424,10 +459,9 @@ def test_why_it_is_off(append: str, devices: list[str], state: str, why: str) ->
 @pytest.mark.boots
 def test_kzeropaged_is_seen_at_work() -> None:
     result = run(
-        f"{LOOK}; fillfree --share 80 >/dev/null; echo 100 > {ZP}/delay_millisecs; echo 1 > {ZP}/enabled; "
-        f"zeropages --once --interval 3 --json; {DROP}; {SETTLE}; {LOOK}; "
-        f"alloc_once --size 64 --pages thp >/dev/null; {LOOK}; "
-        f"echo 0 > {ZP}/enabled; {LOOK}",
+        f"{LOOK}; fillfree --share 80 >/dev/null; echo 100 > {ZP}/delay_millisecs; echo 1 > "
+        f"{ZP}/enabled; zeropages --once --interval 3 --json; {DROP}; {SETTLE}; {LOOK}; "
+        f"alloc_once --size 64 --pages thp >/dev/null; {LOOK}; echo 0 > {ZP}/enabled; {LOOK}",
         devices=[],
         checked=True,
     )
@@ -456,8 +490,9 @@ def test_kzeropaged_is_seen_at_work() -> None:
 @pytest.mark.boots
 def test_a_liar_is_named() -> None:
     result = run(
-        f"fillfree --share 60 >/dev/null; echo lie > /sys/module/page_zeroed_reporter/parameters/mode; "
-        f"{REPORT}; {LOOK}; alloc_once --size 64 --pages nothp >/dev/null; {LOOK}",
+        "fillfree --share 60 >/dev/null; echo lie > "
+        f"/sys/module/page_zeroed_reporter/parameters/mode; {REPORT}; {LOOK}; alloc_once --size "
+        f"64 --pages nothp >/dev/null; {LOOK}",
         devices=[],
         allow_warnings=True,
     )
@@ -517,10 +552,13 @@ def test_the_distributions_kernel() -> None:
 def test_nobody_may_run_it_too() -> None:
     """Without the kernel log it says what it cannot know."""
     result = run(
-        "echo 1 > /proc/sys/kernel/dmesg_restrict; su -s /bin/sh nobody -c 'zeropages --once --json'",
+        "echo 1 > /proc/sys/kernel/dmesg_restrict; su -s /bin/sh nobody -c 'zeropages --once "
+        "--json'",
         devices=[f"{BALLOON},x-device-init-reported=off"],
     )
     fine(result)
     (told,) = objects(result)
     assert told["state"] == "off"
-    assert "the kernel log, which has the reason, cannot be read" in told["sources"]["reported"]["why"]
+    assert (
+        "the kernel log, which has the reason, cannot be read" in told["sources"]["reported"]["why"]
+    )

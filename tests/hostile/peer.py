@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0
-"""A front end, its guest and a control client, all of which may send anything, against a running daemon."""
+"""A front end, its guest and a control client, all of which may send anything, against a running
+daemon.
+"""
 
 from __future__ import annotations
 
@@ -99,14 +101,27 @@ class Device:
         self.options = options
         self.start(**popen)
 
-    def start(self, *options: str, wrapper: Sequence[str] = (), front: bool = True, **popen: Any) -> None:
+    def start(
+        self, *options: str, wrapper: Sequence[str] = (), front: bool = True, **popen: Any
+    ) -> None:
         """Start it, and wait until it answers."""
-        argv = [*wrapper, str(self.binary), "--control", str(self.control), "--device-init-on-inflate", "on"]
+        argv = [
+            *wrapper,
+            str(self.binary),
+            "--control",
+            str(self.control),
+            "--device-init-on-inflate",
+            "on",
+        ]
         argv += ["--metrics-socket", str(self.folder / "metrics")]
         argv += ["--socket-path", str(self.front)] if front else []
         with (self.folder / "log").open("ab") as log:
             self.process = subprocess.Popen(
-                [*argv, *self.options, *options], stdin=subprocess.DEVNULL, stdout=log, stderr=log, **popen
+                [*argv, *self.options, *options],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                **popen,
             )
         assert eventually(lambda: self.process.poll() is not None or self.answers()), self.log()
         assert self.process.poll() is None, self.log()
@@ -155,7 +170,9 @@ class Device:
     def about(self, name: str) -> int:
         """A line of /proc/PID/status, in its own unit."""
         text = Path(f"/proc/{self.process.pid}/status").read_text()
-        return int(next(line for line in text.splitlines() if line.startswith(f"{name}:")).split()[1])
+        return int(
+            next(line for line in text.splitlines() if line.startswith(f"{name}:")).split()[1]
+        )
 
     def cpu(self) -> float:
         """Seconds of CPU time."""
@@ -187,7 +204,9 @@ class Device:
 class FrontEnd:
     """A VMM with a guest of 64 MiB; says nothing by itself."""
 
-    def __init__(self, device: Device, size: int = RAM, memory: int = -1, path: Path | None = None) -> None:
+    def __init__(
+        self, device: Device, size: int = RAM, memory: int = -1, path: Path | None = None
+    ) -> None:
         self.device = device
         self.size = size
         self.fd = os.dup(memory) if memory >= 0 else memfd(size)
@@ -221,7 +240,9 @@ class FrontEnd:
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
         self.socket.sendmsg([data], rights)
 
-    def send(self, name: str | int, body: bytes = b"", fds: Sequence[int] = (), flags: int = 1) -> None:
+    def send(
+        self, name: str | int, body: bytes = b"", fds: Sequence[int] = (), flags: int = 1
+    ) -> None:
         """One message."""
         number = NAMES[name] if isinstance(name, str) else name
         self.raw(struct.pack("=III", number, flags, len(body)) + body, fds)
@@ -289,7 +310,9 @@ class FrontEnd:
     def address(self, ring: int, base: int | None = None, user: int = USER) -> bool:
         """Where a ring is: descriptors, used, available."""
         at = user + (self.bases[ring] if base is None else base)
-        return self.accepted("SET_VRING_ADDR", struct.pack("=II4Q", ring, 0, at, at + 0x2000, at + 0x1000, 0))
+        return self.accepted(
+            "SET_VRING_ADDR", struct.pack("=II4Q", ring, 0, at, at + 0x2000, at + 0x1000, 0)
+        )
 
     def start_ring(self, ring: int, user: int = USER) -> None:
         """Set a ring up from the start."""
@@ -394,7 +417,10 @@ def limited_memory(limit: int) -> Iterator[Path | None]:
     """A cgroup of so many bytes that processes can be moved to; None: not on this machine."""
     root = Path("/sys/fs/cgroup")
     name = f"kz-hostile-{os.getpid()}"
-    for group, file in ((root / "memory" / name, "memory.limit_in_bytes"), (root / name, "memory.max")):
+    for group, file in (
+        (root / "memory" / name, "memory.limit_in_bytes"),
+        (root / name, "memory.max"),
+    ):
         try:
             group.mkdir()
         except OSError:

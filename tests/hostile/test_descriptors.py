@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0
-"""Descriptors of a peer, against the release build: neither receiving, examining nor closing one stops the daemon.
+"""Descriptors of a peer, against the release build.
 
-Each attack on a close has an effect: one thread of the daemon waits in the kernel until the test is over, and it is not
-the thread that serves.
+The daemon goes on when it receives, examines or closes one. Each attack on a close has an effect:
+one thread of the daemon waits in the kernel until the test is over, and another thread serves.
 """
 
 from __future__ import annotations
@@ -77,7 +77,9 @@ def still_serves(device: Device) -> None:
 # V1: descriptors in flight
 
 
-def to_service(name: str, count: int, flags: int = 0) -> Callable[[Device, list[int]], socket.socket]:
+def to_service(
+    name: str, count: int, flags: int = 0
+) -> Callable[[Device, list[int]], socket.socket]:
     def send(device: Device, fds: list[int]) -> socket.socket:
         peer = device.connect(device.folder / name)
         # An urgent byte by itself has the descriptors.
@@ -87,7 +89,9 @@ def to_service(name: str, count: int, flags: int = 0) -> Callable[[Device, list[
     return send
 
 
-def to_front_end(data: bytes, count: int, flags: int = 0) -> Callable[[Device, list[int]], socket.socket]:
+def to_front_end(
+    data: bytes, count: int, flags: int = 0
+) -> Callable[[Device, list[int]], socket.socket]:
     def send(device: Device, fds: list[int]) -> socket.socket:
         peer = device.connect(device.front)
         peer.sendmsg([data], rights(*fds[:count]), flags)
@@ -142,8 +146,13 @@ ATTACKS: dict[str, Callable[[Device, list[int]], socket.socket]] = {
 }
 
 
-def attack(device: Device, stalling: Server, send: Callable[[Device, list[int]], socket.socket]) -> socket.socket:
-    """Send while the daemon is stopped: these are the last descriptors of a file that cannot be closed."""
+def attack(
+    device: Device, stalling: Server, send: Callable[[Device, list[int]], socket.socket]
+) -> socket.socket:
+    """Send while the daemon is stopped.
+
+    These are the last descriptors of a file that cannot be closed.
+    """
     fds = [stalling.open() for _ in range(63)]
     device.process.send_signal(signal.SIGSTOP)
     peer = send(device, fds)
@@ -165,7 +174,9 @@ def test_v1_descriptors_in_flight(device: Device, stalling: Server, name: str) -
 
 
 @pytest.mark.parametrize("urgent", [0, socket.MSG_OOB])
-def test_v1_a_second_front_end_that_is_refused(device: Device, stalling: Server, urgent: int) -> None:
+def test_v1_a_second_front_end_that_is_refused(
+    device: Device, stalling: Server, urgent: int
+) -> None:
     with FrontEnd(device) as vm:
         vm.start()
         attack(device, stalling, to_front_end(HEADER[:1] if urgent else HEADER, 1, urgent))
@@ -256,13 +267,17 @@ def held(stalling: Server, kind: str) -> Iterator[int]:
     else:
         poll, event = select.epoll(), os.eventfd(1)
         poll.register(event, select.EPOLLIN)
-        with stalling.holding(lambda libc, page: libc.epoll_wait(poll.fileno(), ctypes.c_void_p(page), 1, -1)):
+        with stalling.holding(
+            lambda libc, page: libc.epoll_wait(poll.fileno(), ctypes.c_void_p(page), 1, -1)
+        ):
             yield poll.fileno()
 
 
 @pytest.mark.parametrize("name", ["SET_VRING_KICK", "SET_VRING_CALL", "SET_VRING_ERR"])
 @pytest.mark.parametrize("kind", ["pipe", "full pipe", "socket", "epoll"])
-def test_v2_a_lock_that_the_front_end_holds(device: Device, stalling: Server, kind: str, name: str) -> None:
+def test_v2_a_lock_that_the_front_end_holds(
+    device: Device, stalling: Server, kind: str, name: str
+) -> None:
     with FrontEnd(device) as vm, held(stalling, kind) as fd:
         vm.start()
         vm.send(name, longs(REPORTING), [fd], 9)

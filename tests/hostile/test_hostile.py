@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: GPL-2.0
 """The release build against front ends, guests and control clients that want to do harm.
 
-Whatever they send or withhold: another connection is served within a second, the daemon grows no further than
-docs/explanation/trust.md says, no byte outside of the guest's regions changes, and the next front end is served.
+Whatever they send or withhold: another connection is served within a second, the daemon grows no
+further than docs/explanation/trust.md says, no byte outside of the guest's regions changes, and the
+next front end is served.
 """
 
 from __future__ import annotations
@@ -194,7 +195,9 @@ def test_the_next_front_end_waits_for_the_end_of_the_last(device: Device) -> Non
         second.works()
 
 
-def test_d6_a_second_front_end_is_refused_at_once(start: Start, binary: Path, tmp_path: Path) -> None:
+def test_d6_a_second_front_end_is_refused_at_once(
+    start: Start, binary: Path, tmp_path: Path
+) -> None:
     path = tmp_path / "front"
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))
@@ -251,7 +254,10 @@ def test_d2_indirect_tables_in_holes_stay_holes(vm: FrontEnd) -> None:
 
 @pytest.fixture(params=[0, 65534], ids=["owner", "stranger"])
 def owned(request: pytest.FixtureRequest, start: Start) -> Iterator[FrontEnd]:
-    """A driver in memory that only its owner may write; the daemon is the owner's, or another user's."""
+    """A driver in memory that only its owner may write.
+
+    The daemon is the owner's, or another user's.
+    """
     if os.geteuid():
         pytest.skip("only root can start a daemon of another user")
     device = start(user=request.param)
@@ -274,7 +280,9 @@ def test_d2_answers_in_holes_have_a_bound(owned: FrontEnd) -> None:
 
 
 def rings_in(vm: FrontEnd, places: Iterable[int], between: Callable[[], object] = int) -> int:
-    """In how many of these places a ring is accepted, for a guest that resets its device over and over."""
+    """In how many of these places a ring is accepted, for a guest that resets its device over and
+    over.
+    """
     accepted = 0
     for base in places:
         vm.stop_ring(DEFLATE)
@@ -294,7 +302,9 @@ def test_d2_rings_in_holes_have_a_bound(owned: FrontEnd) -> None:
 
 
 def test_d2_rings_in_holes_between_tables_have_a_bound(vm: FrontEnd) -> None:
-    """A table without a region forgets nothing, and a region of huge pages allows no more small ones."""
+    """A table without a region forgets nothing, and a region of huge pages allows no more small
+    ones.
+    """
     before = holes(vm)
     own = (0, RAM, USER, 0)
 
@@ -448,7 +458,9 @@ def test_v3_discard_off_is_never_overridden(
     assert discarding(device) is discards
     assert device.end() == 0
     device.start()
-    assert discarding(device) is (option == "on" and (discards if command != "none" else before != "off"))
+    assert discarding(device) is (
+        option == "on" and (discards if command != "none" else before != "off")
+    )
     assert device.ask(command="target")["target"] == (0 if before == "no file" else MIB)
 
 
@@ -465,7 +477,9 @@ def discarding(device: Device) -> bool:
 # D4: descriptors
 
 
-@pytest.mark.parametrize("name", ["SET_MEM_TABLE", "SET_VRING_KICK", "SET_BACKEND_REQ_FD", "GET_FEATURES"])
+@pytest.mark.parametrize(
+    "name", ["SET_MEM_TABLE", "SET_VRING_KICK", "SET_BACKEND_REQ_FD", "GET_FEATURES"]
+)
 def test_d4_a_file_of_a_server_that_is_silent(device: Device, silent: int, name: str) -> None:
     bodies = {
         "SET_MEM_TABLE": words(1, 0) + longs(0, RAM, USER, 0),
@@ -611,7 +625,9 @@ def test_d5_a_successors_socket_is_left(start: Start) -> None:
 def test_v8_another_process_removes_the_sockets(start: Start, number: int) -> None:
     """The daemon has no right to remove a file; its child has, and ends with it."""
     device = start()
-    children = Path(f"/proc/{device.process.pid}/task/{device.process.pid}/children").read_text().split()
+    children = (
+        Path(f"/proc/{device.process.pid}/task/{device.process.pid}/children").read_text().split()
+    )
     assert len(children) == 1
     child = Path("/proc", children[0])
     assert os.listdir(child / "fd") == ["0"], "it keeps no listener"
@@ -684,7 +700,9 @@ def test_d9_a_pool_of_huge_pages_that_is_empty(device: Device) -> None:
             pytest.skip("the pool is not empty")
         peer.negotiate()
         assert peer.table((0, 4 * MIB, USER, 0), fds=[huge])
-        peer.send("SET_VRING_ADDR", words(0, 0) + longs(USER, USER + 0x2000, USER + 0x1000, 0), flags=9)
+        peer.send(
+            "SET_VRING_ADDR", words(0, 0) + longs(USER, USER + 0x2000, USER + 0x1000, 0), flags=9
+        )
         assert peer.hung_up(PROMISE)
     os.close(huge)
     assert eventually(lambda: "pool of huge pages" in device.log())
@@ -749,7 +767,9 @@ def test_tables_that_overlap(vm: FrontEnd) -> None:
     for second in ((half - 1, half, USER + RAM, 0), (0, PAGE, USER + RAM, 0), (RAM, RAM, USER, 0)):
         assert not vm.table((0, half, USER, 0), second)
     assert not vm.table((0, RAM, USER, 0), fds=[vm.fd, vm.fd])
-    assert not vm.table(*[(n * PAGE, PAGE, USER + n * PAGE, n * PAGE) for n in range(33)], fds=[vm.fd] * 32)
+    assert not vm.table(
+        *[(n * PAGE, PAGE, USER + n * PAGE, n * PAGE) for n in range(33)], fds=[vm.fd] * 32
+    )
     assert vm.table((0, RAM, USER, 0))
     assert not vm.accepted("ADD_MEM_REG", longs(0, half, MIB, USER + half, 0), [vm.fd])
     assert not vm.accepted("REM_MEM_REG", longs(0, half, MIB, USER + half, 0), [])
@@ -780,9 +800,15 @@ def test_nothing_outside_of_the_regions_changes(vm: FrontEnd) -> None:
     vm.bases = [base + third for base in vm.bases]
     for ring in range(4):
         vm.start_ring(ring, USER - third)
-    for start, length in ((guest - PAGE, 2 * PAGE), (0, 2**32 - PAGE), (guest + third - PAGE, 2 * PAGE)):
+    for start, length in (
+        (guest - PAGE, 2 * PAGE),
+        (0, 2**32 - PAGE),
+        (guest + third - PAGE, 2 * PAGE),
+    ):
         vm.ask(REPORTING, (start, length, True))
-    vm.memory[third + LIST : third + LIST + 4000] = words(*range((guest >> 12) - 500, (guest >> 12) + 500))
+    vm.memory[third + LIST : third + LIST + 4000] = words(
+        *range((guest >> 12) - 500, (guest >> 12) + 500)
+    )
     vm.ask(INFLATE, (guest + LIST, 4000, False))
     assert vm.holds(0, third) == 0x5A
     assert vm.holds(2 * third, RAM - 2 * third) == 0x5A
@@ -791,7 +817,10 @@ def test_nothing_outside_of_the_regions_changes(vm: FrontEnd) -> None:
 
 
 def test_v9_a_file_without_a_name_that_may_be_private_is_left(device: Device) -> None:
-    """Other guests may have mapped it privately. The guest was seen to write to the first file only."""
+    """Other guests may have mapped it privately.
+
+    The guest was seen to write to the first file only.
+    """
     other = memfd(RAM)
     os.pwrite(other, b"\x5a" * MIB, PLAY)
     second = 1 << 32
@@ -829,7 +858,12 @@ def test_control_clients_that_are_none(device: Device) -> None:
             endless.sendall(b"x" * 1000)
     half.sendall(b'{"command":')
     grown = device.about("RssAnon")
-    for request in (b"\xff\xfe\n", b"[]\n", b'{"command":"quit"}\n', b'{"command":"target","bytes":-1}\n'):
+    for request in (
+        b"\xff\xfe\n",
+        b"[]\n",
+        b'{"command":"quit"}\n',
+        b'{"command":"target","bytes":-1}\n',
+    ):
         with device.connect() as other:
             other.sendall(request)
             assert json.loads(other.recv(4096))["ok"] is False
@@ -919,7 +953,9 @@ def test_frames_without_memory_cost_none(start: Start) -> None:
 
 @pytest.mark.parametrize("which", ["control", "front", "metrics"])
 def test_d13_no_descriptor_left(start: Start, which: str) -> None:
-    """A daemon that polls without a pause takes over 0.05 s of CPU time in a second, on a busy machine as well."""
+    """A daemon that polls without a pause takes over 0.05 s of CPU time in a second, on a busy
+    machine as well.
+    """
     device = start()
     descriptors = Path(f"/proc/{device.process.pid}/fd")
     time.sleep(0.2)  # the connection of start() has gone
@@ -1000,7 +1036,7 @@ def test_a_report_over_which_a_ring_moves_is_no_claim(device: Device) -> None:
 
 @pytest.mark.parametrize("writer", ["inflate answer", "used ring that moves away"])
 def test_v4_a_report_into_which_the_device_writes_is_no_claim(device: Device, writer: str) -> None:
-    """Memory that was discarded in one turn of the report, and written by the device before the last one."""
+    """Memory that one turn of the report discards, and the device writes before the last turn."""
     place = 32 * MIB
     with long_report(device) as vm:
         assert eventually(lambda: vm.blocks() < vm.size - 64 * MIB)
@@ -1022,7 +1058,9 @@ def test_v4_a_report_into_which_the_device_writes_is_no_claim(device: Device, wr
 
 def test_a_guest_that_refills_its_ring(vm: FrontEnd) -> None:
     list_at = 32 * MIB
-    vm.memory[list_at : list_at + 0x4000] = words(*((PLAY >> 12) + n * 2 % 0x1800 for n in range(4096)))
+    vm.memory[list_at : list_at + 0x4000] = words(
+        *((PLAY >> 12) + n * 2 % 0x1800 for n in range(4096))
+    )
     at = vm.bases[INFLATE]
     for slot in range(128):
         vm.descriptor(INFLATE, slot, list_at, 0x4000)
@@ -1094,10 +1132,20 @@ def balloon(vm: FrontEnd, pages: int) -> None:
 def test_b1_a_target_that_is_no_whole_page_of_the_guest(device: Device, page: int) -> None:
     """The driver rounds up to its own pages, and is done then."""
     target = 20_484 << 10
-    argv: list[str | Path] = [device.binary, "target", str(target), "--wait", "60", "--control", device.control]
+    argv: list[str | Path] = [
+        device.binary,
+        "target",
+        str(target),
+        "--wait",
+        "60",
+        "--control",
+        device.control,
+    ]
     with FrontEnd(device) as vm:
         vm.start()
-        with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as waits:
+        with subprocess.Popen(
+            argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ) as waits:
             assert eventually(lambda: device.ask(command="target")["target"] == target)
             balloon(vm, target // PAGE - 16)
             time.sleep(0.3)
@@ -1110,7 +1158,15 @@ def test_b1_a_target_that_is_no_whole_page_of_the_guest(device: Device, page: in
 def test_b2_a_flush_counts_memory_once(start: Start) -> None:
     """What the guest inflates, and reports after it has deflated, was taken from the host once."""
     device = start("--stats-interval", "0")
-    argv: list[str | Path] = [device.binary, "flush", "--json", "--leave", "0", "--control", device.control]
+    argv: list[str | Path] = [
+        device.binary,
+        "flush",
+        "--json",
+        "--leave",
+        "0",
+        "--control",
+        device.control,
+    ]
     with FrontEnd(device) as vm:
         vm.start()
         first, size = PLAY >> 12, 16 * MIB
@@ -1232,7 +1288,12 @@ def test_rings_that_are_none(vm: FrontEnd) -> None:
         assert not vm.accepted("SET_VRING_BASE", words(ring, base))
     for ring, value in ((7, 1), (0, 2)):
         assert not vm.accepted("SET_VRING_ENABLE", words(ring, value))
-    for places in ((0, 0, 0), (USER + RAM, USER, USER), (USER, USER + RAM, USER), (2**64 - 16, USER, USER)):
+    for places in (
+        (0, 0, 0),
+        (USER + RAM, USER, USER),
+        (USER, USER + RAM, USER),
+        (2**64 - 16, USER, USER),
+    ):
         assert not vm.accepted("SET_VRING_ADDR", words(0, 0) + longs(*places, 0)), places
     assert vm.accepted(
         "SET_VRING_ADDR", words(0, 0) + longs(USER + RAM - 16, USER + LIST, USER + RAM - 64, 0)
@@ -1394,7 +1455,9 @@ def test_rings_full_of_noise(vm: FrontEnd) -> None:
 # the end
 
 
-@pytest.mark.parametrize("state", ["idle", "half a message", "started", "busy", "unread", "memory lost"])
+@pytest.mark.parametrize(
+    "state", ["idle", "half a message", "started", "busy", "unread", "memory lost"]
+)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_it_ends_in_each_state(start: Start, state: str, number: int) -> None:
     device = start()

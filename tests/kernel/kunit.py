@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0
-"""Run the kernel's own unit tests; the kernel's own parser reads their results (KTAP) from the console."""
+"""Run the kernel's own unit tests.
+
+The kernel's own parser reads their results (KTAP) from the console.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,11 @@ from lab.boot.spec import BootSpec
 from lab.core.errors import TestFailure
 from lab.machine import fetch
 
-STATES = {"SUCCESS": "passed", "SKIPPED": "skipped", "NO_TESTS": "skipped"}  # all others have failed
+STATES = {
+    "SUCCESS": "passed",
+    "SKIPPED": "skipped",
+    "NO_TESTS": "skipped",
+}  # all others have failed
 
 STAMP = re.compile(r"^(?:<\d+>)?\[\s*\d+\.\d+\](?:\[[^]]*\])? ?")
 
@@ -37,7 +44,9 @@ def _parser() -> tuple[Any, Any]:
     folder = fetch.pristine(fetch.obtain("linux")) / "tools" / "testing" / "kunit"
     sys.path.append(str(folder))
     try:
-        parser, printer = (importlib.import_module(name) for name in ("kunit_parser", "kunit_printer"))
+        parser, printer = (
+            importlib.import_module(name) for name in ("kunit_parser", "kunit_printer")
+        )
     finally:
         sys.path.remove(str(folder))
     return parser, printer.Printer(print=False)
@@ -68,11 +77,14 @@ def run(
     mte: bool = False,
     taints: str = "",
 ) -> list[Case]:
-    """Boot a kernel and run its built-in tests whose suite matches ``glob``; ``mte``: with memory tags.
+    """Boot a kernel and run its built-in tests whose suite matches ``glob``; ``mte``.
+
+    With memory tags.
 
     ``taints``: a parameter that asks for a test that taints the kernel.
 
     Raises TestFailure when there were none, and the errors of ``boot``.
+
     """
     append = f"kunit.enable=1 kunit.autorun=1 kunit.filter_glob={glob} {taints}".rstrip()
     memory = "256M" if arch == "um" else "1G"

@@ -26,7 +26,10 @@ FIELD = re.compile(r"^(Kernel|Found-by|Says): (.+)$", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Mutant:
-    """A mistake; ``found_by``: the test that must fail, ``says``: a pattern that its output must match."""
+    """A mistake; ``found_by``: the test that must fail, ``says``.
+
+    A pattern that its output must match.
+    """
 
     patch: Path
     mistake: str
@@ -41,7 +44,10 @@ def read(patch: Path) -> Mutant:
     fields = dict(FIELD.findall(head))
     mistake = " ".join(FIELD.sub("", head).split())
     if not diff or not mistake or len(fields) != 3 or fields["Kernel"] not in linux.ARCHES:
-        why, fix = "it needs a sentence, Kernel, Found-by, Says and a diff", "see tests/mutants/README.md"
+        why, fix = (
+            "it needs a sentence, Kernel, Found-by, Says and a diff",
+            "see tests/mutants/README.md",
+        )
         raise LabError(f"{patch.name} is no mutant", why, fix)
     return Mutant(patch, mistake, fields["Kernel"], fields["Found-by"], fields["Says"])
 
@@ -52,7 +58,10 @@ def every() -> list[Mutant]:
 
 @contextlib.contextmanager
 def tree_with(patch: Path | None, what: str = "linux") -> Iterator[Path]:
-    """The tree of a series with the mistake of ``patch``, for one build at a time; it stays, without the mistake."""
+    """The tree of a series with the mistake of ``patch``, for one build at a time.
+
+    It stays, without the mistake.
+    """
     source, series = fetch.obtain(what), parts.get(what)
     tree = paths.sub("work") / f"{what}-{source.key[:12]}-mutants"
     clean = tree / ".knownzero-mutants"  # exists whenever the tree has no mistake
@@ -89,7 +98,9 @@ def build(arch: str, folder: Path, patch: Path | None = None) -> Path:
 
 
 def run_tests(kernels: dict[str, Path], tests: list[str]) -> run.Done:
-    """Run ``tests`` of this repository with these kernels (by architecture) in place of the debug kernels."""
+    """Run ``tests`` of this repository with these kernels (by architecture) in place of the debug
+    kernels.
+    """
     argv = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider"]
     argv += ["-p", "tests.kernel.mutated", *tests]
     named = {f"KNOWNZERO_MUTANT_{arch}": str(kernel) for arch, kernel in kernels.items()}

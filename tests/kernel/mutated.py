@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0
-"""A plugin of pytest: the kernels of $KNOWNZERO_MUTANT_<architecture> take the place of the debug kernels."""
+"""A plugin of pytest.
+
+The kernels of $KNOWNZERO_MUTANT_<architecture> take the place of the debug kernels.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,14 @@ import pytest
 
 from lab.build import linux
 
-KERNELS = {arch: path for arch in linux.ARCHES if (path := os.environ.get(f"KNOWNZERO_MUTANT_{arch}"))}
+KERNELS = {
+    arch: path for arch in linux.ARCHES if (path := os.environ.get(f"KNOWNZERO_MUTANT_{arch}"))
+}
 
 
-def build_linux(variant: str, arch: str = "x86_64", config: str = "", chosen: linux.Chosen = ()) -> Path:
+def build_linux(
+    variant: str, arch: str = "x86_64", config: str = "", chosen: linux.Chosen = ()
+) -> Path:
     if arch not in KERNELS or variant not in ("debug", "knownzero") or config or chosen:
         pytest.fail(f"this test cannot judge a mutant: it boots {variant} {config} for {arch}")
     return Path(KERNELS[arch])

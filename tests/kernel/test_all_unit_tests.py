@@ -21,7 +21,10 @@ BOTH = {"CONFIG_FTRACE": "y", "CONFIG_ENABLE_DEFAULT_TRACERS": "y"}
 
 
 def results(variant: str, options: dict[str, str]) -> dict[str, str]:
-    """How each test of the kernel's all_tests.config ended; ``options``: more of its configuration."""
+    """How each test of the kernel's all_tests.config ended; ``options``.
+
+    More of its configuration.
+    """
     obj = paths.sub("obj", f"kunit-{variant}")
     environment = images.cached_environment() | {"PYTHONDONTWRITEBYTECODE": "1"}
     with images.tree_of("linux", variant, fetch.obtain("linux")) as tree:
@@ -51,7 +54,9 @@ def test_all_unit_tests() -> None:
     ours = results("knownzero", BOTH | linux.requested(linux.fragments("knownzero", "um")[-1:]))
     assert Counter(base.values())["passed"] > 1000
     changed = {
-        name: (state, ours.get(name, "missing")) for name, state in base.items() if ours.get(name) != state
+        name: (state, ours.get(name, "missing"))
+        for name, state in base.items()
+        if ours.get(name) != state
     }
     assert not changed, f"ended differently with the series: {changed}"
     added = {name: ours[name] for name in ours.keys() - base.keys()}

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0
-"""What the series adds compiles for other processors, with nothing else configured than what it needs (P5)."""
+"""What the series adds compiles for other processors, with nothing else configured than what it
+needs (P5).
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lab.build.images import clean_environment, jobs
+from lab.build.images import jobs
 from lab.core import paths, run
 from lab.machine import fetch, tools
 from lab.series import apply, parts
@@ -66,7 +68,7 @@ def test_it_compiles(arch: str, tmp_path: Path) -> None:
             [*make, f"-j{jobs()}", *OBJECTS],
         ):
             what = f"the series does not compile for {arch}"
-            run.logged(argv, log, what, "correct the first error in the log", env=clean_environment())
+            run.logged(argv, log, what, "correct the first error in the log")
     config = (tmp_path / "obj" / ".config").read_text(encoding="utf-8").splitlines()
     assert not [line for line in wanted if line not in config]
     assert "warning:" not in log.read_text(encoding="utf-8", errors="replace")

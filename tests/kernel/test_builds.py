@@ -21,11 +21,16 @@ LEFT_OUT = {"mm/hmm", "mm/memory-failure"}  # whose options this kernel has not
 
 @pytest.mark.slow
 def test_feature_off() -> None:
-    """The files that the series changes. User-Mode Linux compiles all (image "off"); both ways: kz series check --each."""
+    """The files that the series changes. User-Mode Linux compiles all (image "off"); both ways.
+
+    Kz series check --each.
+    """
     patches = sorted((paths.REPO / "linux" / "parts").glob("*/*.patch"))
     files = [found for file in patches for found in CHANGED.findall(file.read_text())]
     added = {name for before, name in files if before == "/dev/null"}
-    objects = sorted({f"{name}.o" for _, name in files} - {f"{name}.o" for name in added | LEFT_OUT})
+    objects = sorted(
+        {f"{name}.o" for _, name in files} - {f"{name}.o" for name in added | LEFT_OUT}
+    )
     obj = build_part("off", "x86_64", objects)
     argv = ["nm", "--defined-only", *objects]
     done = subprocess.run(argv, cwd=obj, capture_output=True, text=True, check=True)

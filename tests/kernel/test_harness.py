@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0
-"""Kernel code compiled in user space against a small shim: properties, and mutants that must be noticed."""
+"""Kernel code compiled in user space against a small shim.
+
+Properties, and mutants that must be noticed.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,9 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize("target", ["run", "mutants"])
-def test_harness(target: str, tmp_path: Path, record_property: Callable[[str, object], None]) -> None:
+def test_harness(
+    target: str, tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
     inputs = [paths.REPO / "linux", Path(__file__)]
     with unchanged.since_it_passed(f"harness-{target}", inputs) as same:
         record_property("unchanged since it passed", same)
@@ -31,5 +36,8 @@ def test_harness(target: str, tmp_path: Path, record_property: Callable[[str, ob
             shutil.copytree(tree / HARNESS, tmp_path / "harness")
             argv = ["make", "-C", str(tmp_path / "harness"), f"TREE={tree}", target]
             run.logged(
-                argv, paths.log_file(f"harness-{target}"), f"the harness fails ({target})", "read the log"
+                argv,
+                paths.log_file(f"harness-{target}"),
+                f"the harness fails ({target})",
+                "read the log",
             )

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0
-"""Do the tests find anything? Kernels with one mistake each, of which a test must fail, and say why."""
+"""Do the tests find anything?
+
+Kernels with one mistake each, of which a test must fail, and say why.
+"""
 
 from __future__ import annotations
 
@@ -33,5 +36,7 @@ def test_mutant(name: str, tmp_path: Path, record_property: Callable[[str, objec
     done = mutants.run_tests({mutant.arch: kernel}, [mutant.found_by])
     record_property("seconds", seconds := round(time.monotonic() - began))
     print(f"{name}: {seconds} s")
-    assert done.returncode == pytest.ExitCode.TESTS_FAILED, f"not found: {done.stdout[-2000:]}{done.stderr}"
+    assert done.returncode == pytest.ExitCode.TESTS_FAILED, (
+        f"not found: {done.stdout[-2000:]}{done.stderr}"
+    )
     assert re.search(mutant.says, done.stdout), f"found for another reason:\n{done.stdout[-4000:]}"

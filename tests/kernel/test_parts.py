@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0
-"""Every set of parts applies with plain ``git am``; each part alone builds, boots and passes its KUnit tests."""
+"""Every set of parts applies with plain ``git am``.
+
+Each part alone builds, boots and passes its KUnit tests.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,16 @@ def git(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Git as a newcomer has it: no configuration but a name."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
     environment |= {"GIT_CONFIG_GLOBAL": "/dev/null", "GIT_CONFIG_NOSYSTEM": "1"}
-    argv = ["git", "-c", "user.name=a", "-c", "user.email=a@example.org", "-C", str(folder), *arguments]
+    argv = [
+        "git",
+        "-c",
+        "user.name=a",
+        "-c",
+        "user.email=a@example.org",
+        "-C",
+        str(folder),
+        *arguments,
+    ]
     return subprocess.run(
         argv, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
     )
@@ -37,7 +49,9 @@ def git(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["linux", "qemu"])
 def test_plain_git_am(name: str, tmp_path: Path) -> None:
-    """Every set of parts, from a folder of this repository to a git tree of the base, without the lab."""
+    """Every set of parts, from a folder of this repository to a git tree of the base, without the
+    lab.
+    """
     series, pristine = parts.get(name), fetch.pristine(fetch.obtain(name))
     for file in series.files():
         if (pristine / file).is_file():
@@ -62,7 +76,7 @@ def test_plain_git_am(name: str, tmp_path: Path) -> None:
 
 
 def boots(variant: str, chosen: tuple[str, ...]) -> None:
-    """User-Mode Linux with these parts boots, on or off, and passes the unit tests that they bring."""
+    """User-Mode Linux with these parts boots, on or off, and passes their unit tests."""
     image = build_linux(variant, "um", chosen=chosen)
     done = boot(BootSpec(kernel=image, arch="um", memory="512M", command=["cat", "/proc/vmstat"]))
     assert done.exit_code == 0 and not done.violations
@@ -73,9 +87,9 @@ def boots(variant: str, chosen: tuple[str, ...]) -> None:
         assert all(case.state != "failed" for case in cases), cases
         passed = {case.name.split(".")[0] for case in cases if case.state == "passed"}
         wanted = {"page_zeroed_rules", "page_zeroed_alloc"}
-        assert passed >= wanted | ({"page_zeroed_prezero"} if not chosen or "prezero" in chosen else set()), (
-            passed
-        )
+        assert passed >= wanted | (
+            {"page_zeroed_prezero"} if not chosen or "prezero" in chosen else set()
+        ), passed
 
 
 @pytest.mark.boots
@@ -98,7 +112,10 @@ def test_every_set_of_parts_boots(variant: str, chosen: tuple[str, ...]) -> None
 @pytest.mark.boots
 @pytest.mark.timeout(7200)
 def test_clean_parts_boot_on_other_kernels() -> None:
-    """Of each other source of the mirror: User-Mode Linux with the parts that apply without a merge, in both configurations."""
+    """Of each other source of the mirror.
+
+    User-Mode Linux with the parts that apply without a merge, in both configurations.
+    """
     built = []
     own = fetch.tree_version("linux", fetch.pristine(fetch.obtain("linux")))
     for report in against.against("linux", "all"):
@@ -114,8 +131,12 @@ def test_clean_parts_boot_on_other_kernels() -> None:
         for variant in ("off", "debug"):
             obj = paths.sub("obj") / f"other-{source.key[:12]}-{variant}"
             log = paths.log_file(f"other-{report.version}-{variant}")
-            make_linux(tree, obj, fragments(variant, "um"), "um", variant, log, ["linux"], step=True)
-            done = boot(BootSpec(kernel=obj / "linux", arch="um", memory="512M", command=["uname", "-r"]))
+            make_linux(
+                tree, obj, fragments(variant, "um"), "um", variant, log, ["linux"], step=True
+            )
+            done = boot(
+                BootSpec(kernel=obj / "linux", arch="um", memory="512M", command=["uname", "-r"])
+            )
             assert done.exit_code == 0 and not done.violations
             built.append(f"{done.stdout.strip()} {variant} {' '.join(clean)}")
     print("\n".join(built))

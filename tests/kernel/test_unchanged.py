@@ -11,7 +11,9 @@ from lab.core import paths
 from tests.kernel import unchanged
 
 
-def test_only_what_passed_with_the_same_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_what_passed_with_the_same_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("KNOWNZERO_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(paths, "REPO", tmp_path)
     lab = tmp_path / "lab" / "post"

@@ -16,9 +16,15 @@ from tests.kernel import kunit
 
 pytestmark = pytest.mark.boots
 # User-Mode Linux has no hugetlb.
-SUITES = {"um": {"rules", "alloc", "prezero"}, "x86_64": {"rules", "alloc", "prezero", "hugetlb_pool"}}
+SUITES = {
+    "um": {"rules", "alloc", "prezero"},
+    "x86_64": {"rules", "alloc", "prezero", "hugetlb_pool"},
+}
 # One taints the kernel. In User-Mode Linux a pageblock is as large as the largest block.
-SKIPPED = {"um": {"verify_report", "alloc_isolate_split", "alloc_contig"}, "x86_64": {"verify_report"}}
+SKIPPED = {
+    "um": {"verify_report", "alloc_isolate_split", "alloc_contig"},
+    "x86_64": {"verify_report"},
+}
 
 
 @pytest.mark.parametrize("arch", ["um", "x86_64"])
@@ -26,7 +32,9 @@ def test_unit_tests_of_known_zero_blocks(arch: str) -> None:
     cases = kunit.run(arch, "page_zeroed*")
     failed = [f"{c.name}: {c.text}" for c in cases if c.state == "failed"]
     assert not failed, "\n".join(failed)
-    suites = {c.name.split(".")[0].removeprefix("page_zeroed_") for c in cases if c.state == "passed"}
+    suites = {
+        c.name.split(".")[0].removeprefix("page_zeroed_") for c in cases if c.state == "passed"
+    }
     assert suites == SUITES[arch]
     more = {c.name.split(".")[1] for c in cases if c.state == "skipped"} ^ SKIPPED[arch]
     if more == {"prezero_gives_back"}:
@@ -41,9 +49,17 @@ def test_a_dirty_page_is_reported() -> None:
 
 
 def test_their_configuration_has_a_tracer(tmp_path: Path) -> None:
-    """A kernel with tracepoints links only with a tracer. Its build takes minutes, so this test only configures."""
+    """A kernel with tracepoints links only with a tracer.
+
+    Its build takes minutes, so this test only configures.
+    """
     with images.tree_of("linux", "knownzero", fetch.obtain("linux")) as tree:
-        argv = [sys.executable, "-B", str(tree / "tools" / "testing" / "kunit" / "kunit.py"), "config"]
+        argv = [
+            sys.executable,
+            "-B",
+            str(tree / "tools" / "testing" / "kunit" / "kunit.py"),
+            "config",
+        ]
         options = ["--kunitconfig", "mm/tests", f"--build_dir={tmp_path}"]
         run.output([*argv, *options], "kunit.py fails", "correct the error above", cwd=tree)
     found = (tmp_path / ".config").read_text(encoding="utf-8").splitlines()

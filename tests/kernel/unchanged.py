@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0
-"""A long check of files is left out while the files, and the modules of the lab that it imports, are the same."""
+"""A long check of files is left out while the files, and the modules of the lab that it imports,
+are the same.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,10 @@ def imported(file: Path) -> set[Path]:
             if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith("lab."):
                 continue
             base = paths.REPO.joinpath(*str(node.module).split("."))
-            for place in (base.with_suffix(".py"), *(base / f"{alias.name}.py" for alias in node.names)):
+            for place in (
+                base.with_suffix(".py"),
+                *(base / f"{alias.name}.py" for alias in node.names),
+            ):
                 if place.is_file() and place not in found:
                     found.add(place)
                     waiting.append(place)
@@ -31,7 +36,9 @@ def imported(file: Path) -> set[Path]:
 
 
 def key_of(inputs: Iterable[Path]) -> str:
-    """A name for the content of files and folders, of the lab's modules that Python files import, and of the compiler."""
+    """A name for the content of files and folders, of the lab's modules that Python files import,
+    and of the compiler.
+    """
     digest = hashlib.sha256(compiler().encode())
     files = {file for top in inputs for file in (top.rglob("*") if top.is_dir() else [top])}
     files |= {module for file in files if file.suffix == ".py" for module in imported(file)}
@@ -48,7 +55,10 @@ OTHER = {"KNOWNZERO_LINUX_SOURCE", "KNOWNZERO_QEMU_SOURCE"}
 
 @contextmanager
 def since_it_passed(name: str, inputs: Iterable[Path]) -> Iterator[bool]:
-    """Whether nothing has changed since the check in this block passed; $KNOWNZERO_AGAIN says no, and so does a night."""
+    """Whether nothing has changed since the check in this block passed.
+
+    $KNOWNZERO_AGAIN says no, and so does a night.
+    """
     if OTHER & os.environ.keys():
         yield False
         return

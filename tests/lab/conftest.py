@@ -27,7 +27,8 @@ def repo(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name, kind in (("linux", "deb"), ("qemu", "deb-src")):
         (folder / name).mkdir(parents=True)
         (folder / name / "base.toml").write_text(
-            f'version = "7.3.4"\nseries = "7.3"\n[debian]\nsuite = "s"\nkind = "{kind}"\npackage = "p"\n'
+            f'version = "7.3.4"\nseries = "7.3"\n[debian]\nsuite = "s"\nkind = "{kind}"\npackage = '
+            '"p"\n'
             f'version = "7.3.4-1"\nfile = "p.tar"\nsha256 = "00"\n'
         )
     monkeypatch.setattr(paths, "REPO", folder)

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,9 @@ import pytest
 
 from lab.boot import accel, argv, resolve
 from lab.boot.argv import APPEND_TCG
+from lab.boot.spec import BootSpec
+from lab.core.errors import LabError, UsageError
+from lab.machine import stock
 from tests.guest.guests import expect_at_most
 
 
@@ -42,7 +47,9 @@ def test_a_kernel_that_runs_is_seen_to_run(monkeypatch: pytest.MonkeyPatch) -> N
     expect_at_most(ended - started, 15)
 
 
-def test_a_kernel_that_does_not_run_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_that_does_not_run_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(accel, "PROBE_SECONDS", 1)
     qemu = tmp_path / "qemu"
     qemu.write_text("#!/bin/sh\nexec sleep 60\n")
@@ -52,3 +59,58 @@ def test_a_kernel_that_does_not_run_is_named(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(accel, "PROBE_SECONDS", 60)
     qemu.write_text("#!/bin/sh\necho no such machine >&2\nexit 1\n")
     assert accel._probe(qemu, tmp_path / "kernel") == "no such machine"
+
+
+@pytest.fixture
+def machine_with_kvm(cache: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """/dev/kvm opens; the list gets each kernel that is tried, of which only Debian's runs."""
+    tried: list[Path] = []
+
+    def probe(qemu: Path, kernel: Path) -> str:
+        tried.append(kernel)
+        return "" if kernel == Path("/debian/vmlinuz") else "it does not run"
+
+    monkeypatch.setattr(os.path, "exists", lambda _: True)
+    monkeypatch.setattr(os, "access", lambda *_: True)
+    monkeypatch.setattr(accel, "_probe", probe)
+    monkeypatch.setattr(stock, "kernel", lambda: (Path("/debian/vmlinuz"), []))
+    return tried
+
+
+def test_kvm_is_tried_with_debians_kernel_once(machine_with_kvm: list[Path]) -> None:
+    """A kernel under test that fails only under KVM must fail its test there."""
+    for _ in range(3):
+        assert accel.choose("auto", Path(sys.executable)).name == "kvm"
+    assert machine_with_kvm == [Path("/debian/vmlinuz")]
+
+
+def test_the_reason_for_an_accelerator(
+    machine_with_kvm: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    qemu = Path(sys.executable)
+    assert "Debian's kernel" in accel.choose("auto", qemu).reason
+    assert accel.choose("tcg", qemu) == accel.Choice("tcg", "--accel tcg")
+    assert accel.choose("auto", qemu, "arm64") == accel.Choice("tcg", "the kernel is for arm64")
+    monkeypatch.setattr(os.path, "exists", lambda _: False)
+    assert accel.choose("auto", qemu) == accel.Choice("tcg", "there is no /dev/kvm")
+    with pytest.raises(LabError, match="KVM cannot be used here") as caught:
+        accel.choose("kvm", qemu)
+    assert caught.value.why == "there is no /dev/kvm"
+
+
+def test_without_a_network_kvm_is_tried_again_later(
+    machine_with_kvm: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def offline() -> tuple[Path, list[Path]]:
+        raise LabError("no mirror answers", "why", "fix")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(stock, "kernel", offline)
+        assert "no mirror answers" in accel.choose("auto", Path(sys.executable)).reason
+    assert accel.choose("auto", Path(sys.executable)).name == "kvm"
+
+
+@pytest.mark.parametrize(("wanted", "arch"), [("xen", "x86_64"), ("kvm", "arm64")])
+def test_an_accelerator_that_does_not_exist(wanted: str, arch: str) -> None:
+    with pytest.raises(UsageError, match="Bad --accel"):
+        BootSpec(accel=wanted, arch=arch).check()

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from lab.core import run
 from lab.core.errors import MACHINE, LabError
 from lab.machine import apt
 
@@ -61,3 +62,20 @@ def test_the_mirror(
         apt.mirrors(tmp_path)
     assert caught.value.code == MACHINE
     assert "KNOWNZERO_LINUX_SOURCE" in caught.value.fix
+
+
+@pytest.mark.usefixtures("cache")
+def test_another_apt_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unattended upgrades hold dpkg's lock for minutes."""
+    commands: list[list[str]] = []
+
+    def logged(argv: list[str], *_: object, **__: object) -> None:
+        commands.append(argv)
+        if argv[1] == "install" and len(commands) == 1:
+            raise LabError("Could not get lock", "held by another process", "wait")
+
+    monkeypatch.setattr(run, "logged", logged)
+    monkeypatch.setattr(apt, "may_install", lambda: [])
+    apt.install(["flex"], "cannot compile")
+    assert [words[0] for words in commands] == ["apt-get"] * 3
+    assert all("DPkg::Lock::Timeout=600" in words for words in commands)

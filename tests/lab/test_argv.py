@@ -30,10 +30,16 @@ def value(words: list[str], option: str) -> str:
 
 
 def test_a_guest_with_channels_and_devices() -> None:
-    spec = BootSpec(memory="1G", cpus=2, devices=["virtio-rng-pci"], append="quiet", extra_qemu=["-S"])
+    spec = BootSpec(
+        memory="1G", cpus=2, devices=["virtio-rng-pci"], append="quiet", extra_qemu=["-S"]
+    )
     words = argv.make(spec, images(), ends("ctl", "out", "qmp"))
     assert words[0] == "/nowhere/qemu" and words[-1] == "-S"
-    assert (value(words, "-m"), value(words, "-smp"), value(words, "-machine")) == ("1G", "2", "q35")
+    assert (value(words, "-m"), value(words, "-smp"), value(words, "-machine")) == (
+        "1G",
+        "2",
+        "q35",
+    )
     assert value(words, "-append") == f"{argv.APPEND} {argv.APPEND_TCG} quiet"
     text = " ".join(words)
     assert "-chardev socket,id=kzout,fd=11 -device virtserialport,chardev=kzout,name=kz.out" in text
@@ -58,13 +64,17 @@ def test_an_emulated_counter_gets_the_machines_speed(
 
 
 def test_the_daemon_is_a_device_with_shared_memory() -> None:
-    spec = BootSpec(memory="1G", devices=["daemon,target=1M", "virtio-rng-pci"], shared_memory="hugetlb=on")
+    spec = BootSpec(
+        memory="1G", devices=["daemon,target=1M", "virtio-rng-pci"], shared_memory="hugetlb=on"
+    )
     assert spec.daemon_options() == ["--target=1M"]
     words = argv.make(spec, images(), ends(daemon=NOWHERE / "socket"))
     assert "memory-backend-memfd,hugetlb=on,id=kzmemory,size=1G,share=on" in words
     assert "socket,id=kzballoon,path=/nowhere/socket,reconnect-ms=100" in words
     assert "vhost-user-balloon-pci,chardev=kzballoon" in words and "daemon,target=1M" not in words
-    words = argv.make(spec, replace(images(), front_end=argv.GENERIC), ends(daemon=NOWHERE / "socket"))
+    words = argv.make(
+        spec, replace(images(), front_end=argv.GENERIC), ends(daemon=NOWHERE / "socket")
+    )
     assert "socket,id=kzballoon,path=/nowhere/socket" in words
     assert f"{argv.GENERIC},chardev=kzballoon" in words
 
@@ -109,9 +119,11 @@ def test_the_emulated_processor_clears_memory_word_by_word() -> None:
     [
         *((text, "x86_64", True) for text in ("2G", "512", "1.5G", "1G,slots=2,maxmem=4G")),
         *((text, "x86_64", False) for text in ("0", "0.0G", "", "2 G", "-1G")),
-        ("512M", "um", True), ("512", "um", False), ("1G,slots=2", "um", False),
+        ("512M", "um", True),
+        ("512", "um", False),
+        ("1G,slots=2", "um", False),
     ],
-)  # fmt: skip
+)
 def test_amounts_of_memory(memory: str, arch: str, good: bool) -> None:
     spec = BootSpec(memory=memory, arch=arch)
     if good:

@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lab.boot import accel, initramfs
 from lab.boot import guest as boot
+from lab.boot import initramfs
 from lab.boot.spec import BootSpec
 from lab.core import errors, paths
 from lab.core.errors import LabError, TestFailure
@@ -39,7 +39,7 @@ def once(name):
         return False
     return True
 if once("hang"):
-    time.sleep(100)
+    time.sleep(10_000)
 if once("die"):
     with open(os.path.join(os.path.dirname(__file__), "last words")) as words:
         console.write(words.read())
@@ -60,7 +60,7 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., BootS
     monkeypatch.setattr(boot, "started_again", [])
     (tmp_path / "repo").mkdir()
     monkeypatch.setattr(initramfs, "write", lambda target, *_: target.write_bytes(b""))
-    (tmp_path / "kernel").write_bytes(b"")
+    (tmp_path / "kernel").write_bytes(b"\x7fELF")
 
     def make(script: str, **more: object) -> BootSpec:
         program = tmp_path / "qemu"
@@ -70,7 +70,7 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., BootS
             "kernel": tmp_path / "kernel",
             "qemu": program,
             "accel": "tcg",
-            "timeout": 20.0,
+            "timeout": 300.0,
             "command": ["true"],
             **more,
         }
@@ -104,7 +104,8 @@ def test_every_exit_code(code: int, fake: Fake) -> None:
 def test_output_of_any_size_is_whole(fake: Fake) -> None:
     result = boot.boot(
         fake(
-            'data = bytes(range(256)) * 20000\nwhile data:\n    data = data[os.write(fd["out"], data[:65536]):]\nreport()'
+            'data = bytes(range(256)) * 20000\nwhile data:\n    data = data[os.write(fd["out"], '
+            "data[:65536]):]\nreport()"
         )
     )
     assert result.stdout_bytes == bytes(range(256)) * 20000
@@ -116,30 +117,36 @@ def test_a_trailer_in_the_output_is_output(fake: Fake) -> None:
 
 
 def test_a_trailer_in_pieces(fake: Fake) -> None:
-    spec = fake('for byte in b"taint 0\\nexit 42\\n":\n    tell("ctl", bytes([byte]))\n    time.sleep(0.01)')
+    spec = fake(
+        'for byte in b"taint 0\\nexit 42\\n":\n    tell("ctl", bytes([byte]))\n    time.sleep(0.01)'
+    )
     assert boot.boot(spec).exit_code == 42
 
 
 def test_a_guest_that_dies_before_it_reports(fake: Fake) -> None:
     with pytest.raises(TestFailure, match="died before") as caught:
-        boot.boot(fake('print("Kernel panic - not syncing: oh", file=console); tell("ctl", "exit")'))
+        boot.boot(
+            fake('print("Kernel panic - not syncing: oh", file=console); tell("ctl", "exit")')
+        )
     assert caught.value.code == errors.FAILED
     assert "Kernel panic" in caught.value.why
     assert "console.log" in caught.value.why
 
 
 def test_a_guest_that_hangs_is_ended_and_quoted(fake: Fake) -> None:
-    began = time.monotonic()
-    with pytest.raises(TestFailure, match="did not finish within 2 s") as caught:
-        boot.boot(fake('print("last words", file=console); time.sleep(100)', timeout=2.0))
-    assert time.monotonic() - began < 15
+    with pytest.raises(TestFailure, match="did not finish within 10 s") as caught:
+        boot.boot(fake('print("last words", file=console); time.sleep(10_000)', timeout=10.0))
     assert "last words" in caught.value.why
 
 
-def test_a_guest_that_does_not_switch_off_is_ended(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_guest_that_does_not_switch_off_is_ended(
+    fake: Fake, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(boot, "LAST_WORDS", 0.5)
     assert (
-        boot.boot(fake("report(3); signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(100)")).exit_code
+        boot.boot(
+            fake("report(3); signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(10_000)")
+        ).exit_code
         == 3
     )
 
@@ -160,9 +167,11 @@ def test_a_taint_is_a_fault_even_if_the_console_lost_it(fake: Fake) -> None:
 
 @pytest.mark.usefixtures("last_words")
 @pytest.mark.parametrize("how", ["hang", "die"])
-def test_an_emulated_guest_that_never_came_up_is_started_again(fake: Fake, tmp_path: Path, how: str) -> None:
+def test_an_emulated_guest_that_never_came_up_is_started_again(
+    fake: Fake, tmp_path: Path, how: str
+) -> None:
     (tmp_path / how).touch()
-    assert boot.boot(fake("report(7)", timeout=6.0)).exit_code == 7
+    assert boot.boot(fake("report(7)", timeout=15.0)).exit_code == 7
     assert not (tmp_path / how).exists()
     (why,) = boot.started_again
     assert "console.log" in why
@@ -176,7 +185,7 @@ def test_a_running_guest_that_never_came_up_is_started_again(
 ) -> None:
     (tmp_path / how).touch()
     # Long enough for a busy machine to start what plays the guest.
-    monkeypatch.setattr(boot, "COMES_UP", 6.0)
+    monkeypatch.setattr(boot, "COMES_UP", 15.0)
     with boot.running(fake("report(7)")) as guest:
         assert guest.wait().exit_code == 7
     assert not (tmp_path / how).exists()
@@ -185,7 +194,9 @@ def test_a_running_guest_that_never_came_up_is_started_again(
 
 def test_a_guest_that_dies_later_is_not(fake: Fake) -> None:
     with pytest.raises(TestFailure, match="died before"):
-        boot.boot(fake('print("Kernel panic - not syncing: oh", file=console); tell("ctl", "exit")'))
+        boot.boot(
+            fake('print("Kernel panic - not syncing: oh", file=console); tell("ctl", "exit")')
+        )
     assert not boot.started_again
 
 
@@ -251,12 +262,10 @@ def test_a_guest_that_always_dies_early_fails(fake: Fake) -> None:
 
 
 def test_a_guest_that_is_not_to_start_is_not_waited_for(fake: Fake) -> None:
-    spec = fake("time.sleep(60)")
+    spec = fake("time.sleep(10_000)", timeout=10_000.0)
     spec.extra_qemu = ["-S"]
-    began = time.monotonic()
     with boot.running(spec) as guest:
         assert guest.process.poll() is None
-    assert time.monotonic() - began < 30
 
 
 def test_a_qemu_that_refuses_its_arguments(fake: Fake) -> None:
@@ -271,8 +280,14 @@ def test_a_qemu_that_refuses_its_arguments(fake: Fake) -> None:
     [
         ("qemu-system-x86_64: -device foo: 'foo' is not a valid device model name", errors.USAGE),
         ("qemu-system-x86_64: -nonsense: invalid option", errors.USAGE),
-        ("qemu-system-x86_64: -accel kvm: failed to initialize kvm: No such device", errors.MACHINE),
-        ("qemu-system-x86_64: cannot set up guest memory 'pc.ram': Cannot allocate memory", errors.MACHINE),
+        (
+            "qemu-system-x86_64: -accel kvm: failed to initialize kvm: No such device",
+            errors.MACHINE,
+        ),
+        (
+            "qemu-system-x86_64: cannot set up guest memory 'pc.ram': Cannot allocate memory",
+            errors.MACHINE,
+        ),
         (
             "qemu-system-x86_64: -object memory-backend-memfd,id=m,size=9T: Cannot allocate memory",
             errors.MACHINE,
@@ -311,11 +326,12 @@ def test_talking_to_a_running_guest(fake: Fake) -> None:
 
 def test_a_guest_dies_with_a_lab_that_is_killed() -> None:
     script = (
-        "import subprocess; from lab.core import run; "
-        "child = subprocess.Popen(['sleep', '100'], preexec_fn=run.die_with_parent); "
-        "print(child.pid, flush=True); child.wait()"
+        "import subprocess; from lab.core import run; child = subprocess.Popen(['sleep', '100'], "
+        "preexec_fn=run.die_with_parent); print(child.pid, flush=True); child.wait()"
     )
-    lab = subprocess.Popen([sys.executable, "-c", script], cwd=paths.REPO, stdout=subprocess.PIPE, text=True)
+    lab = subprocess.Popen(
+        [sys.executable, "-c", script], cwd=paths.REPO, stdout=subprocess.PIPE, text=True
+    )
     assert lab.stdout
     pid = int(lab.stdout.readline())
     lab.kill()
@@ -366,10 +382,8 @@ def test_a_closed_pipe_ends_the_guest(fake: Fake) -> None:
     def closed(_: bytes) -> None:
         raise BrokenPipeError
 
-    began = time.monotonic()
     with pytest.raises(BrokenPipeError):
-        boot.boot(fake('tell("out", "one\\n"); time.sleep(100)', timeout=60.0), closed)
-    assert time.monotonic() - began < 30
+        boot.boot(fake('tell("out", "one\\n"); time.sleep(10_000)', timeout=10_000.0), closed)
 
 
 def test_no_thread_stays(fake: Fake) -> None:
@@ -382,7 +396,9 @@ def test_no_thread_stays(fake: Fake) -> None:
 @settings(max_examples=200)
 @given(
     st.lists(
-        st.sampled_from(["ready 0", "taint 512", "exit 3", "exit x", "", "exit 3 4", "noise", "exit -1"])
+        st.sampled_from(
+            ["ready 0", "taint 512", "exit 3", "exit x", "", "exit 3 4", "noise", "exit -1"]
+        )
     ),
     st.integers(1, 7),
 )
@@ -397,27 +413,9 @@ def test_reports_are_read_whatever_their_pieces(lines: list[str], size: int) -> 
     assert guest._ready.is_set() == ("ready 0" in lines)
 
 
-def test_an_unknown_accelerator_is_bad_usage(tmp_path: Path) -> None:
-    with pytest.raises(LabError) as caught:
-        accel.choose("hax", tmp_path, tmp_path)
-    assert caught.value.code == errors.USAGE
-
-
-def test_a_kernel_that_does_not_run_does_not_turn_kvm_off_for_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    good, bad = tmp_path / "good", tmp_path / "bad"
-    for file in (good, bad):
-        file.touch()
-    monkeypatch.setenv("KNOWNZERO_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(os.path, "exists", lambda _: True)
-    monkeypatch.setattr(os, "access", lambda *_: True)
-    monkeypatch.setattr(accel, "_probe", lambda _, kernel: "it does not run" if kernel == bad else "")
-    assert accel.kvm_works(Path(sys.executable), bad) == (False, "it does not run")
-    assert accel.kvm_works(Path(sys.executable), good) == (True, "")
-
-
-@pytest.mark.parametrize(("place", "expected"), [("", "/a.sh"), ("/x/y", "/x/y"), ("/bin/", "/bin/a.sh")])
+@pytest.mark.parametrize(
+    ("place", "expected"), [("", "/a.sh"), ("/x/y", "/x/y"), ("/bin/", "/bin/a.sh")]
+)
 def test_where_an_added_file_goes(place: str, expected: str) -> None:
     assert initramfs.guest_path(Path("/tmp/a.sh"), place) == expected
 

@@ -3,12 +3,17 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import multiprocessing
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
 import time
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 
 import pytest
@@ -22,6 +27,7 @@ from lab.testing import suite as testing
 def kz(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "lab", *arguments],
+        cwd=REPO,
         env={**os.environ, "PYTHONPATH": str(REPO), "COLUMNS": "200", **environment},
         stdin=subprocess.DEVNULL,
         capture_output=True,
@@ -86,6 +92,24 @@ def test_a_wrong_verb_is_bad_usage_with_a_suggestion() -> None:
         ["boot", "--kernel", "/nonexistent", "--", "true"],
         ["boot", "--add", "/nonexistent", "--", "true"],
         ["boot", "--no-such-option"],
+        ["boot", "--accel", "xen"],
+        ["boot", "--kernel", "README.md"],
+        ["boot", "--qemu", "/nonexistent"],
+        ["boot", "--qemu", "README.md"],
+        ["boot", "--dry-run", "--accel", "xen"],
+        ["package", "kernel", "--output", "/proc/x"],
+        ["conform", "--bundle", "/proc/x"],
+        ["conform", "--bundle", "."],
+        ["conform", "--", "/nonexistent", "{kernel}", "{initrd}", "{append}"],
+        ["demo", "--base", "README.md"],
+        ["bench", "thp", "--qemu", "/nonexistent"],
+        ["report", "README.md"],
+        ["report", "/nonexistent"],
+        ["report", "docs/results/demo", "--output", "/proc/x"],
+        ["compare", "README.md", "README.md"],
+        ["night", "merge", "README.md"],
+        ["night", "merge", "docs"],
+        ["test", "--quick", "--junit", "/proc/x"],
         ["boot", "--cpus", "0"],
         ["boot", "--memory", "nonsense"],
         ["boot", "--memory", "0"],
@@ -112,12 +136,21 @@ def test_a_wrong_verb_is_bad_usage_with_a_suggestion() -> None:
     ],
     ids=" ".join,
 )
-def test_bad_usage(arguments: list[str]) -> None:
-    done = kz(*arguments)
+def test_bad_usage(arguments: list[str], tmp_path: Path) -> None:
+    """Before anything is built, downloaded or started: the cache stays as it was."""
+    done = kz(
+        *arguments,
+        KNOWNZERO_CACHE=str(tmp_path),
+        KNOWNZERO_LINUX_SOURCE="",
+        KNOWNZERO_QEMU_SOURCE="",
+    )
     assert done.returncode == errors.USAGE, done.stderr
     lines = done.stderr.splitlines()
     assert lines[0].startswith("kz: ")
     assert [line.split(":")[0].strip() for line in lines[1:]] == ["why", "fix"]
+    assert "Errno" not in done.stderr
+    assert [*tmp_path.glob("images/*"), *tmp_path.glob("obj/*"), *tmp_path.glob("src/*")] == []
+    assert [*tmp_path.glob("downloads/*"), *tmp_path.glob("debs/*")] == []
 
 
 @pytest.mark.parametrize("group", [[], ["build"], ["series"]], ids=" ".join)
@@ -126,6 +159,35 @@ def test_without_a_verb_there_is_help_and_bad_usage(group: list[str]) -> None:
     assert done.returncode == errors.USAGE
     assert "Usage: kz" in done.stdout + done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_short_help_and_the_version() -> None:
+    assert kz("-h").stdout == kz("--help").stdout
+    assert "Usage: kz boot" in kz("boot", "-h").stdout
+    assert "use page-fault" in kz("bench", "pagefault", "-h").stderr
+    done = kz("--version")
+    assert (done.returncode, done.stderr) == (errors.OK, "")
+    assert re.fullmatch(r"kz \S+: linux [\d.]+, qemu [\d.]+\n", done.stdout)
+
+
+def test_a_dry_run_prints_the_commands_and_builds_nothing(tmp_path: Path) -> None:
+    options = ["--memory", "1G", "--device", "daemon,target=256M", "--append", "quiet"]
+    done = kz("boot", "--dry-run", *options, "--", "true", KNOWNZERO_CACHE=str(tmp_path))
+    assert done.returncode == errors.OK, done.stderr
+    *_, daemon, qemu = done.stdout.splitlines()
+    assert daemon.endswith(" --target=256M &")
+    words = shlex.split(qemu)
+    assert words[0].endswith("/usr/bin/qemu-system-x86_64")
+    assert words[words.index("-m") + 1] == "1G"
+    assert words[words.index("-append") + 1].endswith(" quiet")
+    assert "# first: ./kz build linux --variant knownzero --arch x86_64" in done.stdout.splitlines()
+    assert not [*tmp_path.glob("images/*"), *tmp_path.glob("obj/linux*"), *tmp_path.glob("src/*")]
+
+
+def test_verbose_prints_each_command(tmp_path: Path) -> None:
+    done = kz("--verbose", "doctor", KNOWNZERO_CACHE=str(tmp_path))
+    assert "kz: $ cc --version" in done.stderr.splitlines()
+    assert "kz: $" not in kz("doctor", KNOWNZERO_CACHE=str(tmp_path)).stderr
 
 
 def test_a_cache_that_cannot_be_written_is_a_broken_machine() -> None:
@@ -139,7 +201,14 @@ def test_doctor_speaks_json_and_installs_nothing(cache: Path) -> None:
     done = kz("doctor", "--json")
     assert done.returncode in (errors.OK, errors.MACHINE), done.stderr
     names = {finding["name"] for finding in json.loads(done.stdout)}
-    assert {"machine", "cache", "Debian mirror", "tools for linux", "tools for qemu", "KVM"} <= names
+    assert {
+        "machine",
+        "cache",
+        "Debian mirror",
+        "tools for linux",
+        "tools for qemu",
+        "KVM",
+    } <= names
     assert not (cache / "downloads").exists() or not list((cache / "downloads").iterdir())
 
 
@@ -156,7 +225,9 @@ def test_ctrl_c_ends_what_was_started(tmp_path: Path) -> None:
         "def forever() -> None:\n"
         "    with lock.new_directory(paths.sub('images') / 'x'):\n"
         "        print('started', flush=True)\n"
-        "        run.logged(['sh', '-c', 'sleep 311 & wait'], paths.log_file('l'), 'what', 'fix')\n"
+        "        line = 'sleep 1000 & echo $! > pid.part; mv pid.part pid; wait'\n"
+        "        run.logged(['sh', '-c', line], paths.log_file('l'), 'what', 'fix', "
+        "cwd=paths.cache())\n"
         "raise SystemExit(cli.main())\n"
     )
     environment = {**os.environ, "PYTHONPATH": str(REPO), "KNOWNZERO_CACHE": str(tmp_path)}
@@ -169,20 +240,15 @@ def test_ctrl_c_ends_what_was_started(tmp_path: Path) -> None:
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "started\n"
-        time.sleep(0.5)
+        while not (tmp_path / "pid").exists():
+            time.sleep(0.01)
         process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=20)
+        _, said = process.communicate(timeout=100)
     assert process.returncode == errors.INTERRUPTED
     assert "interrupted" in said
     assert list((tmp_path / "images").iterdir()) == []
-    assert not [p for p in Path("/proc").glob("[0-9]*/cmdline") if _reads(p) == b"sleep\x00311\x00"]
-
-
-def _reads(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError:
-        return b""
+    left = Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}/stat")
+    assert not left.exists() or left.read_text().rpartition(")")[2].split()[0] == "Z"
 
 
 def a_build(variant: str, arch: str, chosen: tuple[str, ...] = ()) -> None:
@@ -190,7 +256,7 @@ def a_build(variant: str, arch: str, chosen: tuple[str, ...] = ()) -> None:
     mark = Path(os.environ["BUILDS"]) / f"{variant}-{arch}"
     if variant == "debug":
         mark.touch()
-        time.sleep(60)
+        time.sleep(10_000)
     while not (mark.parent / "debug-x86_64").exists():
         time.sleep(0.01)
     raise errors.LabError(f"{variant} does not build", "no such file", "add it")
@@ -215,10 +281,10 @@ def builds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_build_that_fails_ends_the_other(builds: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lab.build.linux.build_linux", a_build)
-    began = time.monotonic()
     with pytest.raises(errors.LabError, match="off does not build") as found:
         testing.prepare()
-    assert found.value.fix == "add it" and time.monotonic() - began < 30
+    assert found.value.fix == "add it"
+    assert not multiprocessing.active_children()
 
 
 @pytest.mark.timeout(60)
@@ -254,6 +320,21 @@ class TestBootstrap:
             check=False,
         )
 
+    def test_a_full_disk_has_its_own_advice(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """Not: check the network."""
+        name = "kz_bootstrap"
+        loader = SourceFileLoader(name, str(REPO / "kz"))
+        spec = importlib.util.spec_from_loader(name, loader)
+        assert spec
+        kz = importlib.util.module_from_spec(spec)
+        loader.exec_module(kz)
+        argv = ["sh", "-c", "echo 'pip: [Errno 28] No space left on device'; exit 1"]
+        with pytest.raises(SystemExit):
+            kz.run_logged(argv, tmp_path / "log", "cannot install", "check the network")
+        assert "fix: free some space" in capsys.readouterr().err
+
     def test_it_starts_from_anywhere(self, tmp_path: Path) -> None:
         (tmp_path / "lab").mkdir()
         for name in ("__init__.py", "__main__.py"):
@@ -272,13 +353,22 @@ class TestBootstrap:
     def test_a_cache_that_cannot_be_made(self) -> None:
         done = self.run("doctor", KNOWNZERO_CACHE="/proc/nowhere")
         assert done.returncode == errors.MACHINE
-        assert [line.split(":")[0].strip() for line in done.stderr.splitlines()] == ["kz", "why", "fix"]
+        assert [line.split(":")[0].strip() for line in done.stderr.splitlines()] == [
+            "kz",
+            "why",
+            "fix",
+        ]
 
     def test_a_package_index_that_is_not_there(self, tmp_path: Path) -> None:
         done = self.run(
-            "doctor", KNOWNZERO_CACHE=str(tmp_path), PIP_INDEX_URL="http://127.0.0.1:9/", PIP_FIND_LINKS="",
-            PIP_RETRIES="0", PIP_NO_CACHE_DIR="1", PIP_DEFAULT_TIMEOUT="2",
-        )  # fmt: skip
+            "doctor",
+            KNOWNZERO_CACHE=str(tmp_path),
+            PIP_INDEX_URL="http://127.0.0.1:9/",
+            PIP_FIND_LINKS="",
+            PIP_RETRIES="0",
+            PIP_NO_CACHE_DIR="1",
+            PIP_DEFAULT_TIMEOUT="2",
+        )
         assert done.returncode == errors.MACHINE
         assert "cannot install the lab's Python packages" in done.stderr
         assert not list((tmp_path / "venv").glob("*/.ready"))
@@ -286,9 +376,13 @@ class TestBootstrap:
     def test_one_command_installs_all_that_a_bare_machine_lacks(self, tmp_path: Path) -> None:
         """Python has no venv, there is no other program, and the user may not install any."""
         (tmp_path / "ensurepip.py").write_text("raise ImportError\n", encoding="utf-8")
-        done = self.run("test", KNOWNZERO_CACHE=str(tmp_path), PYTHONPATH=str(tmp_path), PATH=str(tmp_path))
+        done = self.run(
+            "test", KNOWNZERO_CACHE=str(tmp_path), PYTHONPATH=str(tmp_path), PATH=str(tmp_path)
+        )
         assert done.returncode == errors.MACHINE
-        command = next(line for line in done.stderr.splitlines() if line.startswith("  fix: run: sudo "))
+        command = next(
+            line for line in done.stderr.splitlines() if line.startswith("  fix: run: sudo ")
+        )
         packages = command.split("--no-install-recommends ")[1].split()
         assert packages[0] == "python3-venv"
         assert {"gcc", "flex", "libglib2.0-dev", "cargo", "rust-clippy", "dpkg-dev"} < set(packages)

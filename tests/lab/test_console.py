@@ -98,19 +98,21 @@ def test_a_race_of_linux_itself_is_known() -> None:
 
 # As QEMU 10.0.13 said it.
 ASSERTED = (
-    "qemu-system-x86_64: ../hw/pci/msix.c:228: msix_table_mmio_write: "
-    "Assertion `addr + size <= dev->msix_entries_nr * PCI_MSIX_ENTRY_SIZE' failed."
+    "qemu-system-x86_64: ../hw/pci/msix.c:228: msix_table_mmio_write: Assertion `addr + size <= "
+    "dev->msix_entries_nr * PCI_MSIX_ENTRY_SIZE' failed."
 )
 
 NO_SECTION = (
-    "qemu-system-x86_64: ../system/physmem.c:2671: iotlb_to_section: "
-    "Assertion `section_index < d->map.sections_nb' failed."
+    "qemu-system-x86_64: ../system/physmem.c:2671: iotlb_to_section: Assertion `section_index < "
+    "d->map.sections_nb' failed."
 )
 
 
 def test_an_access_that_met_another_device_is_the_emulators_fault() -> None:
     assert console.stale_section(f"warning: something\n{ASSERTED}")
-    assert not console.stale_section(ASSERTED.replace("hw/pci/msix.c", "hw/virtio/virtio-balloon.c"))
+    assert not console.stale_section(
+        ASSERTED.replace("hw/pci/msix.c", "hw/virtio/virtio-balloon.c")
+    )
     assert not console.stale_section(ASSERTED.replace("addr + size", "vector"))
     assert console.stale_section(NO_SECTION)
     assert not console.stale_section(NO_SECTION.replace("iotlb_to_section", "address_space_stl"))

@@ -12,7 +12,9 @@ from lab.core import errors
 from lab.core.errors import LabError
 
 
-def test_each_checkout_has_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_checkout_has_a_folder_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("KNOWNZERO_CACHE", str(tmp_path / "cache"))
     folders = []
     for name in ("one", "two"):

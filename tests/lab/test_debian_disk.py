@@ -49,7 +49,11 @@ def archive(target: Path, files: Mapping[str, str]) -> None:
 
 def test_what_packages_need_is_found_in_them(tmp_path: Path, cache: Path) -> None:
     first = made(
-        tmp_path, "kz-first", "libc6 (>= 2.36)", "initramfs-tools | linux-initramfs-tool", "kz-second"
+        tmp_path,
+        "kz-first",
+        "libc6 (>= 2.36)",
+        "initramfs-tools | linux-initramfs-tool",
+        "kz-second",
     )
     second = made(tmp_path, "kz-second", "libc6", "python3:any")
     assert debian.needs([first, second]) == ["initramfs-tools", "libc6", "python3"]
@@ -118,7 +122,11 @@ def test_the_disk_has_what_the_archive_has(tmp_path: Path, cache: Path) -> None:
     work, folder = tmp_path / "work", tmp_path / "out"
     work.mkdir()
     folder.mkdir()
-    files = {"boot/vmlinuz-7.3-x": "kernel", "boot/initrd.img-7.3-x": "initramfs", "etc/hostname": "a-name"}
+    files = {
+        "boot/vmlinuz-7.3-x": "kernel",
+        "boot/initrd.img-7.3-x": "initramfs",
+        "etc/hostname": "a-name",
+    }
     archive(work / "root.tar", files)
     system = debian._published(work, folder, tmp_path / "log")
     assert system.release == "7.3-x"
@@ -133,10 +141,16 @@ def test_the_disk_has_what_the_archive_has(tmp_path: Path, cache: Path) -> None:
 @pytest.mark.usefixtures("unprivileged")
 @pytest.mark.parametrize(
     "names",
-    [["boot/config-1"], ["boot/vmlinuz-1"], ["boot/vmlinuz-1", "boot/initrd.img-1", "boot/vmlinuz-2"]],
+    [
+        ["boot/config-1"],
+        ["boot/vmlinuz-1"],
+        ["boot/vmlinuz-1", "boot/initrd.img-1", "boot/vmlinuz-2"],
+    ],
     ids=["no kernel", "no initramfs", "two kernels"],
 )
-def test_a_system_that_cannot_be_booted_is_an_error(names: list[str], tmp_path: Path, cache: Path) -> None:
+def test_a_system_that_cannot_be_booted_is_an_error(
+    names: list[str], tmp_path: Path, cache: Path
+) -> None:
     archive(tmp_path / "root.tar", dict.fromkeys(names, "x"))
     with pytest.raises(LabError, match="cannot be booted") as caught:
         debian._published(tmp_path, tmp_path, tmp_path / "log")
@@ -150,14 +164,22 @@ def test_a_job_is_on_a_disk_of_its_own(tmp_path: Path, cache: Path) -> None:
     program.write_text("#!/bin/sh\n", encoding="utf-8")
     command = ["sh", "-ec", "echo 'two  words'"]
     spec = debian.boot_spec(
-        system, command, tmp_path, add=[(program, "renamed")], append="quiet", extra_qemu=["-S"], memory="1G"
+        system,
+        command,
+        tmp_path,
+        add=[(program, "renamed")],
+        append="quiet",
+        extra_qemu=["-S"],
+        memory="1G",
     )
     assert (spec.kernel, spec.initrd, spec.memory) == (system.kernel, system.initrd, "1G")
     assert "root=LABEL=kz-root" in spec.append and spec.append.endswith(" quiet")
     assert spec.extra_qemu[-1] == "-S"
     drives = [spec.extra_qemu[i + 1] for i, word in enumerate(spec.extra_qemu) if word == "-drive"]
     # Nothing that a guest writes stays.
-    assert "snapshot=on" in drives[0] and drives[0].endswith("file=" + str(system.disk).replace(",", ",,"))
+    assert "snapshot=on" in drives[0] and drives[0].endswith(
+        "file=" + str(system.disk).replace(",", ",,")
+    )
     assert "read-only=on" in drives[1]
     job = tmp_path / "job.ext4"
     script = inside(job, "cat /run")

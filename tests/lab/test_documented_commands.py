@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0
-"""Every command in the documents is run: here, or by a test that is named with the reason why not here."""
+"""Every command in the documents is run.
+
+Here, or by a test that is named with the reason why not here.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +68,9 @@ def blocks(text: str) -> list[Block]:
             assert at < len(lines), f"a fence is never closed: {fence[0]}"
             found.append(Block(fence[3].strip() or "?", tuple(held)))
         elif indented:
-            while at < len(lines) and (lines[at].startswith(("    ", "\t")) or not lines[at].strip()):
+            while at < len(lines) and (
+                lines[at].startswith(("    ", "\t")) or not lines[at].strip()
+            ):
                 held.append(lines[at].expandtabs(4)[4:])
                 at += 1
             found.append(Block("sh", tuple(held)))
@@ -103,7 +108,8 @@ IN_A_GUEST = {
     "cat /sys/module/page_reporting/parameters/page_reporting_order": r"\A9$",
     FLUSH: r"\A\Z",
     "grep pgzeroed /proc/vmstat": r"(?m)^pgzeroed_set_reported [1-9]\d{4,}$",
-    "dmesg | grep -E 'page_zeroed|DEVICE_INIT|prezero'": r"not using DEVICE_INIT_ON_INFLATE: refused by parameter",
+    "dmesg | grep -E "
+    "'page_zeroed|DEVICE_INIT|prezero'": r"not using DEVICE_INIT_ON_INFLATE: refused by parameter",
     f"echo 1 > {ZP}/enabled": r"\A\Z",
 }
 # The file has the new value afterwards.
@@ -121,28 +127,29 @@ ON_ANY_MACHINE = (
 CONTROL = "--control /run/vm1/control"
 DAEMON = f"vhost-user-balloon --socket-path /run/vm1/balloon {CONTROL} &"
 QEMU = (
-    "qemu-system-x86_64 … -m 4G -object memory-backend-memfd,id=mem,size=4G,share=on -machine memory-backend=mem "
-    "-chardev socket,id=balloon,path=/run/vm1/balloon,reconnect-ms=1000 "
+    "qemu-system-x86_64 … -m 4G -object memory-backend-memfd,id=mem,size=4G,share=on -machine "
+    "memory-backend=mem -chardev socket,id=balloon,path=/run/vm1/balloon,reconnect-ms=1000 "
     "-device vhost-user-balloon-pci,chardev=balloon"
 )
 HUGE = "memory-backend-file,id=mem,size=4G,mem-path=/dev/shm,align=2M,share=on"
 STOCK_QEMU = (
-    f"qemu-system-x86_64 … -m 4G -object {HUGE} -machine memory-backend=mem "
-    "-chardev socket,id=balloon,path=/run/vm1/balloon "
-    "-device vhost-user-test-device-pci,chardev=balloon,virtio-id=5,num_vqs=5,vq_size=128,config_size=16"
+    f"qemu-system-x86_64 … -m 4G -object {HUGE} -machine memory-backend=mem -chardev "
+    "socket,id=balloon,path=/run/vm1/balloon -device "
+    "vhost-user-test-device-pci,chardev=balloon,virtio-id=5,num_vqs=5,vq_size=128,config_size=16"
 )
 RUN = (
-    f"vhost-user-balloon run {CONTROL} -- qemu-system-x86_64 … -m 4G "
-    f"-object {HUGE} -machine memory-backend=mem"
+    f"vhost-user-balloon run {CONTROL} -- qemu-system-x86_64 … -m 4G -object {HUGE} -machine "
+    "memory-backend=mem"
 )
 CONFORM = (
-    "./kz conform -- qemu-system-x86_64 -nographic -no-reboot -m {memory} -kernel {kernel} -initrd {initrd} "
-    "-append {append} -device virtio-balloon-pci,free-page-reporting=on"
+    "./kz conform -- qemu-system-x86_64 -nographic -no-reboot -m {memory} -kernel {kernel} "
+    "-initrd {initrd} -append {append} -device virtio-balloon-pci,free-page-reporting=on"
 )
 LIVE = "./kz top --socket /run/vm1/control"
 WITH_A_DAEMON = {
     f"vhost-user-balloon status {CONTROL}": r"\AIt works\.\n(?s:.*) of it proven zero\n",
-    f"vhost-user-balloon target 128M --wait 30 {CONTROL}": r"\Atarget 128 MiB, the guest has given 128 MiB$",
+    "vhost-user-balloon target 128M --wait 30 "
+    f"{CONTROL}": r"\Atarget 128 MiB, the guest has given 128 MiB$",
     f"vhost-user-balloon stats {CONTROL}": r"(?m)^free_memory +\d+$",
     f"vhost-user-balloon discard off {CONTROL}": r"\Amemory is kept$",
     LIVE: r"\ANo: giving memory back is suspended ",
@@ -150,12 +157,13 @@ WITH_A_DAEMON = {
 
 BZIMAGE = "make -C ~/kz/linux O=$HOME/kz/obj -j2 bzImage"
 OF_BZIMAGE = (
-    "./kz boot --kernel ~/kz/obj/arch/x86/boot/bzImage --device virtio-balloon-pci,free-page-reporting=on "
-    "-- zeropages --once"
+    "./kz boot --kernel ~/kz/obj/arch/x86/boot/bzImage --device "
+    "virtio-balloon-pci,free-page-reporting=on -- zeropages --once"
 )
 AM = "git am ../knownzero/linux/parts/{fixes,content,zeroed}/*.patch"
 
-# Run by night, in a copy of the repository and in this order, by test_the_series_can_be_taken_and_changed.
+# Run by night, in a copy of the repository and in this order, by
+# test_the_series_can_be_taken_and_changed.
 IN_A_COPY = (
     "./kz tree linux --path ~/kz/linux",
     "mkdir -p ~/kz/obj",
@@ -173,9 +181,12 @@ IN_A_COPY = (
 IN_A_PLAIN_TREE = IN_A_COPY[IN_A_COPY.index(AM) :]
 # Run by night, each by itself, by test_what_takes_longer: what each must print.
 BY_NIGHT = {
-    "./kz boot --kernel debug --device daemon -- sh -c 'grep pgzeroed /proc/vmstat'": r"(?m)^pgzeroed_bad 0$",
-    "./kz boot --arch um --kernel debug --device daemon --memory 512M -- zeropages --once": r"\A(Not yet|Ready): ",
-    f"./kz boot --device daemon -- sh -c '{FLUSH}; alloc_once --size 256 > /dev/null; zeropages --once'": r"\AYes: ",
+    "./kz boot --kernel debug --device daemon -- sh -c 'grep pgzeroed "
+    "/proc/vmstat'": r"(?m)^pgzeroed_bad 0$",
+    "./kz boot --arch um --kernel debug --device daemon --memory 512M -- zeropages "
+    "--once": r"\A(Not yet|Ready): ",
+    f"./kz boot --device daemon -- sh -c '{FLUSH}; alloc_once --size 256 > /dev/null; zeropages "
+    "--once'": r"\AYes: ",
     "./kz build linux --variant debug": r"/bzImage$",
     "./kz demo": r"/out/demo/\S+$",
     "./kz series check linux --against newest": r"(?m)^\| zeroed \| clean \|$",
@@ -184,7 +195,8 @@ BY_NIGHT = {
 }
 SHELL = "./kz shell"
 
-# Not run in this file: why, and who runs it, or what does the same. FILE::TEST, or FILE: WORDS that are in it.
+# Not run in this file: why, and who runs it, or what does the same. FILE::TEST, or FILE: WORDS that
+# are in it.
 MINUTES = "it takes minutes"
 ENDLESS = "it goes on until it is told to end"
 THE_SUITE = "it is what runs this test"
@@ -207,14 +219,23 @@ ELSEWHERE: dict[str, tuple[str, str]] = {
         "tests/lab/test_top.py::test_into_a_pipe_it_goes_on_until_it_is_interrupted",
     ),
     "./kz test": (THE_SUITE, ".ci/run: ./kz test"),
-    "KNOWNZERO_NIGHTLY=1 KNOWNZERO_FUZZ_SECONDS=120 ./kz test --select test_fuzz": (THE_SUITE, FUZZED),
-    "./kz report out/thp/TIME": (PLACEHOLDER, "tests/bench/test_report.py::test_the_verb_writes_both_files"),
+    "KNOWNZERO_NIGHTLY=1 KNOWNZERO_FUZZ_SECONDS=120 ./kz test --select test_fuzz": (
+        THE_SUITE,
+        FUZZED,
+    ),
+    "./kz report out/thp/TIME": (
+        PLACEHOLDER,
+        "tests/bench/test_report.py::test_the_verb_writes_both_files",
+    ),
     "./kz compare out/thp/A out/thp/B": (PLACEHOLDER, COMPARED),
     "./kz build daemon --profile release": (
         MINUTES,
         "tests/rust/test_costs.py::test_a_report_costs_little_more_than_its_holes",
     ),
-    "./kz series check linux": ("it has passed in this run, or with the same files before", IN_ORDER),
+    "./kz series check linux": (
+        "it has passed in this run, or with the same files before",
+        IN_ORDER,
+    ),
     "./kz series check linux --each": ("it takes hours", STAGE),
     "./kz test --nightly --stage fuzz --stage matrix": ("it takes hours", STAGE),
     "./kz test --nightly --stage matrix --select configurations": ("it takes hours", STAGE),
@@ -223,8 +244,14 @@ ELSEWHERE: dict[str, tuple[str, str]] = {
         "tests/lab/test_package.py::test_kernel_and_qemu_run_from_their_packages",
     ),
     "./kz package kernel --config cloud": ("it takes an hour", INSTALLED),
-    "./kz package qemu": (MINUTES, "tests/lab/test_package.py::test_kernel_and_qemu_run_from_their_packages"),
-    "./kz package daemon": (MINUTES, "tests/lab/test_package.py::test_the_daemon_runs_from_its_package"),
+    "./kz package qemu": (
+        MINUTES,
+        "tests/lab/test_package.py::test_kernel_and_qemu_run_from_their_packages",
+    ),
+    "./kz package daemon": (
+        MINUTES,
+        "tests/lab/test_package.py::test_the_daemon_runs_from_its_package",
+    ),
     "sudo apt install ./out/packages/FILE.deb": (CHANGES, INSTALLED),
     "sudo apt install -t trixie-backports qemu-system-x86": (CHANGES, INSTALLED),
     "sudo mount -o remount,huge=advise /dev/shm": (CHANGES, ON_STOCK),
@@ -237,13 +264,16 @@ ELSEWHERE: dict[str, tuple[str, str]] = {
     ),
     "make -C tools/autoballoon install": (
         CHANGES,
-        f"{AUTOBALLOON}::test_it_is_small_and_installed_with_its_manual",
+        f"{AUTOBALLOON}::test_it_is_installed_with_its_manual",
     ),
     "autoballoon --dry-run qmp:/run/vm1/qmp control:/run/vm2/control": (
         ENDLESS,
         f"{AUTOBALLOON}::test_once_leaves_the_target_and_a_dry_run_sets_none",
     ),
-    "virsh shutdown vm1": ("no program of the lab's guest answers it: the test uses destroy", LIBVIRT),
+    "virsh shutdown vm1": (
+        "no program of the lab's guest answers it: the test uses destroy",
+        LIBVIRT,
+    ),
     "virsh edit vm1": ("it opens an editor: the test defines the result", LIBVIRT),
     "virsh start vm1": (UNDER_LIBVIRT, LIBVIRT),
     "virsh dommemstat vm1": (UNDER_LIBVIRT, LIBVIRT),
@@ -269,17 +299,23 @@ ELSEWHERE: dict[str, tuple[str, str]] = {
         MINUTES,
         "tests/rust/test_vhost_user_balloon.py::test_its_own_tests",
     ),
-    "systemd-socket-activate -l 127.0.0.1:9405 /lib/systemd/systemd-socket-proxyd /run/vm1/metrics": (
+    "systemd-socket-activate -l 127.0.0.1:9405 /lib/systemd/systemd-socket-proxyd "
+    "/run/vm1/metrics": (
         "it runs until it is ended",
         "tests/rust/test_prometheus.py::test_prometheus_answers_every_query_of_the_dashboard",
     ),
-    "cargo +nightly fuzz run queues": ("it wants a toolchain of its own: the same target, without", FUZZED),
+    "cargo +nightly fuzz run queues": (
+        "it wants a toolchain of its own: the same target, without",
+        FUZZED,
+    ),
     "./kz bench all": (A_BENCH, STAGE),
     "./kz bench both-ends": (A_BENCH, STAGE),
 }
 
 # Run one by one, in their order, by test_the_tutorial_can_be_followed.
-OF_THE_TUTORIAL = [line for line in commands(TUTORIAL) if line not in ELSEWHERE and line not in BY_NIGHT]
+OF_THE_TUTORIAL = [
+    line for line in commands(TUTORIAL) if line not in ELSEWHERE and line not in BY_NIGHT
+]
 
 RUN_HERE = {
     *IN_A_GUEST,
@@ -302,8 +338,8 @@ def without_a_test(lines: list[str]) -> list[str]:
 @pytest.mark.parametrize("page", PAGES_WITH_COMMANDS, ids=lambda page: str(page.relative_to(REPO)))
 def test_every_command_is_run(page: Path) -> None:
     lost = without_a_test(commands(page))
-    assert not lost, "run it in a test of this file, or name the test that does in ELSEWHERE: " + "; ".join(
-        lost
+    assert not lost, (
+        "run it in a test of this file, or name the test that does in ELSEWHERE: " + "; ".join(lost)
     )
 
 
@@ -370,7 +406,9 @@ not run
 
 def looks_like_a_command(line: str) -> bool:
     """Whether a line begins as some documented command does."""
-    programs = {re.sub(r"^(\w+=\S+ )+", "", known).split()[0] for known in RUN_HERE | set(ELSEWHERE)}
+    programs = {
+        re.sub(r"^(\w+=\S+ )+", "", known).split()[0] for known in RUN_HERE | set(ELSEWHERE)
+    }
     first = re.sub(r"^([$#] |(\w+=\S+ )+|sudo )", "", line.strip()).split(" ")[0]
     return first in programs
 
@@ -420,15 +458,17 @@ def check_kconfig(lines: tuple[str, ...]) -> None:
     for line in lines:
         option = line.split("#")[0].strip()
         name = option.removesuffix("=y")
-        assert name in section("Kernel options") or option in known or name == "CONFIG_PAGE_REPORTING", line
+        assert (
+            name in section("Kernel options") or option in known or name == "CONFIG_PAGE_REPORTING"
+        ), line
 
 
 def check_options(text: str) -> None:
-    """Devices and their properties, and parameters of the kernel, are among those of the reference."""
+    """Devices, their properties and parameters of the kernel are in the reference."""
     for name, value in re.findall(r"(?:^|\s)([\w.]+)=(\w+)(?=\s|$)", text):
-        assert name in section("Module parameters") + [n.rstrip("=") for n in section("Boot parameters")], (
-            name
-        )
+        assert name in section("Module parameters") + [
+            n.rstrip("=") for n in section("Boot parameters")
+        ], name
         assert value
     for device in re.findall(r"(?:virtio|vhost-user)-balloon-pci\S*", text):
         for item in device.split(",")[1:]:
@@ -492,7 +532,9 @@ def test_the_commands_for_a_guest() -> None:
     assert done.exit_code == 0, done.console
     parts = re.split(r"^== (\d+)\n", done.stdout, flags=re.MULTILINE)
     assert len(parts) == 2 * len(IN_A_GUEST) + 1, done.stdout
-    for (line, wanted), said, code in zip(IN_A_GUEST.items(), parts[0::2], parts[1::2], strict=False):
+    for (line, wanted), said, code in zip(
+        IN_A_GUEST.items(), parts[0::2], parts[1::2], strict=False
+    ):
         assert code == "0", f"{line}: {said}"
         if line in WRITTEN:
             assert said.strip() == line.split()[1], line
@@ -509,7 +551,10 @@ def test_a_program_for_any_machine(tmp_path: Path) -> None:
 
 @pytest.fixture
 def machine() -> Iterator[Path]:
-    """A folder in place of /run/vm1, with the daemon and our QEMU in its bin; unix sockets want a short path."""
+    """A folder in place of /run/vm1, with the daemon and our QEMU in its bin.
+
+    Unix sockets want a short path.
+    """
     with tempfile.TemporaryDirectory(prefix="kz-doc-") as name:
         folder = Path(name)
         (folder / "bin").mkdir()
@@ -527,9 +572,14 @@ def started(line: str, folder: Path) -> Iterator[subprocess.Popen[str]]:
     argv[0] = shutil.which(argv[0], path=path) or argv[0]
     with (folder / "log").open("ab") as log:
         process = subprocess.Popen(
-            argv, cwd=REPO, env=environment(PATH=path), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-            stderr=log, text=True,
-        )  # fmt: skip
+            argv,
+            cwd=REPO,
+            env=environment(PATH=path),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+        )
     try:
         yield process
     finally:
@@ -543,9 +593,12 @@ READY = "the guest is ready"
 
 
 def qemu_arguments(folder: Path) -> str:
-    """What the documents leave to the reader: a kernel, and a system that reports its memory and stays."""
+    """What the documents leave to the reader.
+
+    A kernel, and a system that reports its memory and stays.
+    """
     image, _ = resolve.kernel("knownzero")
-    chosen = accel.choose("auto", resolve.qemu(None), image)
+    chosen = accel.choose("auto", resolve.qemu(None)).name
     script = f"{FLUSH}; echo {READY} > /dev/console; sleep 1000"
     initramfs.write(folder / "initrd", ["sh", "-ec", script], "none", [], [])
     words = ["-nodefaults", "-display", "none", "-no-reboot", "-machine", "q35", *argv.cpu(chosen)]
@@ -570,7 +623,9 @@ def wait_until_ready(process: subprocess.Popen[str], console_log: Path) -> None:
             return
         if process.poll() is not None or time.monotonic() > deadline:
             if console.timer_race(text) or (process.poll() is None and console.is_hang(text)):
-                raise EmulatorFault("the guest never came up", console.last_lines(text), "run it again")
+                raise EmulatorFault(
+                    "the guest never came up", console.last_lines(text), "run it again"
+                )
             log = (console_log.parent / "log").read_text(errors="replace")
             raise AssertionError(f"QEMU: {process.poll()}\n{log}\n{text[-2000:]}")
         time.sleep(0.05)
@@ -652,7 +707,10 @@ def contents(folder: Path) -> dict[str, bytes]:
 @pytest.mark.nightly
 @pytest.mark.timeout(7200)
 def test_the_series_can_be_taken_and_changed(tmp_path: Path) -> None:
-    """The way of README and CONTRIBUTING from a checkout to a tree, a kernel, and back; and the parts in a plain tree."""
+    """The way of README and CONTRIBUTING from a checkout to a tree, a kernel, and back.
+
+    And the parts in a plain tree.
+    """
     repository, home, tree = tmp_path / "knownzero", tmp_path / "home", tmp_path / "tree"
     ignored = shutil.ignore_patterns("out", ".git", ".*_cache", ".hypothesis", "__pycache__")
     shutil.copytree(REPO, repository, ignore=ignored, symlinks=True)
@@ -666,7 +724,9 @@ def test_the_series_can_be_taken_and_changed(tmp_path: Path) -> None:
     for line in IN_A_COPY:
         if line == AM:
             follow(
-                f"git clone -q {home}/kz/linux {tree} && git -C {tree} checkout -q base", tmp_path, more=names
+                f"git clone -q {home}/kz/linux {tree} && git -C {tree} checkout -q base",
+                tmp_path,
+                more=names,
             )
         where = tree if line in IN_A_PLAIN_TREE else repository
         # Braces are for bash.

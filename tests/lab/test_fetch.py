@@ -46,7 +46,11 @@ class Mirror:
 
     def show(self, package: str) -> list[dict[str, str]]:
         return [
-            {"version": self.version, "filename": f"pool/p_{self.version}.tar.xz", "sha256": self.claimed}
+            {
+                "version": self.version,
+                "filename": f"pool/p_{self.version}.tar.xz",
+                "sha256": self.claimed,
+            }
         ]
 
     def download(self, package: str, folder: Path, version: str = "") -> list[Path]:
@@ -60,7 +64,9 @@ class Mirror:
 def wanted(repo: Path) -> None:
     """base.toml asks for exactly GOOD."""
     text = (repo / "linux/base.toml").read_text()
-    text = text.replace('"00"', f'"{hashlib.sha256(GOOD).hexdigest()}"').replace("p.tar", "p_7.3.4-1.tar.xz")
+    text = text.replace('"00"', f'"{hashlib.sha256(GOOD).hexdigest()}"').replace(
+        "p.tar", "p_7.3.4-1.tar.xz"
+    )
     (repo / "linux/base.toml").write_text(text)
 
 
@@ -79,8 +85,12 @@ def test_a_good_download_is_kept_and_unpacked(cache: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.usefixtures("wanted")
-@pytest.mark.parametrize("data", [GOOD[:-7], GOOD[:100], b"", GOOD.replace(GOOD[50:60], b"0123456789")])
-def test_a_corrupt_download_is_thrown_away(data: bytes, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "data", [GOOD[:-7], GOOD[:100], b"", GOOD.replace(GOOD[50:60], b"0123456789")]
+)
+def test_a_corrupt_download_is_thrown_away(
+    data: bytes, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     serve(monkeypatch, Mirror(data))
     with pytest.raises(LabError, match="is corrupt") as caught:
         fetch.obtain("linux")
@@ -129,14 +139,18 @@ def test_another_series_is_refused(cache: Path, monkeypatch: pytest.MonkeyPatch)
 def test_no_network_is_told_in_three_parts(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     serve(
         monkeypatch,
-        Mirror(GOOD, fail=LabError("cannot fetch the package lists", "no route", "check the network")),
+        Mirror(
+            GOOD, fail=LabError("cannot fetch the package lists", "no route", "check the network")
+        ),
     )
     with pytest.raises(LabError) as caught:
         fetch.obtain("linux")
     assert (caught.value.why, caught.value.code) == ("no route", MACHINE)
 
 
-def test_real_apt_without_a_network(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_real_apt_without_a_network(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     etc = tmp_path / "etc"
     etc.mkdir()
     (etc / "sources.list").write_text("deb http://127.0.0.1:9/debian stable main\n")

@@ -15,7 +15,8 @@ from tests.rust import fuzzing as fuzz
 TARGET = fuzz.TARGETS[0]
 # Of a fuzzer: where it leaves what it finds, and what it says in the end.
 PREFIX = (
-    'for word; do case $word in -artifact_prefix=*) prefix=${word#*=};; esac; done\n[ -d "$1" ] || exit 1\n'
+    'for word; do case $word in -artifact_prefix=*) prefix=${word#*=};; esac; done\n[ -d "$1" ] || '
+    "exit 1\n"
 )
 END = "echo '#9 cov: 120 ft: 3'\necho 'Done 900 runs in 2 second(s)'\n"
 
@@ -43,8 +44,12 @@ def test_a_run_that_ends_well(corpus: Path, tmp_path: Path) -> None:
     assert fuzz.fuzz(fuzzer(tmp_path, END), TARGET, corpus, 1) == fuzz.Fuzzed(900, 120)
 
 
-def test_what_is_found_is_a_failure_also_when_it_is_found_again(corpus: Path, tmp_path: Path) -> None:
-    programs = fuzzer(tmp_path, 'sleep 0.1; echo x > "${prefix}crash-1"; echo "it crashed" >&2; exit 77')
+def test_what_is_found_is_a_failure_also_when_it_is_found_again(
+    corpus: Path, tmp_path: Path
+) -> None:
+    programs = fuzzer(
+        tmp_path, 'sleep 0.1; echo x > "${prefix}crash-1"; echo "it crashed" >&2; exit 77'
+    )
     for _ in range(2):
         with pytest.raises(TestFailure, match="has found something") as caught:
             fuzz.fuzz(programs, TARGET, corpus, 1)

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0
-"""A selftest counts only if it ended well and had parts that passed: kselftest ends with 0 when all were skipped."""
+"""A selftest counts only if it ended well and had parts that passed.
+
+Kselftest ends with 0 when all were skipped.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +60,8 @@ def test_what_is_expected_has_to_be_so() -> None:
 def test_parts_compare_without_their_numbers() -> None:
     out = (
         "part: cow -x: ok 1 read 4096 at 0x7f12\npart: cow -x: ok 2 read 8192 at 0x7f99\n"
-        "part: cow -x: ok 3 huge # SKIP no pool\npart: cow -x: not ok 4 pinned\nselftest: cow -x: 1 \n"
+        "part: cow -x: ok 3 huge # SKIP no pool\npart: cow -x: not ok 4 pinned\nselftest: cow -x: "
+        "1 \n"
     )
     assert parts(result(out)) == {
         "cow -x: ok: read N at N",

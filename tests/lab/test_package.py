@@ -49,7 +49,11 @@ def test_a_package_has_its_files_links_and_scripts(tmp_path: Path) -> None:
     # apt's own user reads it.
     assert made.stat().st_mode & 0o777 == 0o644
     told = fields(made)
-    assert (told["Package"], told["Version"], told["Depends"]) == ("a-name", "1.0+x2", "libc6 (>= 2.34)")
+    assert (told["Package"], told["Version"], told["Depends"]) == (
+        "a-name",
+        "1.0+x2",
+        "libc6 (>= 2.34)",
+    )
     root = unpacked(made, tmp_path / "root")
     assert output([root / "usr/bin/a"], "does not run", "mend it") == "hello\n"
     listing = output(["dpkg-deb", "-c", str(made)], "no list", "make it again")
@@ -85,7 +89,9 @@ def test_the_daemon_runs_from_its_package(tmp_path: Path) -> None:
     made = package.package_daemon(tmp_path / "out", "dev")
     assert "libc6" in fields(made)["Depends"]
     root = unpacked(made, tmp_path / "root")
-    assert "balloon" in output([root / "usr/bin/vhost-user-balloon", "--print-capabilities"], "no", "mend it")
+    assert "balloon" in output(
+        [root / "usr/bin/vhost-user-balloon", "--print-capabilities"], "no", "mend it"
+    )
     assert (root / "usr/share/man/man1/vhost-user-balloon.1").is_file()
     assert (root / "usr/lib/systemd/system/vhost-user-balloon@.service").is_file()
     for script in ("postinst", "postrm", "prerm"):
@@ -108,9 +114,13 @@ def test_kernel_and_qemu_run_from_their_packages(tmp_path: Path) -> None:
             qemu=root / "usr/bin/qemu-system-x86_64-knownzero",
             memory="1G",
             devices=["virtio-balloon-pci,free-page-reporting=on"],
-            command=["sh", "-ec", "uname -r; echo 0 > /sys/module/page_reporting/parameters/flush; "
-                     "grep -E 'pgzeroed_set_reported [1-9]' /proc/vmstat"],
+            command=[
+                "sh",
+                "-ec",
+                "uname -r; echo 0 > /sys/module/page_reporting/parameters/flush; "
+                "grep -E 'pgzeroed_set_reported [1-9]' /proc/vmstat",
+            ],
         )
-    )  # fmt: skip
+    )
     assert result.exit_code == 0, result.stdout
     assert result.stdout.splitlines()[0] == release

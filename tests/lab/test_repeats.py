@@ -72,6 +72,7 @@ def test_kernel_behind_a_failure(monkeypatch):
         raise OutOfLuck("10 is less than 20")
 
 def test_skipped():
+    '''Reads a pool of huge pages.'''
     import pytest
     pytest.skip("nothing to see")
 
@@ -136,6 +137,7 @@ def test_only_luck_is_tried_again_and_the_results_tell(tmp_path: Path) -> None:
         check=False,
     )
     assert "6 failed, 5 passed, 1 skipped, 1 error, 6 rerun" in done.stdout, done.stdout
+    assert "test_it.py::test_skipped (Reads a pool of huge pages.): nothing to see" in done.stdout
     assert "started again, test_it.py::test_guest: a guest hung" in done.stdout
     assert {
         name: (tmp_path / name).stat().st_size
@@ -170,4 +172,7 @@ def test_only_luck_is_tried_again_and_the_results_tell(tmp_path: Path) -> None:
     assert "10 is less than 20" in cases["no_luck"].message
     assert "nothing to see" in cases["skipped"].message
     assert "the disk is full" in cases["machine"].message
-    assert "in its body" in cases["twice_wrong"].message and "left a mess" in cases["twice_wrong"].message
+    assert (
+        "in its body" in cases["twice_wrong"].message
+        and "left a mess" in cases["twice_wrong"].message
+    )

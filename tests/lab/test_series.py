@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0
-"""Parts of a series: into a tree and back without a difference, alone and together, on other sources, as mails."""
+"""Parts of a series.
+
+Into a tree and back without a difference, alone and together, on other sources, as mails.
+"""
 
 from __future__ import annotations
 
@@ -27,12 +30,10 @@ BASE = {
     "scripts/checkpatch.pl": "exit 0;\n",
 }
 TOML = """
-[limits]
-added = 4
 [[limits.changed]]
 file = "mm/page_alloc.c"
 upto = "zeroed"
-most = 2
+most = 1
 [parts.fixes]
 title = "fixes"
 [parts.zeroed]
@@ -102,13 +103,20 @@ def developed(source: Path, repo: Path) -> Path:
     made = tree.make("linux", None)
     commit(made, "mm: fix a line\n\nIt was wrong.", mm__page_alloc_DOT_c=lines(n7="seven"))
     git(made, "branch", "-f", "part/fixes")
-    commit(made, "mm: add the thing", mm__thing_DOT_c="/* SPDX-License-Identifier: GPL-2.0 */\nint thing;\n",
-           mm__Kconfig="config THING\n\tbool\n", mm__Makefile="obj-y := page_alloc.o\nobj-y += thing.o\n")  # fmt: skip
+    commit(
+        made,
+        "mm: add the thing",
+        mm__thing_DOT_c="/* SPDX-License-Identifier: GPL-2.0 */\nint thing;\n",
+        mm__Kconfig="config THING\n\tbool\n",
+        mm__Makefile="obj-y := page_alloc.o\nobj-y += thing.o\n",
+    )
     commit(made, "mm: remove other.c", mm__other_DOT_c=None)
     git(made, "branch", "-f", "part/zeroed")
     commit(made, "mm: prezero", mm__page_alloc_DOT_c=lines(n7="seven", n20="prezero"))
     git(made, "branch", "-f", "part/prezero")
-    commit(made, "mm: refpage", mm__page_alloc_DOT_c=lines(n7="seven", n20="prezero", n40="refpage"))
+    commit(
+        made, "mm: refpage", mm__page_alloc_DOT_c=lines(n7="seven", n20="prezero", n40="refpage")
+    )
     git(made, "branch", "-f", "part/refpage")
     tree.save(parts.get("linux"), made)
     return made
@@ -146,8 +154,24 @@ def test_a_rebase_carries_the_parts_along(developed: Path, repo: Path) -> None:
         "fixup! mm: add the thing",
         mm__thing_DOT_c="/* SPDX-License-Identifier: GPL-2.0 */\nint better;\n",
     )
-    subprocess.run(["git", "-C", str(developed), "-c", "user.name=a", "-c", "user.email=a@b", "-c", "sequence.editor=true",
-                    "rebase", "-q", "-i", "base"], check=True)  # fmt: skip
+    subprocess.run(
+        [
+            "git",
+            "-C",
+            str(developed),
+            "-c",
+            "user.name=a",
+            "-c",
+            "user.email=a@b",
+            "-c",
+            "sequence.editor=true",
+            "rebase",
+            "-q",
+            "-i",
+            "base",
+        ],
+        check=True,
+    )
     assert tree.save(parts.get("linux"), developed) == ["parts/zeroed/0001-mm-add-the-thing.patch"]
 
 
@@ -200,7 +224,10 @@ def test_a_set_of_parts_makes_its_own_tree(developed: Path, source: Path) -> Non
     assert (made / "mm/page_alloc.c").read_text() == lines(n7="seven", n40="refpage")
     assert tree.save(parts.get("linux"), made) == []
     commit(made, "mm: more", mm__more_DOT_c="int more;\n")
-    assert tree.save(parts.get("linux"), made) == ["parts/refpage/0002-mm-more.patch", "parts/refpage/series"]
+    assert tree.save(parts.get("linux"), made) == [
+        "parts/refpage/0002-mm-more.patch",
+        "parts/refpage/series",
+    ]
     git(made, "branch", "-D", "part/zeroed")
     with pytest.raises(UsageError, match="refpage without zeroed"):
         tree.save(parts.get("linux"), made)
@@ -220,8 +247,8 @@ def test_check_finds_what_does_not_apply_alone_and_what_is_too_large(
     found = [(p.check, p.where) for p in check.check("linux")]
     assert ("save", "parts/zeroed/0009-spare.patch") in found
     spare.unlink()
-    assert ("mm/page_alloc.c up to zeroed", 2, 2) in check.sizes("linux")
-    assert [p.text for p in check.check("linux") if p.check == "limit"] == ["5, at most 4"]
+    assert ("mm/page_alloc.c up to zeroed", 2, 1) in check.sizes("linux")
+    assert [p.text for p in check.check("linux") if p.check == "limit"] == ["2, at most 1"]
     commit(
         developed,
         "mm: touch prezero's line",
@@ -234,7 +261,12 @@ def test_check_finds_what_does_not_apply_alone_and_what_is_too_large(
 def test_reports_of_checkpatch_are_accepted_by_type_and_file(developed: Path) -> None:
     rule = {"type": "ONE,TWO", "only": "mm/", "reason": "it is tested"}
     series = replace(parts.get("linux"), rules={"checkpatch": [rule]})
-    lines = ["mm/a.c:1: CHECK:TWO: x", "fs/a.c:1: CHECK:TWO: x", "mm/a.c:1: CHECK:TW: x", "WARNING:ONE: x"]
+    lines = [
+        "mm/a.c:1: CHECK:TWO: x",
+        "fs/a.c:1: CHECK:TWO: x",
+        "mm/a.c:1: CHECK:TW: x",
+        "WARNING:ONE: x",
+    ]
     assert [checkpatch.accepted(series, line) for line in lines] == [True, False, False, False]
     del rule["reason"]
     with pytest.raises(LabError, match="no reason"):
@@ -243,14 +275,19 @@ def test_reports_of_checkpatch_are_accepted_by_type_and_file(developed: Path) ->
 
 def test_steps_build_code_and_turn_off_options_that_exist(developed: Path) -> None:
     found = steps.steps_of(parts.get("linux"))
-    assert [(s.name[:10], s.symbols) for s in found][:2] == [("fixes/0001", False), ("zeroed/000", True)]
+    assert [(s.name[:10], s.symbols) for s in found][:2] == [
+        ("fixes/0001", False),
+        ("zeroed/000", True),
+    ]
     assert len({s.digest for s in found}) == 5 and all(s.compiled for s in found)
     assert steps.targets(parts.get("linux")) == ["mm/"]
     with pytest.raises(UsageError, match="nothing"):
         list(steps.build_each(parts.get("linux"), "nothing"))
 
 
-def test_another_source_is_clean_merged_or_a_conflict(developed: Path, source: Path, tmp_path: Path) -> None:
+def test_another_source_is_clean_merged_or_a_conflict(
+    developed: Path, source: Path, tmp_path: Path
+) -> None:
     pristine = fetch.pristine(fetch.obtain("linux"))
     other = tmp_path / "other"
     for name, text in BASE.items():
@@ -322,7 +359,9 @@ def test_an_export_has_sender_letter_and_base(
     assert "Signed-off-by: A Sender <s@example.org>" in first and "From: A Sender" in second
     again = export.export("linux", "zeroed", tmp_path / "again", since=tmp_path / "mails")
     assert "Range-diff" in again.mails[0].read_text()
-    text.write_text("mm: a subject\n\n{{ table('time', ('populate', 'thp.populate.task_clock')) }}\n")
+    text.write_text(
+        "mm: a subject\n\n{{ table('time', ('populate', 'thp.populate.task_clock')) }}\n"
+    )
     with pytest.raises(LabError, match="kz bench thp"):
         export.export("linux", "zeroed", tmp_path / "third", strict=True)
     assert not (tmp_path / "third").exists()
@@ -333,7 +372,10 @@ def test_an_export_has_sender_letter_and_base(
 def test_a_letter_says_which_figures_are_missing() -> None:
     figures = letter.Figures([])
     assert "[no figures]" in figures.table("time", ("populate", "order0.populate.task_clock"))
-    assert figures.gaps == ["order0.populate.task_clock"] and letter.bench_of(figures.gaps[0]) == "order0"
+    assert (
+        figures.gaps == ["order0.populate.task_clock"]
+        and letter.bench_of(figures.gaps[0]) == "order0"
+    )
     assert repo.branch_of("zeroed") == "part/zeroed"
 
 

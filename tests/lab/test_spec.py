@@ -26,9 +26,12 @@ def uncommented(text: str) -> str:
 def sections(text: str) -> list[tuple[str, str]]:
     """Whose normative section each part of a text is: DRV, DEV, or nobody's."""
     marks = {"driver": "DRV", "device": "DEV"}
-    parts = re.split(r"\\(driver|device)normative\{|\\(?:sub)*(?:section|paragraph)\{", uncommented(text))
+    parts = re.split(
+        r"\\(driver|device)normative\{|\\(?:sub)*(?:section|paragraph)\{", uncommented(text)
+    )
     return [("", parts[0])] + [
-        (marks.get(kind or "", ""), part) for kind, part in zip(parts[1::2], parts[2::2], strict=True)
+        (marks.get(kind or "", ""), part)
+        for kind, part in zip(parts[1::2], parts[2::2], strict=True)
     ]
 
 
@@ -79,15 +82,23 @@ def test_the_conformance_clauses_name_each_section(bit: str) -> None:
 
 
 def test_the_table_has_each_statement_once() -> None:
-    wanted = [number for path in TEXTS.values() for number in statements(path.read_text(encoding="utf-8"))]
+    wanted = [
+        number for path in TEXTS.values() for number in statements(path.read_text(encoding="utf-8"))
+    ]
     assert sorted(rows()) == sorted(wanted)
 
 
 def defined(name: str, folder: str, pattern: str, files: str) -> bool:
     """Whether a function is defined in a source, or in a patch that brings it."""
     expression = re.compile(rf"^\+?\s*{pattern}\s+{name}\(", re.MULTILINE)
-    paths = [path for path in (REPO / folder).rglob(files) if path.is_file() and "target" not in path.parts]
-    return any(expression.search(path.read_text(encoding="utf-8", errors="replace")) for path in paths)
+    paths = [
+        path
+        for path in (REPO / folder).rglob(files)
+        if path.is_file() and "target" not in path.parts
+    ]
+    return any(
+        expression.search(path.read_text(encoding="utf-8", errors="replace")) for path in paths
+    )
 
 
 def exists(name: str, column: int) -> bool:
@@ -103,7 +114,9 @@ def exists(name: str, column: int) -> bool:
 @pytest.mark.parametrize("number", sorted(rows() | rows(PUBLISHED)))
 def test_each_named_test_exists(number: str) -> None:
     cells = (rows() | rows(PUBLISHED))[number]
-    assert len(cells) in ((2,) if number.startswith("DRV") else (4,) if number.startswith("DEV") else (2, 4))
+    assert len(cells) in (
+        (2,) if number.startswith("DRV") else (4,) if number.startswith("DEV") else (2, 4)
+    )
     for column in range(1, len(cells), 2):
         names = list(re.findall(r"`([\w.:]+)`", cells[column]))
         assert names or re.match(r"no test: \w+", cells[column])

@@ -11,7 +11,10 @@ from lab.boot.guest import BootResult
 from tests.guest.guests import OutOfLuck
 from tests.guest.test_stress_ng import judge_stressors
 
-WORK = "metrics:\n    - stressor: brk\n      bogo-ops: {}\n      max-rss: 1\n    - stressor: vm\n      bogo-ops: 2\n"
+WORK = (
+    "metrics:\n    - stressor: brk\n      bogo-ops: {}\n      max-rss: 1\n    - stressor: vm\n     "
+    " bogo-ops: 2\n"
+)
 
 
 def result(stdout: str, stderr: str = "") -> BootResult:
@@ -29,7 +32,8 @@ def test_all_ran() -> None:
 @pytest.mark.parametrize(
     "said",
     [
-        "stress-ng: info:  [50] vm stressor will be skipped, need to be running with CAP_SYS_ADMIN rights",
+        "stress-ng: info:  [50] vm stressor will be skipped, need to be running with CAP_SYS_ADMIN "
+        "rights",
         "stress-ng: info:  [54] vm: stressor will be skipped, insufficient privilege",
         "stress-ng: info:  [61] vm: /dev/vm not available, skipping stress test",
         "stress-ng: info:  [61] vm: stressor not implemented on this system",

@@ -124,17 +124,26 @@ def test_a_program_can_be_too_old(
 
 
 def test_the_oldest_rust_is_that_of_the_workspace() -> None:
-    workspace = tomllib.loads((REPO / "vhost-user-balloon" / "Cargo.toml").read_text(encoding="utf-8"))
+    workspace = tomllib.loads(
+        (REPO / "vhost-user-balloon" / "Cargo.toml").read_text(encoding="utf-8")
+    )
     assert workspace["workspace"]["package"]["rust-version"] == ".".join(map(str, tools.RUST))
 
 
 def test_it_needs_nothing_but_the_standard_library() -> None:
     """kz asks it before the lab's environment is there."""
     code = (
-        "import sys; from lab.machine import tools; tools.missing(*tools.TESTS); print(*sorted(sys.modules))"
+        "import sys; from lab.machine import tools; tools.missing(*tools.TESTS); "
+        "print(*sorted(sys.modules))"
     )
     done = subprocess.run(
-        [sys.executable, "-I", "-S", "-c", f"import sys; sys.path.insert(0, {str(REPO)!r}); {code}"],
+        [
+            sys.executable,
+            "-I",
+            "-S",
+            "-c",
+            f"import sys; sys.path.insert(0, {str(REPO)!r}); {code}",
+        ],
         capture_output=True,
         text=True,
         check=True,

@@ -24,10 +24,19 @@ from lab.core.paths import REPO
 from tests import devices
 
 STATUS: dict[str, Any] = {
-    "ok": True, "working": True, "problems": [], "features": ["stats", "free-page-reporting"],
-    "target": 0, "actual": 1 << 20, "inflated": 1 << 20, "reported": 1 << 30, "discarded": 1 << 29, "proven_zero": 1 << 28,
-    "skipped": {"too_small": 4096, "suspended": 0}, "unproven": {"private": 8192},
-}  # fmt: skip
+    "ok": True,
+    "working": True,
+    "problems": [],
+    "features": ["stats", "free-page-reporting"],
+    "target": 0,
+    "actual": 1 << 20,
+    "inflated": 1 << 20,
+    "reported": 1 << 30,
+    "discarded": 1 << 29,
+    "proven_zero": 1 << 28,
+    "skipped": {"too_small": 4096, "suspended": 0},
+    "unproven": {"private": 8192},
+}
 MORE = {**STATUS, "reported": 3 << 30}
 
 
@@ -58,7 +67,9 @@ def test_a_daemon_that_does_nothing_says_why() -> None:
     idle = {**STATUS, "working": False, "problems": ["no front end is connected"]}
     assert top.view(top.Look(1.0, idle), None).startswith("No: no front end is connected\n")
     part = {**STATUS, "problems": ["hidden"]}
-    assert top.view(top.Look(1.0, part), None).startswith("Yes: memory goes back to the host; but hidden\n")
+    assert top.view(top.Look(1.0, part), None).startswith(
+        "Yes: memory goes back to the host; but hidden\n"
+    )
 
 
 def test_a_daemon_that_began_anew_has_no_negative_rates() -> None:
@@ -114,8 +125,18 @@ def test_a_real_daemon() -> None:
 @pytest.mark.boots
 def test_one_look_when_the_command_is_done() -> None:
     flush = "echo 0 > /sys/module/page_reporting/parameters/flush"
-    done = kz("--kernel", "debug", "--memory", "1G", "--once", "--json", "--", "sh", "-c",
-              f"echo hello; {flush}; alloc_once --size 64 --pages thp")  # fmt: skip
+    done = kz(
+        "--kernel",
+        "debug",
+        "--memory",
+        "1G",
+        "--once",
+        "--json",
+        "--",
+        "sh",
+        "-c",
+        f"echo hello; {flush}; alloc_once --size 64 --pages thp",
+    )
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     assert told["state"] == "working"
@@ -133,7 +154,18 @@ def test_a_command_that_fails_is_a_failure() -> None:
 @pytest.mark.boots
 def test_on_a_terminal_it_goes_on_until_ctrl_c() -> None:
     ours, theirs = pty.openpty()
-    argv = [sys.executable, "-m", "lab", "top", "--kernel", "debug", "--memory", "1G", "--interval", "1"]
+    argv = [
+        sys.executable,
+        "-m",
+        "lab",
+        "top",
+        "--kernel",
+        "debug",
+        "--memory",
+        "1G",
+        "--interval",
+        "1",
+    ]
     with subprocess.Popen(
         argv,
         env={**os.environ, "PYTHONPATH": str(REPO)},
@@ -168,7 +200,18 @@ def test_on_a_terminal_it_goes_on_until_ctrl_c() -> None:
 
 @pytest.mark.boots
 def test_into_a_pipe_it_goes_on_until_it_is_interrupted() -> None:
-    argv = [sys.executable, "-m", "lab", "top", "--kernel", "debug", "--memory", "1G", "--interval", "1"]
+    argv = [
+        sys.executable,
+        "-m",
+        "lab",
+        "top",
+        "--kernel",
+        "debug",
+        "--memory",
+        "1G",
+        "--interval",
+        "1",
+    ]
     with subprocess.Popen(
         [*argv, "--json", "--", "sleep", "1000"],
         env={**os.environ, "PYTHONPATH": str(REPO)},

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0
-"""Hosts with a libvirt of their own: Debian's libvirtd in namespaces, so that the machine's is left alone."""
+"""Hosts with a libvirt of their own.
+
+Debian's libvirtd in namespaces, so that the machine's is left alone.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +36,8 @@ IMAGES = Path("/var/lib/libvirt/images")
 NAMESPACE = "http://libvirt.org/schemas/domain/qemu/1.0"
 ElementTree.register_namespace("qemu", NAMESPACE)
 
-# Process 1 of a host: private folders, a package unpacked over /usr, and libvirtd. The shell also reaps the
-# processes that QEMU leaves behind when libvirt asks for its features.
+# Process 1 of a host: private folders, a package unpacked over /usr, and libvirtd. The shell also
+# reaps the processes that QEMU leaves behind when libvirt asks for its features.
 HOST = """
 set -e
 host=$1 images=$2 name=$3
@@ -70,7 +73,9 @@ group = "{USER}"
 
 def need_root(what: str) -> None:
     if os.geteuid():
-        raise LabError(what, "only root may change what is mounted in a namespace", "run the tests as root")
+        raise LabError(
+            what, "only root may change what is mounted in a namespace", "run the tests as root"
+        )
 
 
 def need_libvirt() -> None:
@@ -103,7 +108,9 @@ class Host:
         self.folder = Path(tempfile.mkdtemp(prefix="kz-", dir="/tmp"))
         self.socket = self.folder / "run" / "libvirt" / "libvirt-sock"
         self.uri = f"qemu+unix:///system?socket={self.socket}"
-        users, groups = (Path(f"/etc/{name}").read_text(encoding="utf-8") for name in ("passwd", "group"))
+        users, groups = (
+            Path(f"/etc/{name}").read_text(encoding="utf-8") for name in ("passwd", "group")
+        )
         try:
             self.uid = pwd.getpwnam(USER).pw_uid
         except KeyError:
@@ -129,20 +136,27 @@ class Host:
         while not self.socket.exists():
             if self.process.poll() is not None or time.monotonic() > deadline:
                 self.close()
-                raise LabError("libvirtd does not start", self.said or "it printed nothing", "run it by hand")
+                raise LabError(
+                    "libvirtd does not start", self.said or "it printed nothing", "run it by hand"
+                )
             time.sleep(0.05)
 
     said = ""
 
     def virsh(self, *words: str | Path, timeout: float = 120) -> str:
-        """Run virsh and return what it prints; TestFailure with libvirt's own words when it fails."""
+        """Run virsh and return what it prints.
+
+        TestFailure with libvirt's own words when it fails.
+        """
         argv = ["virsh", "-q", "-c", self.uri, *map(str, words)]
         done = subprocess.run(argv, capture_output=True, text=True, timeout=timeout, check=False)
         if done.returncode:
             logs = sorted((self.folder / "var/log/libvirt/qemu").glob("*.log"))
             more = "".join(log.read_text(errors="replace")[-1500:] for log in logs)
             raise TestFailure(
-                f"virsh {' '.join(map(str, words))} fails", f"{done.stderr}\n{more}", f"see {self.log}"
+                f"virsh {' '.join(map(str, words))} fails",
+                f"{done.stderr}\n{more}",
+                f"see {self.log}",
             )
         return done.stdout
 
@@ -166,14 +180,19 @@ class Host:
         mark, seen = f"kz{time.monotonic_ns()}", ""
         try:
             tty.setraw(device)
-            # Quotes keep the echo of a command from looking like its output. A guest that boots loses input.
+            # Quotes keep the echo of a command from looking like its output. A guest that boots
+            # loses input.
             deadline, asked, sent = time.monotonic() + timeout, 0.0, False
             while not (end := re.search(rf"END{mark} (\d+)", seen)):
                 now = time.monotonic()
                 if now > deadline:
-                    raise TestFailure(f"the guest does not answer: {script}", seen[-1500:], "see its console")
+                    raise TestFailure(
+                        f"the guest does not answer: {script}", seen[-1500:], "see its console"
+                    )
                 if not sent and f"READY{mark}" in seen:
-                    os.write(device, f"echo BEGIN'{mark}'; {script}; echo END'{mark}' $?\n".encode())
+                    os.write(
+                        device, f"echo BEGIN'{mark}'; {script}; echo END'{mark}' $?\n".encode()
+                    )
                     sent = True
                 elif not sent and now > asked + 3:
                     os.write(device, f"\necho READY'{mark}'\n".encode())
@@ -227,7 +246,10 @@ def hosts(names: tuple[str, ...], *usr: str | Path) -> Iterator[tuple[list[Host]
 
 
 def empty_qcow2(file: Path, mib: int = 64) -> None:
-    """An empty disk: the header, a table of reference counts for its four clusters, an empty L1 table."""
+    """An empty disk.
+
+    The header, a table of reference counts for its four clusters, an empty L1 table.
+    """
     cluster = 1 << 16
     header = struct.pack(
         ">4sIQIIQIIQQIIQ", b"QFI\xfb", 3, 0, 0, 16, mib << 20, 0, 1, 3 * cluster, cluster, 1, 0, 0
@@ -239,7 +261,10 @@ def empty_qcow2(file: Path, mib: int = 64) -> None:
 
 
 def for_a_test(domain: ElementTree.Element, memory_mib: int = 512) -> ElementTree.Element:
-    """A documented domain with what the lab has: emulation, a kernel, a console; nothing else is changed."""
+    """A documented domain with what the lab has: emulation, a kernel, a console.
+
+    Nothing else is changed.
+    """
     domain.set("type", "qemu")
     memory = domain.find("memory")
     system, devices = domain.find("os"), domain.find("devices")

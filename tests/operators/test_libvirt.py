@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0
-"""Debian's libvirt runs guests as the how-to pages define them, through all that moves their memory."""
+"""Debian's libvirt runs guests as the how-to pages define them, through all that moves their
+memory.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +68,7 @@ def saves(host: Host, name: str) -> None:
 
 @pytest.mark.parametrize("base", ["10.0", pytest.param("10.2", marks=pytest.mark.nightly)])
 def test_the_packaged_qemu(tmp_path: Path, base: str, request: pytest.FixtureRequest) -> None:
-    """Define, start, statistics, a target, save and restore, snapshot, migrate, detach, undefine."""
+    """Define, start, statistics, target, save, restore, snapshot, migrate, detach, undefine."""
     if base == "10.2":
         request.getfixturevalue("newer_qemu")
     domain = for_a_test(documented("operate.md", "qemu-system-x86_64-knownzero"))
@@ -103,7 +105,9 @@ def test_the_packaged_qemu(tmp_path: Path, base: str, request: pytest.FixtureReq
         one.virsh("snapshot-delete", "vm1", "now")
 
         # Unsafe for libvirt, which cannot see that the folder of the disk is the same one.
-        one.virsh("migrate", "--live", "--unsafe", "vm1", two.uri, "--migrateuri", "tcp://127.0.0.1")
+        one.virsh(
+            "migrate", "--live", "--unsafe", "vm1", two.uri, "--migrateuri", "tcp://127.0.0.1"
+        )
         assert one.virsh("list", "--name").split() == []
         assert bits(two, "vm1") == {"reporting", "bit 6", "bit 7"}
         saves(two, "vm1")
@@ -118,7 +122,9 @@ def test_the_packaged_qemu(tmp_path: Path, base: str, request: pytest.FixtureReq
 
 
 def test_debians_qemu_with_the_daemon(tmp_path: Path) -> None:
-    """The same for the daemon, which has its own command for the balloon's size and does not migrate."""
+    """The same for the daemon, which has its own command for the balloon's size and does not
+    migrate.
+    """
     domain = for_a_test(documented("operate.md", "qemu-system-x86_64-knownzero"))
     for_the_daemon(domain, documented("vhost-user-balloon.md", "vhost-user-test-device-pci"))
     emulator = domain.find("devices/emulator")
@@ -140,7 +146,9 @@ def test_debians_qemu_with_the_daemon(tmp_path: Path) -> None:
                 saves(host, "vm1")
                 assert daemon.ask(control, command="status")["proven_zero"] >= 200 * MIB
                 daemon.ask(control, command="target", bytes=128 * MIB)
-                assert eventually(lambda: daemon.ask(control, command="status")["actual"] == 128 * MIB)
+                assert eventually(
+                    lambda: daemon.ask(control, command="status")["actual"] == 128 * MIB
+                )
                 daemon.ask(control, command="target", bytes=0)
                 assert eventually(lambda: daemon.ask(control, command="status")["actual"] == 0)
                 saves(host, "vm1")
@@ -162,7 +170,10 @@ def with_bit_6(domain: ElementTree.Element, value: str) -> ElementTree.Element:
 
 @pytest.mark.nightly
 def test_migration_to_and_from_debians_qemu(tmp_path: Path) -> None:
-    """Of the same version. A guest moves there only without the bits; the refusal leaves it running."""
+    """Of the same version. A guest moves there only without the bits.
+
+    The refusal leaves it running.
+    """
     ours = with_bit_6(for_a_test(documented("operate.md", "qemu-system-x86_64-knownzero")), "off")
     emulator = ours.find("devices/emulator")
     assert emulator is not None
@@ -219,7 +230,10 @@ def for_the_daemon(domain: ElementTree.Element, page: ElementTree.Element) -> No
 
 
 def debians_qemu(folder: Path, suite: str = "") -> list[str | Path]:
-    """Debian's QEMU for a host: the command in /usr/bin, its files and libraries in a folder of their own."""
+    """Debian's QEMU for a host.
+
+    The command in /usr/bin, its files and libraries in a folder of their own.
+    """
     script, place = stock.qemu(suite=suite), Path("/usr/lib/qemu-stock")
     (folder / "usr" / "bin").mkdir(parents=True)
     (folder / "usr" / "lib" / place.name).mkdir(parents=True)
@@ -230,7 +244,10 @@ def debians_qemu(folder: Path, suite: str = "") -> list[str | Path]:
 
 
 def test_libvirt_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a machine without it that may install nothing, the error has the command: nothing is skipped."""
+    """On a machine without it that may install nothing, the error has the command.
+
+    Nothing is skipped.
+    """
     monkeypatch.setattr(shutil, "which", lambda _name: None)
     monkeypatch.setattr(apt, "may_install", lambda: None)
     with pytest.raises(LabError) as raised:

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0
-"""The package of QEMU: beside the distribution's, removed without a trace, and what it lacks is documented."""
+"""The package of QEMU.
+
+Beside the distribution's, removed without a trace, and what it lacks is documented.
+"""
 
 from __future__ import annotations
 
@@ -20,15 +23,16 @@ from tests.operators.hosts import need_root
 
 FEATURES = REPO / "packaging" / "qemu" / "features.toml"
 PAGE = REPO / "docs" / "how-to" / "operate.md"
-# In a copy-on-write view of the machine: install a package, run it, remove it; the paths that have changed by then.
-# dpkg rewrites its own records; what they say of the package is checked by name.
+# In a copy-on-write view of the machine: install a package, run it, remove it; the paths that have
+# changed by then. dpkg rewrites its own records; what they say of the package is checked by name.
 INSTALLED = """
 set -e
 mount --make-rprivate /
 mount -t tmpfs tmpfs $1
 for folder in usr etc var; do
     mkdir $1/$folder $1/$folder.work
-    mount -t overlay overlay -o lowerdir=/$folder,upperdir=$1/$folder,workdir=$1/$folder.work /$folder
+    layers=lowerdir=/$folder,upperdir=$1/$folder,workdir=$1/$folder.work
+    mount -t overlay overlay -o $layers /$folder
 done
 mkdir -p /usr/bin
 echo distribution > /usr/bin/qemu-system-x86_64
@@ -39,7 +43,8 @@ cat /usr/bin/qemu-system-x86_64
 dpkg --purge --force-depends qemu-knownzero >> $1/log 2>&1
 rm /usr/bin/qemu-system-x86_64
 cd $1
-find usr etc var ! -type d ! -path 'var/lib/dpkg/*' ! -path 'var/log/*' ! -path 'var/cache/*' ! -type c
+find usr etc var ! -type d ! -type c ! -path 'var/lib/dpkg/*' \\
+    ! -path 'var/log/*' ! -path 'var/cache/*'
 find /usr /etc /var/lib/dpkg/info -name '*qemu*knownzero*'
 grep -A 1 'Package: qemu-knownzero' /var/lib/dpkg/status || true
 """
@@ -57,7 +62,9 @@ def removed_without_a_trace(tmp_path: Path) -> str:
     view = tmp_path / "view"
     view.mkdir()
     script = ["unshare", "--mount", "sh", "-c", INSTALLED, "sh", str(view), str(made)]
-    shown = run.output(script, "the package cannot be installed and removed", "run the script by hand")
+    shown = run.output(
+        script, "the package cannot be installed and removed", "run the script by hand"
+    )
     version, *rest = shown.splitlines()
     assert rest[1:] == ["distribution"], shown
     return version
@@ -75,8 +82,14 @@ def test_the_newer_one_is_removed_without_a_trace(tmp_path: Path) -> None:
 
 
 def test_it_has_no_file_of_debians_qemu(tmp_path: Path) -> None:
-    listing = run.output(["dpkg-deb", "-c", str(package.package_qemu(tmp_path))], "no list", "make it again")
-    ours = {line.split(" -> ")[0].split()[-1].rstrip("/") for line in listing.splitlines() if line[0] != "d"}
+    listing = run.output(
+        ["dpkg-deb", "-c", str(package.package_qemu(tmp_path))], "no list", "make it again"
+    )
+    ours = {
+        line.split(" -> ")[0].split()[-1].rstrip("/")
+        for line in listing.splitlines()
+        if line[0] != "d"
+    }
     assert "./usr/bin/qemu-system-x86_64-knownzero" in ours
     assert all("knownzero" in path for path in ours)
 
@@ -105,4 +118,6 @@ def test_all_that_debian_has_more_is_in_the_table(option: str) -> None:
     known = {str(name) for one in left_out() for name in one["names"]}  # type: ignore[attr-defined]
     theirs, ours = names(debian, option), names(build_qemu("knownzero"), option)
     assert theirs & ours
-    assert {name for name in theirs - ours if not any(fnmatch.fnmatch(name, one) for one in known)} == set()
+    assert {
+        name for name in theirs - ours if not any(fnmatch.fnmatch(name, one) for one in known)
+    } == set()

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0
-"""The series on the other source of qemu/base.toml: it applies with full context, builds, and passes its qtests."""
+"""The series on the other source of qemu/base.toml.
+
+It applies with full context, builds, and passes its qtests.
+"""
 
 from __future__ import annotations
 

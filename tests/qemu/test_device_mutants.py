@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0
-"""Do QEMU's tests of the balloon find anything? Devices with one mistake each, of which one case must fail."""
+"""Do QEMU's tests of the balloon find anything?
+
+Devices with one mistake each, of which one case must fail.
+"""
 
 from __future__ import annotations
 

@@ -46,7 +46,10 @@ def until(holds: Callable[[], object], seconds: float = 120.0) -> None:
 
 
 def goes_on(side: Side) -> None:
-    """Data is intact. Reported and deflated memory is known zero, is zero, and a program uses it."""
+    """Data is intact.
+
+    Reported and deflated memory is known zero, is zero, and a program uses it.
+    """
     side.sh(f"(set -e; test ! -e /tmp/bad; {INTACT})")
     before = vmstat(side)
     side.sh(f"fillfree --share 60 > /dev/null; {REPORT}")
@@ -66,7 +69,10 @@ DEVICE = f"{VHOST_USER},memory-is-shared,device-init-on-inflate=on"
 
 
 def fail(device: Daemon, fault: str, seconds: float) -> bool:
-    """Let a daemon fail; afterwards it works, as a new process if it has ended. True if the fault showed."""
+    """Let a daemon fail; afterwards it works, as a new process if it has ended.
+
+    True if the fault showed.
+    """
     pid, shows = device.process.pid, True
     if fault == "killed":
         device.kill()
@@ -81,7 +87,9 @@ def fail(device: Daemon, fault: str, seconds: float) -> bool:
     else:
         # Two fewer than it has: the daemon reserves a descriptor, and poll() rejects a limit of 0.
         files = len(os.listdir(f"/proc/{pid}/fd")) - 2
-        limit, most = (resource.RLIMIT_NOFILE, files) if "files" in fault else (resource.RLIMIT_AS, 0)
+        limit, most = (
+            (resource.RLIMIT_NOFILE, files) if "files" in fault else (resource.RLIMIT_AS, 0)
+        )
         before = resource.prlimit(pid, limit, (most, resource.prlimit(pid, limit)[1]))
         with socket.socket(socket.AF_UNIX) as client:
             client.settimeout(0.5)
@@ -135,7 +143,9 @@ def test_a_page_goes_bad_while_it_is_reported(record_property: Record) -> None:
         assert device is not None
         side.sh(f"{KEEP}; echo 3600000 > {DELAY}; {DIRTY}")
         os.kill(device.process.pid, signal.SIGSTOP)
-        side.sh(f'({REPORT}) & reporter=$!; sleep 1; pages="{flags(NONE, 333)} {flags(NONE, 0)}"; {BAD}')
+        side.sh(
+            f'({REPORT}) & reporter=$!; sleep 1; pages="{flags(NONE, 333)} {flags(NONE, 0)}"; {BAD}'
+        )
         # A page that cannot be isolated is marked as well.
         bad = side.number(CORRUPTED) // 4
         os.kill(device.process.pid, signal.SIGCONT)
@@ -151,7 +161,9 @@ PHASES = ("setup", "half", "again", "pre-switchover")
 
 def depart(source: Guest, target: Guest, place: Path, speed: int, *more: str) -> None:
     """Begin a migration, with ``speed`` in bytes a second and more capabilities."""
-    wanted = [{"capability": name, "state": name in ("return-path", *more)} for name in CAPABILITIES]
+    wanted = [
+        {"capability": name, "state": name in ("return-path", *more)} for name in CAPABILITIES
+    ]
     for one in (source, target):
         one.qmp("migrate-set-capabilities", capabilities=wanted)
     source.qmp("migrate-set-parameters", **{"max-bandwidth": speed, "downtime-limit": 300})
@@ -182,7 +194,10 @@ def ended(source: Guest) -> bool:
 
 @pytest.mark.parametrize("end", ["precopy", "postcopy"])
 def test_migrations_fail(end: str, qemu: Path, tmp_path: Path, record_property: Record) -> None:
-    """Migrations are cancelled or lose their destination in each phase; the last migration succeeds."""
+    """Migrations are cancelled or lose their destination in each phase.
+
+    The last migration succeeds.
+    """
     spec = replace(guest_on(qemu, MACHINE, BALLOON), timeout=3000.0)
     failures = list(itertools.product(("cancelled", "failed"), PHASES))
     with running(spec) as source:
@@ -192,7 +207,13 @@ def test_migrations_fail(end: str, qemu: Path, tmp_path: Path, record_property: 
             with arriving(qemu, MACHINE, BALLOON) as target:
                 side.sh("fillfree --share 60 > /dev/null")
                 fast = phase == "pre-switchover"
-                depart(source, target, tmp_path / (how + phase), 1 << (40 if fast else 26), CAPABILITIES[1])
+                depart(
+                    source,
+                    target,
+                    tmp_path / (how + phase),
+                    1 << (40 if fast else 26),
+                    CAPABILITIES[1],
+                )
                 until(partial(reached, source, phase))
                 if how == "failed":
                     target.process.kill()

@@ -32,16 +32,26 @@ MACHINE = "pc-q35-10.0"
 
 
 def debians() -> Path:
-    """Debian's QEMU of the same version: 11.1 does not load the virtio-serial device of Debian's own 10.0."""
+    """Debian's QEMU of the same version.
+
+    11.1 does not load the virtio-serial device of Debian's own 10.0.
+    """
     return stock.qemu(suite=fetch.base("qemu").suite)
 
 
 def guest_on(qemu: Path, machine: str, device: str, *more: str) -> BootSpec:
     extra = ["-machine", machine, "-action", "reboot=reset", *more]
     return BootSpec(
-        CHECKED, qemu, memory="768M", devices=[device], append=APPEND, accel="tcg", timeout=600,
-        command=["sh", "-c", LOOP], extra_qemu=extra,
-    )  # fmt: skip
+        CHECKED,
+        qemu,
+        memory="768M",
+        devices=[device],
+        append=APPEND,
+        accel="tcg",
+        timeout=600,
+        command=["sh", "-c", LOOP],
+        extra_qemu=extra,
+    )
 
 
 def arriving(qemu: Path, machine: str, device: str) -> contextlib.closing[Guest]:
@@ -72,7 +82,9 @@ def bits(side: Side) -> set[int]:
 
 def skipped(side: Side, size: int = USED) -> int:
     """Bytes that the guest did not zero when it used memory, which it found zero."""
-    answer = side.json("alloc_once", "--size", str(size), "--pages", "thp", "--verify", "--mode", "touch_all")
+    answer = side.json(
+        "alloc_once", "--size", str(size), "--pages", "thp", "--verify", "--mode", "touch_all"
+    )
     assert side.vmstat()["pgzeroed_bad"] == 0
     return int(answer["vmstat"]["pgzeroed_skip"]) * PAGE
 
@@ -86,9 +98,17 @@ def skipped(side: Side, size: int = USED) -> int:
     ],
 )
 def test_to_debians_qemu_and_back(
-    machine: str, device: str, bits_there: set[int], bits_later: set[int], qemu: Path, tmp_path: Path
+    machine: str,
+    device: str,
+    bits_there: set[int],
+    bits_later: set[int],
+    qemu: Path,
+    tmp_path: Path,
 ) -> None:
-    """Without bit 6 a guest moves there, with what kzeropaged has zeroed, and back; its next start offers the bit."""
+    """Without bit 6 a guest moves there, with what kzeropaged has zeroed, and back.
+
+    Its next start offers the bit.
+    """
     same = device.partition(",x-")[0]
     with (
         running(guest_on(qemu, machine, device)) as first,
@@ -97,7 +117,9 @@ def test_to_debians_qemu_and_back(
     ):
         side = Side("first", first)
         side.sh(f"dd if=/dev/urandom of={FILE} bs=1M count=32 2>/dev/null; {ALL}")
-        settled(lambda: side.vmstat()[PREZEROED] * PAGE, 120, "what kzeropaged has zeroed", REST_S, 0)
+        settled(
+            lambda: side.vmstat()[PREZEROED] * PAGE, 120, "what kzeropaged has zeroed", REST_S, 0
+        )
         content = side.sh(f"{OFF}; sha256sum {FILE}")
         assert bits(side) == bits_there
         for number, (source, target) in enumerate(((first, second), (second, third))):
@@ -108,7 +130,8 @@ def test_to_debians_qemu_and_back(
             side.sh("kill $busy; test ! -e /tmp/bad")
             assert bits(side) == bits_there
             assert side.sh(f"sha256sum {FILE}") == content
-            # kzeropaged leaves memory alone that will be reported. Later, what the first use made dirty comes first.
+            # kzeropaged leaves memory alone that will be reported. Later, what the first use made
+            # dirty comes first.
             size = USED * (1 + 2 * number)
             found = skipped(side, size)
             if not bits_there:

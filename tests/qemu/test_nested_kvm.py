@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0
-"""A KVM without hardware: a guest in a guest, and what both kernels zero of memory that comes back."""
+"""A KVM without hardware.
+
+A guest in a guest, and what both kernels zero of memory that comes back.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +54,10 @@ def probed(qemu: Path, run: Callable[[list[str]], str], monkeypatch: pytest.Monk
 
 
 def fine(side: Side, skipped: int) -> None:
-    """The kernel found no fault, and no known-zero page that is dirty; it did not zero ``skipped`` MB that were used."""
+    """The kernel found no fault, and no known-zero page that is dirty.
+
+    It did not zero ``skipped`` MB that were used.
+    """
     assert taint_reasons(side.number("cat /proc/sys/kernel/tainted")) == []
     counters = side.vmstat()
     assert counters["pgzeroed_bad"] == 0
@@ -61,7 +67,10 @@ def fine(side: Side, skipped: int) -> None:
 def test_neither_end_zeroes_memory_that_comes_back(
     image: Callable[..., Path], qemu: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The lab finds that KVM works. Each job of the demo, and of the tests with stock partners, runs in its guest."""
+    """The lab finds that KVM works.
+
+    Each job of the demo, and of the tests with stock partners, runs in its guest.
+    """
 
     def keep(words: list[str]) -> str:
         shutil.copy(words[words.index("-initrd") + 1], tmp_path / "probe")
@@ -84,8 +93,8 @@ def test_neither_end_zeroes_memory_that_comes_back(
             return "\n".join(outer.sh(f"timeout 180 {line} < /dev/null 2>&1", check=False))
 
         why = probed(qemu, run_outside, monkeypatch)
-        monkeypatch.setattr(accel, "kvm_works", lambda *_: (not why, why))
-        assert accel.choose("kvm", qemu, kernel) == "kvm"
+        monkeypatch.setattr(accel, "kvm_obstacle", lambda _: why)
+        assert accel.choose("kvm", qemu).name == "kvm"
 
         outer.sh(ALL)
         inner = Inner("ours", outer, GUEST)
@@ -123,8 +132,13 @@ class InnerSide(Inner):
 
 @pytest.mark.nightly
 @pytest.mark.timeout(2400)
-def test_the_demo_on_kvm(image: Callable[..., Path], qemu: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The demo, each kernel in an outer guest: all but its count of instructions. Times are not judged: emulated KVM."""
+def test_the_demo_on_kvm(
+    image: Callable[..., Path], qemu: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The demo, each kernel in an outer guest: all but its count of instructions.
+
+    Times are not judged: emulated KVM.
+    """
     options = BenchOptions(pairs=2, memory="1536M", accel="tcg")
     run = Run(BENCHES["thp"], options, built(options))
     outers: dict[int, InnerSide] = {}
@@ -151,10 +165,15 @@ def test_the_demo_on_kvm(image: Callable[..., Path], qemu: Path, monkeypatch: py
     monkeypatch.setattr(hotpath, "idle", lambda *_, **__: None)
     allocation.thp(run)
     found = {one.name: one for one in run.metrics}
-    missed = [f"{one.name}: {one.target.text}" for one in run.metrics if one.target and not one.target.met]
+    missed = [
+        f"{one.name}: {one.target.text}" for one in run.metrics if one.target and not one.target.met
+    ]
     assert [one for one in missed if "task_clock" not in one] == []
     # Those of huge pages, in the outer guest.
     expect_at_least(found["thp.touch_all.host_faults"].ours.median, 128)
     assert {name.rpartition(".")[2] for name, one in found.items() if one.target} == {
-        "guest_zeroed_bytes", "task_clock", "skipped_percent", "resident_after_free_bytes",
-    }  # fmt: skip
+        "guest_zeroed_bytes",
+        "task_clock",
+        "skipped_percent",
+        "resident_after_free_bytes",
+    }

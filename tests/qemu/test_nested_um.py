@@ -27,7 +27,8 @@ FILL, USED = 320, 256  # MB
 SHELL = ["sh", "-c", LOOP]
 KERNEL, INITRD, DAEMON = (Path(nested.PLACE) / name for name in ("kernel", "initrd", daemon.NAME))
 FRONT = Path("/run/front")
-# Serial lines of User-Mode Linux: input and output of the command are FIFOs, each with another end that is idle.
+# Serial lines of User-Mode Linux: input and output of the command are FIFOs, each with another end
+# that is idle.
 LINES = "ssl0=null ssl1=fd:5,fd:8 ssl2=null ssl3=fd:7,fd:6"
 
 
@@ -47,26 +48,35 @@ class UserMode(Inner):
         console = f"{nested.PLACE}/console.fifo"
         outer.sh(f"{DAEMON} --socket-path {FRONT} --stats-interval 0 > {nested.LOG} 2>&1 &")
         outer.sh(
-            f"for i in $(seq 100); do [ -S {FRONT} ] && break; sleep 0.1; done; cat {nested.LOG}; [ -S {FRONT} ]"
+            f"for i in $(seq 100); do [ -S {FRONT} ] && break; sleep 0.1; done; cat {nested.LOG}; "
+            f"[ -S {FRONT} ]"
         )
         outer.sh(
-            f"cat {console} > /dev/console & {shlex.join(words)} > {console} 2>&1 & vmm=$!; {nested.FUNCTION}"
+            f"cat {console} > /dev/console & {shlex.join(words)} > {console} 2>&1 & vmm=$!; "
+            f"{nested.FUNCTION}"
         )
         # User-Mode Linux loses what is written before it opens its end.
         outer.sh('read -r line <&8; [ "$line" = up ]')
         self.find_flush()
 
 
-def test_neither_end_zeroes_memory_of_user_mode_linux(image: Callable[..., Path], tmp_path: Path) -> None:
+def test_neither_end_zeroes_memory_of_user_mode_linux(
+    image: Callable[..., Path], tmp_path: Path
+) -> None:
     spec = BootSpec(arch="um", memory="512M", devices=["daemon"])
     initrd, program = tmp_path / "initrd", daemon.build()
     initramfs.write(initrd, ["sh", "-c", f"echo up; {LOOP}"], "ssl in", [], [], "um")
     add = [(image("debug", "um"), str(KERNEL)), (initrd, str(INITRD)), (program, str(DAEMON))]
     add += [(library, str(library)) for library in nested.libraries(program)]
     host = BootSpec(
-        image("knownzero", config="programs"), memory="2G", accel="tcg", command=SHELL, append=CHECK,
-        timeout=480, add=add,
-    )  # fmt: skip
+        image("knownzero", config="programs"),
+        memory="2G",
+        accel="tcg",
+        command=SHELL,
+        append=CHECK,
+        timeout=480,
+        add=add,
+    )
     with running(host) as running_host:
         outer = Side("outer", running_host)
         outer.sh(ALL)
@@ -79,7 +89,16 @@ def test_neither_end_zeroes_memory_of_user_mode_linux(image: Callable[..., Path]
         expect_at_least(full - inner.settled("nr_shmem", 1.5, MIB), 0.9 * FILL * MIB)
         inner.settled(PREZEROED, REST_S)
         before = inner.counts()
-        words = ["alloc_once", "--size", str(USED), "--pages", "nothp", "--verify", "--mode", "touch_all"]
+        words = [
+            "alloc_once",
+            "--size",
+            str(USED),
+            "--pages",
+            "nothp",
+            "--verify",
+            "--mode",
+            "touch_all",
+        ]
         answer = json.loads(inner.sh(shlex.join(words))[-1])
         more = {name: value - before[name] for name, value in inner.counts().items()}
         # The inner kernel uses memory that kzeropaged has zeroed in the outer guest.

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0
-"""What `kz doctor` says of a QEMU: the feature bits that its balloon can offer. The qtests have when it offers them."""
+"""What `kz doctor` says of a QEMU: the feature bits that its balloon can offer.
+
+The qtests have when it offers them.
+"""
 
 from __future__ import annotations
 

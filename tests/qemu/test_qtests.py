@@ -27,9 +27,15 @@ def qtest(name: str, log: Path) -> None:
     """Run one of QEMU's qtests on our QEMU; raises LabError (code 1) when it fails."""
     obj = testing.build_qtests()
     # This QEMU finds its firmware, and the one in the object folder does not.
-    environment = {**os.environ, "QTEST_QEMU_BINARY": str(build_qemu("knownzero")), "G_TEST_DBUS_DAEMON": ""}
+    environment = {
+        **os.environ,
+        "QTEST_QEMU_BINARY": str(build_qemu("knownzero")),
+        "G_TEST_DBUS_DAEMON": "",
+    }
     argv = [str(obj / "tests" / "qtest" / name), "--tap", "-k"]
-    run.logged(argv, log, f"QEMU's {name} fails", "read the log", env=environment, cwd=obj, timeout=300)
+    run.logged(
+        argv, log, f"QEMU's {name} fails", "read the log", env=environment, cwd=obj, timeout=300
+    )
 
 
 def results(name: str, log_name: str = "qtest") -> tuple[list[str], int]:
@@ -43,7 +49,10 @@ def results(name: str, log_name: str = "qtest") -> tuple[list[str], int]:
 
 
 def check_skips(lines: list[str], free: int) -> None:
-    """AssertionError when a test was skipped, unless there were too few huge pages: pytest's skip then."""
+    """AssertionError when a test was skipped, unless there were too few huge pages.
+
+    Pytest's skip then.
+    """
     skipped = [line for line in lines if "# SKIP" in line]
     assert not [line for line in skipped if free >= HUGE_PAGES or WANT_OF_HUGE_PAGES not in line]
     if skipped:

@@ -18,10 +18,16 @@ TARGETS = ("queues", "requests")
 TRIPLE = f"{os.uname().machine}-unknown-linux-gnu"
 # The flags of cargo-fuzz, without cargo-fuzz.
 FLAGS = (
-    "-Cpasses=sancov-module", "-Cllvm-args=-sanitizer-coverage-level=4",
-    "-Cllvm-args=-sanitizer-coverage-inline-8bit-counters", "-Cllvm-args=-sanitizer-coverage-pc-table",
-    "-Cllvm-args=-sanitizer-coverage-trace-compares", "-Zsanitizer=address", "-Ccodegen-units=1", "--cfg", "fuzzing",
-)  # fmt: skip
+    "-Cpasses=sancov-module",
+    "-Cllvm-args=-sanitizer-coverage-level=4",
+    "-Cllvm-args=-sanitizer-coverage-inline-8bit-counters",
+    "-Cllvm-args=-sanitizer-coverage-pc-table",
+    "-Cllvm-args=-sanitizer-coverage-trace-compares",
+    "-Zsanitizer=address",
+    "-Ccodegen-units=1",
+    "--cfg",
+    "fuzzing",
+)
 MAX_INPUT = 4096
 ONE_INPUT = 20  # seconds: one that takes longer hangs
 MEMORY_MB = 1024
@@ -73,7 +79,9 @@ def _code(status: int) -> str:
 
 
 def inputs(artifacts: Path) -> dict[str, int]:
-    """The inputs that fuzzers have left in a folder because of what they do, and when (ns since the epoch)."""
+    """The inputs that fuzzers have left in a folder because of what they do, and when (ns since the
+    epoch).
+    """
     # A slow input has a file, too, and is no finding.
     return {
         file.name: file.stat().st_mtime_ns
@@ -85,18 +93,27 @@ def inputs(artifacts: Path) -> dict[str, int]:
 def fuzz(programs: Path, target: str, corpus: Path, seconds: int) -> Fuzzed:
     """Run a target for some seconds, beginning with the inputs in ``corpus``, to which it adds.
 
-    TestFailure when it finds something, whose input is kept in out/fuzz; LabError when it ends for another reason.
+    TestFailure when it finds something, whose input is kept in out/fuzz; LabError when it ends for
+    another reason.
     """
     log = paths.log_file(f"fuzz-{target}")
     artifacts = paths.out() / "fuzz" / target
     artifacts.mkdir(parents=True, exist_ok=True)
     before = inputs(artifacts)
     argv = [
-        str(programs / target), str(corpus), f"-max_total_time={seconds}", f"-max_len={MAX_INPUT}", f"-timeout={ONE_INPUT}",
-        f"-rss_limit_mb={MEMORY_MB}", f"-artifact_prefix={artifacts}/", "-print_final_stats=1",
-    ]  # fmt: skip
+        str(programs / target),
+        str(corpus),
+        f"-max_total_time={seconds}",
+        f"-max_len={MAX_INPUT}",
+        f"-timeout={ONE_INPUT}",
+        f"-rss_limit_mb={MEMORY_MB}",
+        f"-artifact_prefix={artifacts}/",
+        "-print_final_stats=1",
+    ]
     with progress.step(f"fuzzing {target} for {seconds} s", log), log.open("wb") as output:
-        done = subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output, check=False)
+        done = subprocess.run(
+            argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output, check=False
+        )
     text = log.read_text(errors="replace")
     if done.returncode:
         why = "\n".join(text.splitlines()[-25:]) + f"\n(log: {log})"
@@ -104,8 +121,13 @@ def fuzz(programs: Path, target: str, corpus: Path, seconds: int) -> Fuzzed:
         found = sorted(name for name, _ in inputs(artifacts).items() - before.items())
         if not found:
             what = f"the fuzzer {target} ended with {_code(done.returncode)}, and has left no input"
-            raise LabError(what, why, "check its corpus, the memory and the disk, then run it again")
-        fix = f"run {argv[0]} {artifacts / found[0]}; fix the bug, and add the input to vhost-user-balloon/fuzz/seeds.txt"
+            raise LabError(
+                what, why, "check its corpus, the memory and the disk, then run it again"
+            )
+        fix = (
+            f"run {argv[0]} {artifacts / found[0]}; fix the bug, and add the input to "
+            "vhost-user-balloon/fuzz/seeds.txt"
+        )
         raise TestFailure(f"fuzzing {target} has found something", why, fix)
     runs = re.search(r"^Done (\d+) runs", text, re.MULTILINE)
     edges = re.findall(r"\bcov: (\d+)", text)

@@ -12,6 +12,15 @@ from lab.core import paths
 def liar() -> Path:
     """The daemon with the cargo feature ``lying``, in a folder of its own."""
     folder = daemon.target_dir() / "lying"
-    arguments = ["build", "--locked", "-p", daemon.NAME, "--features", "lying", "--target-dir", str(folder)]
+    arguments = [
+        "build",
+        "--locked",
+        "-p",
+        daemon.NAME,
+        "--features",
+        "lying",
+        "--target-dir",
+        str(folder),
+    ]
     daemon.cargo(arguments, paths.log_file("daemon-lying"), "the lying device does not build", 800)
     return folder / "debug" / daemon.NAME

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0
-"""The README's table of what confines the daemon, by itself and by the systemd unit: each row, as it runs."""
+"""The README's table of what confines the daemon, by itself and by the systemd unit.
+
+Each row, as it runs.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,9 @@ def calls(device: Device) -> None:
     assert row and int(row[1]) == known
     assert status(device, "Seccomp") == "2"
     # Nor can it remove, rename or make a file.
-    assert not re.findall(r"\bSYS_(?:unlink|rename|open|link|mkdir|symlink)\w*", SANDBOX.read_text())
+    assert not re.findall(
+        r"\bSYS_(?:unlink|rename|open|link|mkdir|symlink)\w*", SANDBOX.read_text()
+    )
 
 
 def landlock(device: Device) -> None:
@@ -60,7 +65,9 @@ def own_namespaces(device: Device) -> None:
 def dumps(device: Device) -> None:
     smaps = Path(f"/proc/{device.process.pid}/smaps").read_text()
     guest = [
-        part for part in re.split(r"^(?=[0-9a-f]+-[0-9a-f]+ )", smaps, flags=re.M) if "memfd:guest" in part
+        part
+        for part in re.split(r"^(?=[0-9a-f]+-[0-9a-f]+ )", smaps, flags=re.M)
+        if "memfd:guest" in part
     ]
     flags = [re.search(r"^VmFlags: (.*)$", part, re.M) for part in guest]
     assert flags
@@ -74,10 +81,18 @@ def charge(_device: Device) -> None:
 
 # By row: what the daemon does when it is started by hand, and what the unit sets.
 ROWS: dict[str, tuple[Callable[[Device], None], dict[str, str]]] = {
-    "system calls": (calls, {"SystemCallFilter": "@system-service", "SystemCallArchitectures": "native"}),
+    "system calls": (
+        calls,
+        {"SystemCallFilter": "@system-service", "SystemCallArchitectures": "native"},
+    ),
     "files, network, signals": (
         landlock,
-        {"ProtectSystem": "strict", "ProtectHome": "yes", "PrivateNetwork": "yes", "PrivateDevices": "yes"},
+        {
+            "ProtectSystem": "strict",
+            "ProtectHome": "yes",
+            "PrivateNetwork": "yes",
+            "PrivateDevices": "yes",
+        },
     ),
     "user": (user, {"DynamicUser": "yes", "CapabilityBoundingSet": "", "AmbientCapabilities": ""}),
     "new privileges": (privileges, {"NoNewPrivileges": "yes", "RestrictSUIDSGID": "yes"}),
@@ -102,7 +117,9 @@ def device() -> Iterator[Device]:
 
 def test_the_table_has_these_rows() -> None:
     table = (
-        README.read_text().split("| | by itself | by the systemd unit |\n|---|---|---|\n")[1].split("\n\n")[0]
+        README.read_text()
+        .split("| | by itself | by the systemd unit |\n|---|---|---|\n")[1]
+        .split("\n\n")[0]
     )
     assert [line.split(" | ")[0].removeprefix("| ") for line in table.splitlines()] == list(ROWS)
 

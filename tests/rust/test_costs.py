@@ -46,12 +46,15 @@ def test_a_report_costs_little_more_than_its_holes(
                 seconds = time.monotonic() - began
                 tracer.send_signal(signal.SIGINT)
                 tracer.wait(10)
-        rows = re.findall(r"^ *[\d.]+ +[\d.]+ +\d+ +(\d+)(?: +\d+)? +(\w+)$", count.read_text(), re.M)
+        rows = re.findall(
+            r"^ *[\d.]+ +[\d.]+ +\d+ +(\d+)(?: +\d+)? +(\w+)$", count.read_text(), re.M
+        )
         calls = {name: int(number) for number, name in rows if name != "total"}
         gib = BATCHES * BATCH * BLOCK / (1 << 30)
         record_property("calls_per_gib", sum(calls.values()) / gib)
         record_property("calls", calls)
-        # For each block a hole and a check that it has no data; a few calls for each batch, with a wait and a timer.
+        # For each block a hole and a check that it has no data; a few calls for each batch, with a
+        # wait and a timer.
         assert calls["fallocate"] == BATCHES * BATCH
         assert sum(calls.values()) <= BATCHES * (2 * BATCH + 12) + 20 * (1 + seconds), calls
     finally:

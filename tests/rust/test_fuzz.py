@@ -15,7 +15,12 @@ from tests.rust import fuzzing as fuzz
 
 SECONDS = int(os.environ.get("KNOWNZERO_FUZZ_SECONDS", "300"))
 
-pytestmark = [pytest.mark.slow, pytest.mark.nightly, pytest.mark.fuzz, pytest.mark.timeout(SECONDS + 1800)]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.nightly,
+    pytest.mark.fuzz,
+    pytest.mark.timeout(SECONDS + 1800),
+]
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +30,10 @@ def programs() -> Path:
 
 @pytest.fixture
 def corpus(target: str) -> Iterator[Path]:
-    """Seeds of a target, in a folder that nobody else removes: pytest's are gone after its third run from then."""
+    """Seeds of a target, in a folder that nobody else removes.
+
+    Pytest's are gone after its third run from then.
+    """
     with tempfile.TemporaryDirectory(prefix=f".fuzz-{target}-", dir=paths.sub("work")) as folder:
         fuzz.seed(Path(folder))
         yield Path(folder) / target

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0
-"""The device that lies, for tests of guests: each lie reaches the guest, and no other build has one."""
+"""The device that lies, for tests of guests.
+
+Each lie reaches the guest, and no other build has one.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +18,8 @@ pytestmark = pytest.mark.slow
 FIRST = PLAY >> 12
 
 
-# The used length of a report of 1 MiB, what it holds then, the used length and bitmap of three inflated pages and one
-# that does not exist.
+# The used length of a report of 1 MiB, what it holds then, the used length and bitmap of three
+# inflated pages and one that does not exist.
 LIES = {
     None: (MIB, 0, 1, 0b0111),
     "no-discard": (MIB, 0x5A, 1, 0b0111),

@@ -39,12 +39,15 @@ def tonight(nights: int) -> str:
 
 
 def test_no_mutant_survives(tmp_path: Path) -> None:
-    # Cargo cannot distinguish what it built of the copy with a mistake, so the folder is another one.
+    # Cargo cannot distinguish what it built of the copy with a mistake, so the folder is another
+    # one.
     environment = {**os.environ, "CARGO_TARGET_DIR": str(paths.sub("obj", "rust-mutants"))}
     crates = ["-p", "balloon-protocol", "-p", "balloon-discard", "--output", str(tmp_path)]
     options = ["--shard", tonight(7), "--timeout", "120", "--", "--locked", "--lib", "--tests"]
     with lock.locked("cargo-mutants"):
-        done = run.ask(["cargo", "mutants", *crates, *options], cwd=daemon.WORKSPACE, env=environment)
+        done = run.ask(
+            ["cargo", "mutants", *crates, *options], cwd=daemon.WORKSPACE, env=environment
+        )
     print(done.stdout)
     assert done.returncode in (CAUGHT, TIMEOUT), done.stdout[-4000:] + done.stderr[-2000:]
     assert "mutants tested" in done.stdout
@@ -60,7 +63,9 @@ def survives(repository: Path, environment: dict[str, str], log: Path) -> bool:
     )
     try:
         for argv, folder in programs:
-            run.logged(argv, log, "a test fails", "see the log", cwd=folder, env=environment, timeout=900)
+            run.logged(
+                argv, log, "a test fails", "see the log", cwd=folder, env=environment, timeout=900
+            )
     except LabError:
         return False
     return True
@@ -69,7 +74,9 @@ def survives(repository: Path, environment: dict[str, str], log: Path) -> bool:
 def test_no_mutant_of_the_daemon_survives(tmp_path: Path) -> None:
     """The same for the daemon, which passes without a mistake."""
     repository, target = tmp_path / "repository", paths.sub("obj", "rust-mutants-daemon")
-    shutil.copytree(paths.REPO, repository, ignore=shutil.ignore_patterns(".git", "out", "target", "*cache*"))
+    shutil.copytree(
+        paths.REPO, repository, ignore=shutil.ignore_patterns(".git", "out", "target", "*cache*")
+    )
     workspace, log = repository / daemon.WORKSPACE.name, paths.log_file("mutants-daemon")
     environment = {
         **os.environ,
@@ -78,8 +85,20 @@ def test_no_mutant_of_the_daemon_survives(tmp_path: Path) -> None:
         "PYTHONPATH": str(repository),
     }
     assert survives(repository, environment, log), log
-    listing = ["cargo", "mutants", "-p", daemon.NAME, "--list", "--json", "--diff", "--shard", tonight(31)]
-    mutants = json.loads(run.output(listing, "cannot list the mistakes", f"see {workspace}", cwd=workspace))
+    listing = [
+        "cargo",
+        "mutants",
+        "-p",
+        daemon.NAME,
+        "--list",
+        "--json",
+        "--diff",
+        "--shard",
+        tonight(31),
+    ]
+    mutants = json.loads(
+        run.output(listing, "cannot list the mistakes", f"see {workspace}", cwd=workspace)
+    )
     assert mutants
     survivors = []
     for mutant in mutants:

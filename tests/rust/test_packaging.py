@@ -40,7 +40,10 @@ CONFINING = {"seccomp", "landlock_create_ruleset", "landlock_add_rule", "landloc
 
 
 def filters() -> list[tuple[bool, list[str]]]:
-    """The lines of the unit's system call filter: whether one allows, and the calls and groups it names."""
+    """The lines of the unit's system call filter.
+
+    Whether one allows, and the calls and groups it names.
+    """
     unit = (PACKAGING / "systemd" / "vhost-user-balloon@.service").read_text()
     lines = re.findall(r"^SystemCallFilter=(~?)(.*)$", unit, re.M)
     return [(denies == "", names.split()) for denies, names in lines]
@@ -63,7 +66,9 @@ def test_the_unit_allows_what_the_program_calls() -> None:
         if not name.startswith("@"):
             return {name}
         text = output([tool, "--no-pager", "syscall-filter", name], "no such group", "see the unit")
-        listed = [line.strip() for line in text.splitlines()[1:] if line.strip() and "#" not in line]
+        listed = [
+            line.strip() for line in text.splitlines()[1:] if line.strip() and "#" not in line
+        ]
         assert listed, text
         return set().union(*(members(member) for member in listed))
 
@@ -90,12 +95,16 @@ def test_the_unit_starts_it_with_options_it_has() -> None:
     options = re.findall(r"--[a-z-]+", command[1])
     text = output([daemon.build(), "--help"], "no help", "build it")
     assert options
-    assert [option for option in options if f"{option} " not in text and f"{option}\n" not in text] == []
+    assert [
+        option for option in options if f"{option} " not in text and f"{option}\n" not in text
+    ] == []
 
 
 @pytest.mark.slow
 def test_what_vmms_are_told_is_what_it_prints() -> None:
     told = json.loads((PACKAGING / "qemu" / "50-vhost-user-balloon.json").read_text())
-    printed = json.loads(output([daemon.build(), "--print-capabilities"], "nothing printed", "build it"))
+    printed = json.loads(
+        output([daemon.build(), "--print-capabilities"], "nothing printed", "build it")
+    )
     assert told["type"] == printed["type"] == "balloon"
     assert Path(told["binary"]).name == daemon.NAME

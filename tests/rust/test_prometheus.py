@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0
-"""Debian's Prometheus scrapes the daemon and a guest's zeropages, and answers every query of the dashboard."""
+"""Debian's Prometheus scrapes the daemon and a guest's zeropages, and answers every query of the
+dashboard.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,9 @@ def expressions() -> list[str]:
     dashboard = json.loads(DASHBOARD.read_text())
     asked = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
     asked += [
-        variable["query"] for variable in dashboard["templating"]["list"] if variable["type"] == "query"
+        variable["query"]
+        for variable in dashboard["templating"]["list"]
+        if variable["type"] == "query"
     ]
     asked = [re.sub(r"label_values\((\w+), instance\)", r"\1", one) for one in asked]
     return [one.replace("$guest", ".*").removesuffix(" > 0") for one in asked]
@@ -79,13 +83,19 @@ def test_prometheus_answers_every_query_of_the_dashboard(tmp_path: Path) -> None
         f"  static_configs: [{{targets: ['127.0.0.1:{guest}']}}]\n"
     )
     program = str(debs.unpacked("prometheus") / "usr/bin/prometheus")
-    prometheus = [program, f"--config.file={tmp_path}/config.yml", f"--storage.tsdb.path={tmp_path}/data"]
+    prometheus = [
+        program,
+        f"--config.file={tmp_path}/config.yml",
+        f"--storage.tsdb.path={tmp_path}/data",
+    ]
     prometheus.append(f"--web.listen-address=127.0.0.1:{web}")
 
     def query(expression: str) -> list[Any]:
         text = urllib.parse.urlencode({"query": expression})
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{web}/api/v1/query?{text}", timeout=5) as answer:
+            with urllib.request.urlopen(
+                f"http://127.0.0.1:{web}/api/v1/query?{text}", timeout=5
+            ) as answer:
                 answered = json.load(answer)
         except OSError:  # it has just been started
             return []
@@ -97,7 +107,11 @@ def test_prometheus_answers_every_query_of_the_dashboard(tmp_path: Path) -> None
     # The command that the how-to gives, with this daemon's socket.
     documented = re.search(r"^ +(systemd-socket-activate .*)$", HOW_TO.read_text(), re.M)
     assert documented
-    proxy = documented[1].replace("/run/vm1/metrics", f"{device.folder}/metrics").replace("9405", str(target))
+    proxy = (
+        documented[1]
+        .replace("/run/vm1/metrics", f"{device.folder}/metrics")
+        .replace("9405", str(target))
+    )
     try:
         with (
             background(proxy.split(), tmp_path / "proxy.log"),
@@ -114,10 +128,14 @@ def test_prometheus_answers_every_query_of_the_dashboard(tmp_path: Path) -> None
             discarded = 'vhost_user_balloon_discarded_bytes_total{queue="reporting"}'
             wanted = str(2 * MIB)
             log = (tmp_path / "prometheus.log").read_text
-            assert eventually(lambda: [one["value"][1] for one in query(discarded)] == [wanted], 30), log()
+            assert eventually(
+                lambda: [one["value"][1] for one in query(discarded)] == [wanted], 30
+            ), log()
             asked = expressions()
             assert len(asked) >= 15
             for expression in asked:
-                assert eventually(lambda expression=expression: query(expression) != [], 10), expression
+                assert eventually(lambda expression=expression: query(expression) != [], 10), (
+                    expression
+                )
     finally:
         device.close()

@@ -54,16 +54,23 @@ def test_d14_names_and_dependencies(crate: str) -> None:
 
 
 def test_d14_one_outlet_for_metrics() -> None:
-    text = subprocess.run([daemon.build(), "--help"], capture_output=True, text=True, check=True).stdout
+    text = subprocess.run(
+        [daemon.build(), "--help"], capture_output=True, text=True, check=True
+    ).stdout
     assert set(re.findall(r"--[a-z-]*metrics[a-z-]*", text)) == {"--metrics-socket"}
 
 
 def test_its_own_tests() -> None:
     log = paths.log_file("cargo-test")
-    daemon.cargo(["test", "--locked", "--workspace"], log, "a test of the Rust workspace fails", 800)
-    results = re.findall(r"^test result: ok\. (\d+) passed; 0 failed; (\d+) ignored", log.read_text(), re.M)
+    daemon.cargo(
+        ["test", "--locked", "--workspace"], log, "a test of the Rust workspace fails", 800
+    )
+    results = re.findall(
+        r"^test result: ok\. (\d+) passed; 0 failed; (\d+) ignored", log.read_text(), re.M
+    )
     assert sum(int(ignored) for _, ignored in results) == 0
-    # The protocol's properties and doctest, discarding, the device, hostile peers, the program, the pages.
+    # The protocol's properties and doctest, discarding, the device, hostile peers, the program, the
+    # pages.
     assert sum(int(passed) for passed, _ in results) >= 100
     assert "Doc-tests balloon_protocol" in log.read_text()
 
@@ -71,9 +78,13 @@ def test_its_own_tests() -> None:
 def test_the_crates_for_vmm_authors() -> None:
     log = paths.log_file("cargo-package")
     crates = ["-p", "balloon-protocol", "-p", "balloon-discard"]
-    daemon.cargo(["package", "--offline", "--allow-dirty", *crates], log, "a crate cannot be packaged", 400)
+    daemon.cargo(
+        ["package", "--offline", "--allow-dirty", *crates], log, "a crate cannot be packaged", 400
+    )
     # Documented without a warning; the tests of the workspace compile the examples.
-    daemon.cargo(["doc", "--locked", "--no-deps", *crates], log, "a crate cannot be documented", 400)
+    daemon.cargo(
+        ["doc", "--locked", "--no-deps", *crates], log, "a crate cannot be documented", 400
+    )
     # The project has no address yet.
     nowhere = "warning: manifest has no documentation, homepage or repository"
     assert "warning" not in log.read_text().replace(nowhere, "")
@@ -117,7 +128,10 @@ def test_licences_and_duplicates() -> None:
 @pytest.mark.nightly
 @pytest.mark.parametrize("word", ["", "BSD-3-Clause"])
 def test_cargo_deny(word: str, tmp_path: Path) -> None:
-    """cargo-deny agrees; without one of the licences in its file, it does not. Advisories need a database from outside."""
+    """cargo-deny agrees; without one of the licences in its file, it does not.
+
+    Advisories need a database from outside.
+    """
     place, version = paths.sub("cargo-deny"), "0.20.2"
     program, log = place / "bin" / "cargo-deny", paths.log_file("cargo-deny")
     if not program.is_file():

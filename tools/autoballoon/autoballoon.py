@@ -14,18 +14,27 @@ import time
 from typing import Any, NoReturn, TextIO
 
 MIB = 1 << 20
-BAND = 0.05  # of its memory: a guest is left alone this near to the wanted share, or to its working set
+# of its memory: a guest is left alone this near to the wanted share, or to its working set
+BAND = 0.05
 ANSWER_S = 10.0  # for an answer, and at least for new statistics
 LINE = 1 << 20  # bytes of the longest answer
 UNSET = (1 << 64) - 1  # QEMU's value of a statistic that the guest did not send
-BROKEN = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError)  # of a connection
+BROKEN = (
+    OSError,
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    RecursionError,
+)  # of a connection
 NUMBERS = (
     ("free", 20, 80, "wanted free share of a guest's memory in percent"),
     ("margin", 128, 1 << 20, "MiB that a guest keeps beyond its working set"),
     ("step", 128, 1 << 20, "MiB to take at once, at most"),
     ("interval", 5, 3600, "seconds between two looks"),
 )
-# A guest's memory, that outside of its balloon, its statistics, and whether their total has the balloon.
+# A guest's memory, that outside of its balloon, its statistics, and whether their total has the
+# balloon.
 Look = tuple[int, int, dict[str, Any], bool]
 EXIT = "Exit: 0 ended by a signal, or --once succeeded; 1 --once failed for a guest; 2 bad usage."
 
@@ -35,9 +44,14 @@ class Trouble(Exception):
 
 
 def decide(look: Look, options: argparse.Namespace) -> tuple[int | None, str]:
-    """The size that a guest should have, in whole MiB, and why; None for no change, Trouble for bad statistics."""
+    """The size that a guest should have, in whole MiB, and why.
+
+    None for no change, Trouble for bad statistics.
+    """
     memory, size, stats, in_total = look
-    total, free, available = (stats.get(f"{name}_memory", UNSET) for name in ("total", "free", "available"))
+    total, free, available = (
+        stats.get(f"{name}_memory", UNSET) for name in ("total", "free", "available")
+    )
     if UNSET in (total, free):
         raise Trouble(f"Incomplete statistics: the guest sends {stats}; update its balloon driver")
     available = free if available == UNSET else available  # Linux before 4.6
@@ -77,7 +91,9 @@ class Channel:
         while b"\n" not in self.data:
             left = self.end - time.monotonic()
             if left <= 0 or len(self.data) > LINE:
-                raise TimeoutError(f"no answer within {ANSWER_S:g} s, or a longer one than {LINE} bytes")
+                raise TimeoutError(
+                    f"no answer within {ANSWER_S:g} s, or a longer one than {LINE} bytes"
+                )
             self.socket.settimeout(left)
             if not (more := self.socket.recv(1 << 16)):
                 raise ConnectionError("the other end closed the connection")
@@ -124,11 +140,16 @@ class Qmp(Channel):
         end = time.monotonic() + max(ANSWER_S, 3 * interval)
         while (found := self.get("guest-stats"))["last-update"] in (0, self.last):
             if time.monotonic() > end or stop.wait(0.2):
-                raise Trouble("No new statistics: the guest hangs, or has no balloon driver; see its console")
+                raise Trouble(
+                    "No new statistics: the guest hangs, or has no balloon driver; see its console"
+                )
         self.last = found["last-update"]
-        stats = {name.removeprefix("stat-").replace("-", "_"): n for name, n in found["stats"].items()}
+        stats = {
+            name.removeprefix("stat-").replace("-", "_"): n for name, n in found["stats"].items()
+        }
         before, self.size = self.size, self.run("query-balloon")["actual"]
-        # While the balloon moves, the statistics are of a size between both: the larger one is safe.
+        # While the balloon moves, the statistics are of a size between both: the larger one is
+        # safe.
         return self.memory, max(before, self.size), stats, self.get("deflate-on-oom")
 
     def set(self, size: int) -> None:
@@ -181,7 +202,9 @@ class Guest:
                 kind, _, path = self.name.partition(":")
                 self.channel = (Qmp if kind == "qmp" else Control)(path)
             try:
-                size, why = decide(self.channel.look(self.options.interval, self.stop), self.options)
+                size, why = decide(
+                    self.channel.look(self.options.interval, self.stop), self.options
+                )
                 if size is not None:
                     self.give(size, why)
                 self.failure = ""
@@ -190,7 +213,8 @@ class Guest:
                 self.give(self.channel.memory, "its statistics cannot be used")
         except BROKEN as error:  # the target stays, and the next turn connects again
             self.failed(
-                f"No connection: {error or type(error).__name__}; start the guest, or end other clients"
+                f"No connection: {error or type(error).__name__}; start the guest, or end other "
+                "clients"
             )
             if self.channel:
                 self.channel.socket.close()
@@ -202,7 +226,8 @@ class Guest:
                 self.channel.set(size)
             self.target = size
             self.say(
-                f"{'would set' if self.options.dry_run else 'target'} {size // MIB} MiB: {why}", sys.stdout
+                f"{'would set' if self.options.dry_run else 'target'} {size // MIB} MiB: {why}",
+                sys.stdout,
             )
 
     def run(self) -> None:
@@ -224,10 +249,16 @@ class Parser(argparse.ArgumentParser):
 def main() -> int:
     parser = Parser(prog="autoballoon", description=__doc__, epilog=EXIT)
     for name, default, _, words in NUMBERS:
-        parser.add_argument(f"--{name}", type=int, default=default, metavar="N", help=f"{words} ({default})")
-    parser.add_argument("--once", action="store_true", help="look at each guest once and leave its target")
+        parser.add_argument(
+            f"--{name}", type=int, default=default, metavar="N", help=f"{words} ({default})"
+        )
+    parser.add_argument(
+        "--once", action="store_true", help="look at each guest once and leave its target"
+    )
     parser.add_argument("--dry-run", action="store_true", help="print targets and set none")
-    parser.add_argument("guests", nargs="+", metavar="GUEST", help="qmp:PATH (QEMU) or control:PATH (daemon)")
+    parser.add_argument(
+        "guests", nargs="+", metavar="GUEST", help="qmp:PATH (QEMU) or control:PATH (daemon)"
+    )
     options, stop = parser.parse_args(), threading.Event()
     for name, _, high, _ in NUMBERS:
         if not 1 <= (value := getattr(options, name)) <= high:

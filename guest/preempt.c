@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * preempt: measures how long contiguous allocations wait while kzeropaged, which has the lowest priority, is
+ * preempted. kzeropaged shares CPU 0 with a busy process, and is preempted wherever its short time slices end. On
+ * CPU 1, one process starts pass after pass, and another allocates from a CMA area.
+ */
+#include "common.h"
+
+#include <dirent.h>
+#include <sched.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+
+#define KNOB "/sys/kernel/mm/zero_page/mini_order"
+#define ENABLED "/sys/kernel/mm/zero_page/enabled"
+#define THREAD "kzeropaged0"
+#define CHURN (4 * KZ_MB)
+#define MOST_TIMES 1000000
+
+static const char usage[] =
+"usage: preempt [options]\n"
+"Lets kzeropaged make pass after pass on CPU 0, beside a process that keeps this CPU busy. Meanwhile, allocates\n"
+"from a CMA area on CPU 1. Prints the median and the longest time of an allocation in microseconds as a JSON\n"
+"line. Without kzeropaged it does the same.\n"
+"  --seconds N      how long (default 15)\n"
+"  --cma DIR        the CMA area in debugfs (default /sys/kernel/debug/cma/reserved)\n"
+"  --help           this text\n"
+"Exit: 0 done, 2 bad usage, 3 the machine cannot do it.\n";
+
+static void pin(pid_t pid, int cpu)
+{
+	cpu_set_t set;
+
+	CPU_ZERO(&set);
+	CPU_SET(cpu, &set);
+	if (sched_setaffinity(pid, sizeof(set), &set))
+		kz_die(KZ_BROKEN, "cannot move process %ld to CPU %d: %s", (long)pid, cpu, strerror(errno));
+}
+
+/* The process ID of the thread of node 0, or 0 if there is none. */
+static pid_t find_thread(void)
+{
+	struct dirent *entry;
+	char path[300], name[32];
+	DIR *proc = opendir("/proc");
+	pid_t found = 0;
+
+	if (!proc)
+		kz_die(KZ_BROKEN, "cannot read /proc: %s", strerror(errno));
+	while (!found && (entry = readdir(proc))) {
+		snprintf(path, sizeof(path), "/proc/%s/comm", entry->d_name);
+		if (atoi(entry->d_name) && kz_read_file(path, name, sizeof(name)) > 0 && !strcmp(name, THREAD))
+			found = atoi(entry->d_name);
+	}
+	closedir(proc);
+	return found;
+}
+
+/* A process of its own that ends with this one. */
+static bool child(int cpu)
+{
+	if (kz_fork())
+		return false;
+	prctl(PR_SET_PDEATHSIG, SIGKILL);
+	pin(0, cpu);
+	return true;
+}
+
+static void keep_busy(void)
+{
+	for (;;)
+		;
+}
+
+/* Any write to a knob starts a pass. Nothing is to be zeroed, so most of a pass is its beginning. */
+static void start_passes(void)
+{
+	for (;;) {
+		kz_write_file(KNOB, "10");
+		usleep(100);
+	}
+}
+
+/* Fill the lists of this CPU with dirty pages. */
+static void churn(void)
+{
+	char *mem = kz_map(CHURN, 0);
+
+	memset(mem, 0x5a, CHURN);
+	munmap(mem, CHURN);
+}
+
+static int by_size(const void *a, const void *b)
+{
+	return *(const uint64_t *)a < *(const uint64_t *)b ? -1 : 1;
+}
+
+static void write_or_die(const char *path, const char *text)
+{
+	int error = kz_write_file(path, text);
+
+	if (error)
+		kz_die(KZ_BROKEN, "cannot write %s to %s: %s", text, path, strerror(-error));
+}
+
+int main(int argc, char **argv)
+{
+	const char *cma = "/sys/kernel/debug/cma/reserved";
+	char allocate[300], release[300], enabled[8] = "";
+	unsigned long seconds = 15, n = 0;
+	uint64_t *took_us, began, end;
+	pid_t thread;
+
+	kz_only_options(argc, argv, "preempt", usage, (struct kz_option[]){
+		{ "seconds", .number = &seconds, .min = 1, .max = 100000 },
+		{ "cma", .text = &cma },
+		{ 0 } });
+	snprintf(allocate, sizeof(allocate), "%s/alloc", cma);
+	snprintf(release, sizeof(release), "%s/free", cma);
+	if (access(allocate, W_OK))
+		kz_die(KZ_BROKEN, "%s: %s; mount debugfs, and use a kernel with CONFIG_CMA_DEBUGFS", allocate,
+		       strerror(errno));
+	took_us = calloc(MOST_TIMES, sizeof(*took_us));
+	if (!took_us)
+		kz_die(KZ_BROKEN, "out of memory");
+	kz_read_file(ENABLED, enabled, sizeof(enabled));
+	thread = find_thread();
+	if (thread)
+		pin(thread, 0);
+	if (child(0))
+		keep_busy();
+	if (thread && child(1))
+		start_passes();
+	pin(0, 1);
+
+	end = kz_now_ns() + seconds * 1000000000ULL;
+	while (n < MOST_TIMES && kz_now_ns() < end) {
+		churn();
+		began = kz_now_ns();
+		write_or_die(allocate, "16");
+		took_us[n++] = (kz_now_ns() - began) / 1000;
+		write_or_die(release, "16");
+	}
+	qsort(took_us, n, sizeof(*took_us), by_size);
+	printf("{\"enabled\": \"%.1s\", \"allocations\": %lu, \"median_us\": %llu, \"worst_us\": %llu}\n", enabled, n,
+	       (unsigned long long)took_us[n / 2], (unsigned long long)took_us[n - 1]);
+	return KZ_OK;
+}

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: GPL-2.0
+"""The first pass of page reporting: soon after boot, all free memory is known to be zero."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from lab.boot.guest import BootResult
+from tests.guest.guests import (
+    BALLOON,
+    REPORT,
+    VHOST_USER,
+    counters,
+    expect_at_least,
+    expect_at_most,
+    fine,
+    objects,
+    run,
+    text,
+)
+
+pytestmark = pytest.mark.boots
+
+ENABLED = "Free page reporting enabled"
+REPORTED = "All free memory has been reported"
+LOG = f"dmesg | grep -e '{ENABLED}' -e '{REPORTED}' || true"
+COUNTERS = "grep pgzeroed_ /proc/vmstat; grep ^MemFree /proc/meminfo"
+# Where the kernel puts the virtio balloon.
+BALLOON_DRIVER = "/sys/bus/virtio/drivers/virtio_balloon"
+
+
+def seconds(result: BootResult, message: str) -> list[float]:
+    """When the kernel logged ``message``, in seconds since it started."""
+    return [
+        float(at) for at in re.findall(rf"^\[ *([\d.]+)\] .*{message}", text(result), re.MULTILINE)
+    ]
+
+
+def free_bytes(result: BootResult) -> int:
+    """MemFree, in bytes."""
+    found = re.search(r"^MemFree: +(\d+) kB", text(result), re.MULTILINE)
+    assert found
+    return int(found[1]) * 1024
+
+
+def known_bytes(result: BootResult) -> int:
+    """Free bytes that are known to be zero: those that were marked and not used or lost since."""
+    count = counters(result)
+    return 4096 * (count["pgzeroed_set_reported"] - count["pgzeroed_skip"] - count["pgzeroed_lost"])
+
+
+@pytest.mark.parametrize(
+    ("memory", "cpus", "device", "program_mb"),
+    [
+        pytest.param("2G", 1, BALLOON, 1024, id="2 GiB"),
+        pytest.param("512M", 4, BALLOON, 256, id="512 MiB, 4 CPUs"),
+        pytest.param("2G", 1, VHOST_USER, 1024, id="2 GiB, vhost-user", marks=pytest.mark.nightly),
+        pytest.param("2G", 4, BALLOON, 1024, id="2 GiB, 4 CPUs", marks=pytest.mark.nightly),
+        pytest.param("512M", 1, BALLOON, 256, id="512 MiB", marks=pytest.mark.nightly),
+        pytest.param("8G", 4, BALLOON, 1024, id="8 GiB, 4 CPUs", marks=pytest.mark.nightly),
+    ],
+)
+def test_a_fresh_guest_knows_its_memory(
+    memory: str, cpus: int, device: str, program_mb: int
+) -> None:
+    """No delay, no budget: within 100 ms after the probe, and the first program zeroes nothing."""
+    result = run(
+        f"{COUNTERS}; {LOG}; alloc_once --size {program_mb} --pages thp --verify --mode touch_all",
+        kernel="knownzero",
+        memory=memory,
+        cpus=cpus,
+        devices=[device],
+    )
+    fine(result)
+    expect_at_least(known_bytes(result), 0.95 * free_bytes(result))
+    (began,), (ended,) = seconds(result, ENABLED), seconds(result, REPORTED)
+    expect_at_most(ended - began, 0.1)
+    program = objects(result)[0]
+    expect_at_most(program["vmstat"]["pgzeroed_cleared"], 0.02 * (program_mb << 8))
+    assert counters(result)["pgzeroed_bad"] == 0
+
+
+def test_a_device_that_promises_nothing_gets_no_flood() -> None:
+    result = run(
+        f"{COUNTERS}; {LOG}",
+        kernel="knownzero",
+        append="virtio_balloon.device_init_reported=0",
+    )
+    fine(result)
+    assert len(seconds(result, ENABLED)) == 1
+    assert seconds(result, REPORTED) == []
+    assert counters(result)["pgzeroed_set_reported"] == 0
+
+
+def test_only_the_first_registration_reports_all() -> None:
+    """Later, memory that the guest has used is reported as usual."""
+    result = run(
+        f"fillfree --share 70 >/dev/null; cd {BALLOON_DRIVER}; "
+        "for d in virtio*; do echo $d > unbind; echo $d > bind; done; "
+        f"sleep 1; {COUNTERS}; {LOG}",
+        kernel="knownzero",
+    )
+    fine(result)
+    assert len(seconds(result, REPORTED)) == 1
+
+
+def test_a_flush_reports_small_zones_too() -> None:
+    """ZONE_DMA, 3 % of this guest, never has 64 MiB above its low watermark."""
+    result = run(f"{REPORT}; {COUNTERS}", kernel="knownzero", memory="512M")
+    fine(result)
+    expect_at_least(known_bytes(result), 0.97 * free_bytes(result))
+
+
+def test_a_flush_asks_again() -> None:
+    """A block that the device did not confirm, as during a migration, is reported again."""
+    mode = "/sys/module/page_zeroed_reporter/parameters/mode"
+    result = run(
+        f"{COUNTERS} | sed 's/^/before_/'; echo honest > {mode}; {REPORT}; {COUNTERS}",
+        devices=[],
+        append="page_zeroed_reporter.mode=partial",
+    )
+    fine(result)
+    refused = re.search(r"^before_pgzeroed_set_reported (\d+)", text(result), re.MULTILINE)
+    assert refused and int(refused[1]) * 4096 < 0.7 * free_bytes(result)
+    expect_at_least(known_bytes(result), 0.95 * free_bytes(result))
