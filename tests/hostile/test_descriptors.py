@@ -45,6 +45,7 @@ from tests.hostile.peer import (
 pytestmark = [pytest.mark.slow]
 HEADER = words(1, 1, 0)  # GET_FEATURES
 USERFAULTFD = {"x86_64": 323}.get(os.uname().machine, 282)
+RINGS = 16
 STATUS = b'{"command":"status"}\n'
 
 
@@ -67,9 +68,9 @@ def some_thread_waits(device: Device) -> bool:
 
 def still_serves(device: Device) -> None:
     """An operator and a VM get their answers while a thread hangs."""
-    began = time.monotonic()
+    began = device.clock()
     device.status()
-    assert time.monotonic() - began < PROMISE, device.log()
+    assert device.clock() - began < PROMISE, device.log()
     device.metrics()
     device.serves()
 
@@ -182,11 +183,11 @@ def test_v1_a_second_front_end_that_is_refused(
         attack(device, stalling, to_front_end(HEADER[:1] if urgent else HEADER, 1, urgent))
         assert eventually(lambda: some_thread_waits(device)), threads(device)
         for _ in range(3):
-            began = time.monotonic()
+            began = device.clock()
             device.status()
             vm.get("GET_FEATURES")
             vm.works()
-            assert time.monotonic() - began < PROMISE
+            assert device.clock() - began < PROMISE
         # Others are refused at once, although none of them is closed.
         with FrontEnd(device) as other:
             assert other.hung_up(PROMISE)
@@ -292,9 +293,9 @@ def test_v2_a_lock_that_the_front_end_holds(
 
 def still_answers(device: Device) -> None:
     for _ in range(3):
-        began = time.monotonic()
+        began = device.clock()
         device.status()
-        assert time.monotonic() - began < PROMISE, device.log()
+        assert device.clock() - began < PROMISE, device.log()
 
 
 def test_v2_a_channel_that_the_front_end_reads_itself(device: Device, stalling: Server) -> None:
@@ -394,10 +395,22 @@ def ring_in_holes(vm: FrontEnd, fd: int, size: int) -> int:
     """How many rings in untouched memory are accepted in a new file."""
     assert vm.table((0, size, USER, 0), fds=[fd])
     accepted = 0
-    for base in range(PLAY, size - MIB, 0x3000):
-        vm.stop_ring(INFLATE)
-        accepted += vm.address(INFLATE, base)
-        if not vm.accepted("SET_VRING_KICK", longs(INFLATE), [vm.kicks[INFLATE]]):
+    bases = range(PLAY, size - MIB, 0x3000)
+    # Many at a time: on a busy machine each pause for a reply takes long.
+    for start in range(0, len(bases), RINGS):
+        some = bases[start : start + RINGS]
+        for base in some:
+            vm.send("GET_VRING_BASE", words(INFLATE, 0))
+            at = USER + base
+            vm.send(
+                "SET_VRING_ADDR",
+                words(INFLATE, 0) + longs(at, at + 0x2000, at + 0x1000, 0),
+                flags=9,
+            )
+            vm.send("SET_VRING_KICK", longs(INFLATE), [vm.kicks[INFLATE]], flags=9)
+        replies = [(vm.reply(), vm.reply(), vm.reply()) for _ in some]
+        accepted += sum(address == bytes(8) for _, address, _ in replies)
+        if any(kick != bytes(8) for _, _, kick in replies):
             break
     return accepted
 
