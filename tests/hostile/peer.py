@@ -204,7 +204,8 @@ class Device:
         """Clean up, whatever has happened."""
         self.process.kill()
         self.process.wait()
-        shutil.rmtree(self.folder)
+        # The daemon's child removes the sockets at the same time.
+        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 class FrontEnd:
