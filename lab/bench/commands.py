@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.markdown import Markdown
 from typer import Argument, Option
 
 from lab.bench import ACCELS, BENCHES, BenchOptions
@@ -75,14 +73,9 @@ def show(result: Result, folder: Path, as_json: bool) -> None:
     if as_json:
         sys.stdout.write(result.to_json())
         return
-    from lab.report.page import LEGEND, figures
+    from lab.report import plain
 
-    console = Console(width=None if sys.stdout.isatty() else 140, highlight=False)
-    notes = "".join(f"\n{text}\n" for text in result.notes)
-    reason = result.host.get("accelerator", "")
-    ran_on = f"{result.accelerator} ({reason})" if reason else result.accelerator
-    console.print(Markdown(f"**{result.name}** on {ran_on}. {LEGEND}\n{figures(result)}{notes}"))
-    console.print(f"Again: {result.reproduce}", markup=False)
+    print(plain.text(result))
     print(folder)
 
 
@@ -110,9 +103,8 @@ def check_targets(results: Sequence[Result], folder: Path) -> None:
     if missed := [line for result in results for line in result.missed()]:
         why = "\n".join(missed)
         fix = f"see {folder / 'report.html'}; on a busy machine, measure again with more --pairs"
-        raise TestFailure(
-            f"{len(missed)} target{'s are' if len(missed) > 1 else ' is'} missed", why, fix
-        )
+        what = "targets or floors are" if len(missed) > 1 else "target or floor is"
+        raise TestFailure(f"{len(missed)} {what} not met", why, fix)
 
 
 def run_all(options: BenchOptions, parent: Path, as_json: bool) -> list[Result]:

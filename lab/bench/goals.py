@@ -1,22 +1,28 @@
 # SPDX-License-Identifier: GPL-2.0
 """The targets that metrics have; each function makes one that judges a metric."""
 
-from collections.abc import Sequence
-
-from lab.report.results import Goal, Metric, Target
+from lab.report.results import Floats, Goal, Metric, Target
 
 # An interval may reach this many times as far as the change that would miss the target at once.
 TOO_NOISY = 4
+ABOVE_FLOOR = 5.0  # percent
 
 
 def less(percent: float | None, words: str = "at least {:g} % less than base") -> Goal | None:
-    """At least so many percent less than base; no target without a number."""
+    """At least so many percent less than base; no target without a number.
+
+    Not decided when the change is smaller, but its interval reaches that far.
+    """
     if percent is None:
         return None
-    least, said = -percent, words.format(percent)
-    return lambda made: Target(
-        said, made.change_percent is not None and made.change_percent <= least
-    )
+
+    def judge(metric: Metric) -> Target:
+        change = metric.change_percent
+        met = change is not None and change <= -percent
+        low, _ = metric.change_interval or (change, change)
+        return Target(words.format(percent), met, met or low is None or low > -percent)
+
+    return judge
 
 
 def more_at_most(percent: float, words: str) -> Goal:
@@ -29,9 +35,9 @@ def more_at_most(percent: float, words: str) -> Goal:
 def within(limit: float, beyond: float, words: str, *, more_is_better: bool = False) -> Goal:
     """At most ``limit`` percent worse than base, as far as the measurement can show.
 
-    Missed when the whole interval of the change is worse than that, when the change itself is worse
-    than ``beyond`` percent, or when the interval reaches so far beyond that the measurement shows
-    nothing.
+    Missed when the whole interval of the change is worse than that. Not decided when only the
+    change itself is worse than ``beyond`` percent, or when the interval reaches so far beyond that
+    the measurement shows nothing.
     """
 
     def judge(metric: Metric) -> Target:
@@ -39,28 +45,33 @@ def within(limit: float, beyond: float, words: str, *, more_is_better: bool = Fa
             return Target(f"{words} (base is zero)", False)
         low, high = metric.change_interval or (change, change)
         least, worse, worst = (-high, -change, -low) if more_is_better else (low, change, high)
-        text = f"{change:+.1f} %"
-        if metric.change_interval:
-            text += f", 95 % interval {low:+.1f} … {high:+.1f} %"
-        shown = worst <= TOO_NOISY * beyond
-        text += "" if shown else ", too noisy to tell"
-        return Target(f"{words} ({text})", shown and least <= limit and worse <= beyond)
+        missed = least > limit
+        decided = missed or (worse <= beyond and worst <= TOO_NOISY * beyond)
+        return Target(f"{words} ({_interval(metric)})", decided and not missed, decided)
 
     return judge
 
 
-def near_floor(floor: Sequence[float], also: Goal | None) -> Goal | None:
-    """At most 5 percent more than the floor, and ``also``; only ``also`` without a floor."""
-    near = within(5, 5, "at most 5 % more than the floor")
+def _interval(metric: Metric) -> str:
+    """The change with its interval."""
+    text = f"{metric.change_percent:+.1f} %"
+    if not metric.change_interval:
+        return text
+    low, high = metric.change_interval
+    return f"{text}, 95 % interval {low:+.1f} … {high:+.1f} %"
 
-    def judge(metric: Metric) -> Target | None:
-        found = near(Metric.of(metric.name, metric.unit, floor, metric.values["ours"]))
-        other = also(metric) if also else None
-        if not found or not other:
-            return found or other
-        return Target(f"{other.text}; {found.text}", other.met and found.met)
 
-    return judge if floor else also
+def near_floor(metric: Metric, floor: Floats) -> Target:
+    """Whether ours is at most ABOVE_FLOOR percent more than the floor.
+
+    Decided if the whole interval is on one side.
+    """
+    against = Metric.of(metric.name, metric.unit, floor, metric.values["ours"])
+    if (change := against.change_percent) is None:
+        return Target("the floor is zero", metric.ours.median == 0)
+    low, high = against.change_interval or (change, change)
+    met = high <= ABOVE_FLOOR
+    return Target(_interval(against), met, met or low > ABOVE_FLOOR)
 
 
 def share(percent: float | None, size: float) -> Goal | None:

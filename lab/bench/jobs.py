@@ -16,9 +16,9 @@ from lab.core.progress import step
 HUGE = 2 * MIB
 SPARE = 64 * MIB  # of the host's memory, beside the job's
 MODES = {
-    "populate": "populate; the program never touches the mapping",
-    "touch_line": "populate, touch a line per page; one byte of each 4 KiB",
-    "touch_all": "populate, touch everything; every byte is written",
+    "populate": "mapped, never touched; with MAP_POPULATE",
+    "touch_line": "mapped, a byte of each 4 KiB touched; with MAP_POPULATE",
+    "touch_all": "mapped, every byte written; with MAP_POPULATE",
 }
 TOUCHED = (
     "A job that only populates hides the host's faults, which come when the memory is touched: "
@@ -104,18 +104,18 @@ class Phase:
         self.run.add(f"{self.name}.{last}", unit, both, f"{title}{self.kind}: {self.words}.", *more)
 
     def zeroed(self, limit: float | None = None) -> None:
-        """Add the bytes that the guest zeroed; ``limit``.
+        """Add the bytes that the guest zeroed.
 
-        The most of the job's size, in percent.
+        ``limit``: the most of the job's size, in percent.
         """
-        title = f"Bytes the guest sets to zero for {self.size / MIB:.0f} MB"
+        title = f"Bytes that the guest zeroes for {self.size / MIB:.0f} MB"
         self._add("guest_zeroed_bytes", "bytes", "zeroed", title, goals.share(limit, self.size))
 
     def clock(self, at_least: float | None = None) -> None:
         """Add the CPU time; ``at_least`` is the saving that is the target, in percent."""
         floor = self.floor.task_clock_ms
-        target = goals.near_floor(floor, goals.less(at_least))
-        self._add("task_clock", "ms", "task_clock_ms", "CPU time of the job", target, floor)
+        title = f"CPU time of a program that maps {self.size / MIB:.0f} MB"
+        self._add("task_clock", "ms", "task_clock_ms", title, goals.less(at_least), floor)
 
     def host(self) -> None:
         """Add the VMM's page faults, and the host kernel's share of CPU time.

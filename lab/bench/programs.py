@@ -29,7 +29,7 @@ MAKER = PROGRAMS.with_name("debian-disk.sh")
 ROUNDS = 2  # at most, of --pairs: one takes about ten minutes
 PAGES = {"thp": ("always", "2 MiB pages"), "4k": ("never", "4 KiB pages")}
 FIGURES = {  # of a run: unit, title
-    "zeroed": ("bytes", "Bytes the guest sets to zero"),
+    "zeroed": ("bytes", "Bytes that the guest zeroes"),
     "faults": ("faults", "Page faults of the guest"),
     "time": ("s", "Time"),
     "instructions": ("instructions", "Instructions of the guest"),

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lab.bench import Bench, BenchOptions
+from lab.bench import Bench, BenchOptions, goals
 from lab.bench.session import SHARED, Side, available_gb, guests, spec_for
 from lab.boot import resolve
 from lab.boot.spec import BootSpec
@@ -101,6 +101,8 @@ class Run:
     ) -> Metric:
         """Add a figure with the values of base and ours; see ``Metric``."""
         made = Metric.of(name, unit, *values, sentence=sentence, target=target, floor=floor)
+        if floor:
+            made = replace(made, near_floor=goals.near_floor(made, floor))
         self.metrics.append(made)
         return made
 

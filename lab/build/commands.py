@@ -12,7 +12,6 @@ from lab.core import errors
 from lab.core.options import Json, Parts, one_of, writable_folder
 
 app = typer.Typer()
-SERVER = "server"  # a configuration of the kernel
 Base = Annotated[str, Option(help="QEMU only: another version in qemu/base.toml (10.2).")]
 HELP = "Build a kernel, QEMU or the daemon; its path is the last line."
 build_app = typer.Typer(no_args_is_help=True, help=HELP)
@@ -75,26 +74,45 @@ def _print_image(image: Path, as_json: bool) -> None:
 def package(
     what: Annotated[str, one_of("package", ("kernel", "qemu", "daemon"))],
     config: Annotated[
-        str, Option(help="Kernel: server, cloud (takes hours), small (no modules) or a file.")
-    ] = SERVER,
+        str,
+        Option(
+            help="Kernel: cloud (Debian's; an hour or more), lab-server (10 minutes), small (no "
+            "modules), or a file.",
+            show_default="cloud",
+        ),
+    ] = "",
+    sign: Annotated[
+        Path | None,
+        Option(
+            help="Kernel: a PEM file with a key and its certificate, for the modules and Secure "
+            "Boot."
+        ),
+    ] = None,
     base: Base = "",
     output: Annotated[Path | None, Option(help="Folder (default: out/packages).")] = None,
     as_json: Json = False,
 ) -> None:
-    """Make a Debian package; its path is the last line."""
+    """Make Debian packages (the kernel: image, headers); the path of each is a line."""
     from lab.build import package as packages
     from lab.core import paths, progress
     from lab.machine import fetch, tools
 
     folder = writable_folder("--output", output or paths.out() / "packages")
-    for option, given, only in (("config", config != SERVER, "kernel"), ("base", base, "qemu")):
+    for option, given, only in (
+        ("config", config != "", "kernel"),
+        ("sign", sign is not None, "kernel"),
+        ("base", base, "qemu"),
+    ):
         if given and what != only:
             raise errors.UsageError(f"Bad --{option}", f"{what} has none", "leave it out")
     tools.need("package")
     if base:
         fetch.use("qemu", base)
-    makers = {"qemu": packages.package_qemu, "daemon": packages.package_daemon}
-    made = packages.package_kernel(folder, config) if what == "kernel" else makers[what](folder)
-    size = made.stat().st_size
-    progress.note(f"{made.name}: {size >> 20} MiB; install it with apt install {made}")
-    print(json.dumps({"path": str(made), "bytes": size}) if as_json else made)
+    if what == "kernel":
+        made = packages.package_kernel(folder, config or packages.CLOUD, sign)
+    else:
+        made = [(packages.package_qemu if what == "qemu" else packages.package_daemon)(folder)]
+    for file in made:
+        size = file.stat().st_size
+        progress.note(f"{file.name}: {size >> 20} MiB; install it with apt install {file}")
+        print(json.dumps({"path": str(file), "bytes": size}) if as_json else file)

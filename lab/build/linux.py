@@ -41,6 +41,9 @@ MACHINES = {
 LINUX_RECIPE = "1"  # change it when the way kernels are built changes
 OURS = re.compile(r"^CONFIG_(PAGE_ZEROED\w*|PREZERO_PAGE\w*|REFPAGE\w*)=[ym]$", re.MULTILINE)
 
+# A line of make's output for a compiled file.
+COMPILED = re.compile(rb"^  (?:CC|AS|RUSTC)\b", re.MULTILINE)
+
 # The rest of the kernel's identity must not depend on when and where it was built.
 KBUILD = (
     *("KBUILD_BUILD_TIMESTAMP=Thu Jan  1 00:00:00 UTC 1970", "KBUILD_BUILD_USER=knownzero"),
@@ -259,13 +262,22 @@ def make_targets(
 
 
 def adopt_config(
-    tree: Path, obj: Path, file: Path, without: tuple[str, ...], suffix: str, log: Path
+    tree: Path,
+    obj: Path,
+    file: Path,
+    without: tuple[str, ...],
+    suffix: str,
+    log: Path,
+    more: str = "",
 ) -> None:
-    """Make obj/.config from another kernel's, ``without`` some prefixes of symbols, and ours on."""
+    """Make obj/.config from another kernel's.
+
+    ``without`` some prefixes of symbols, and with ours and ``more`` on.
+    """
     ours = fragments("knownzero", "x86_64")[-1]
     drop = re.compile(rf"^(?:# )?(?:{'|'.join(without)})\w*[ =]")
     lines = [line for line in file.read_text(encoding="utf-8").splitlines() if not drop.match(line)]
-    lines += [ours.read_text(encoding="utf-8"), f'CONFIG_LOCALVERSION="{suffix}"', ""]
+    lines += [ours.read_text(encoding="utf-8"), more, f'CONFIG_LOCALVERSION="{suffix}"', ""]
     obj.mkdir(parents=True, exist_ok=True)
     lock.write_atomically(obj / ".config", "\n".join(lines))
     make_targets(tree, obj, ["olddefconfig"], log)

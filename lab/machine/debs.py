@@ -48,13 +48,14 @@ def unpack(files: list[Path], target: Path) -> None:
             run.logged(["dpkg-deb", "-x", file, work], log, f"cannot unpack {file.name}", fix)
 
 
-def unpacked(package: str, arch: str = "") -> Path:
-    """The files of a package; ``arch``.
+def unpacked(package: str, arch: str = "", suite: str = "") -> Path:
+    """The files of a package.
 
-    Of another architecture than the machine's, by Debian's name of it.
+    ``arch``: of another architecture than the machine's, by Debian's name of it. ``suite``: not the
+    machine's own.
     """
-    name, what = f"{package}-{arch}" if arch else package, f"{package} {arch}".rstrip()
-    return _once(name, what, lambda folder: _apt(arch).download(package, folder))
+    name, what = "-".join(filter(None, (package, arch, suite))), f"{package} {arch}".rstrip()
+    return _once(name, what, lambda folder: _apt(arch, suite).download(package, folder))
 
 
 def depends(package: str) -> list[str]:

@@ -31,9 +31,18 @@ def kernel() -> tuple[Path, list[Path]]:
     return image, modules(roots[0]) if roots else []
 
 
-def config() -> Path:
-    image, folder = _kernel_files()
-    return folder / "boot" / image.name.replace("vmlinuz-", "config-", 1)
+def cloud_config() -> Path:
+    """Debian's configuration of the cloud kernel of the same version as our source."""
+    wanted = fetch.base("linux")
+    package = f"linux-config-{wanted.series}"
+    folder = debs.unpacked(package, suite=wanted.suite) / "usr" / "src" / package
+    packed = folder / "config.amd64_none_cloud-amd64.xz"
+    if not packed.is_file():
+        why = f"{packed} is missing"
+        raise LabError(f"{package} has no cloud configuration", why, "name a .config with --config")
+    plain = folder / f"config-{wanted.series}-cloud-amd64"
+    lock.write_if_changed(plain, lzma.decompress(packed.read_bytes()))
+    return plain
 
 
 def _kernel_files() -> tuple[Path, Path]:

@@ -46,6 +46,7 @@ TOOLS: dict[str, tuple[str, ...]] = {
     "steps": ("ccache",),  # building after each patch
     "system calls": ("strace",),
     "package": ("dpkg", "dpkg-dev"),
+    "signing": ("libssl-dev", "sbsigntool"),
     "stock kernel": ("kmod",),
     # A distribution to boot; the last two without root only.
     "debian": ("perl", "tar", "e2fsprogs", *(("fakeroot", "uidmap") if os.geteuid() else ())),
@@ -73,6 +74,8 @@ CHECKS: dict[str, str] = NEEDS | {
     "dpkg-dev": "dpkg-shlibdeps",
     "e2fsprogs": "/sbin/mke2fs",
     "uidmap": "newuidmap",
+    "libssl-dev": "<openssl/ssl.h>",
+    "sbsigntool": "sbsign",
     "libc6-dev-arm64-cross": "/usr/aarch64-linux-gnu/include/stdio.h",
     "libc6-dev-i386-cross": "/usr/i686-linux-gnu/include/stdio.h",
 }

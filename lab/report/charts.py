@@ -5,6 +5,7 @@ Inline, with colours from the page's CSS, or as a file for a light or a dark pag
 """
 
 import re
+import textwrap
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
@@ -26,7 +27,13 @@ MAX_DOTS = 400
 # The longest axis, in multiples of the longest bar; values beyond it get a mark at the edge.
 BEYOND = 2.0
 MARGIN = 12.0
-TALL = 160.0  # of a chart over time
+LINE = 16.0  # of wrapped text
+# Characters of a line that fit, in the widest usual fonts.
+TITLE_FITS, TEXT_FITS = 40, 48
+TALL = 200.0  # of a chart over time
+# Longer names of the usual sides, for pictures that stand alone.
+ALONE = {"base": "base kernel", "knownzero": "with Knownzero"}
+FLOOR = "floor: a kernel that does not zero"
 OVER_TIME = "Host memory over time"
 Series = Mapping[str, Sequence[float]]
 # The colours and the rules of the charts in report.html.
@@ -34,6 +41,7 @@ COLOURS, RULES = (
     Path(__file__).parent / "templates" / f"{name}.css.j2" for name in ("colours", "charts")
 )
 SCHEMES = ("light", "dark")
+SIDE_CLASSES = ("base", "ours")
 
 
 def _x(value: float, top: float, length: float) -> float:
@@ -76,7 +84,9 @@ def _dots(
     return parts, reach
 
 
-def _bar(metric: Metric, side: str, who: str, y: float, top: float, length: float) -> str:
+def _bar(
+    metric: Metric, side: str, who: str, y: float, top: float, length: float, colour: str = ""
+) -> str:
     sample = metric.base if side == "base" else metric.ours
     end, low, high = (_x(value, top, length) for value in (sample.median, sample.low, sample.high))
     middle = y + BAR / 2
@@ -85,8 +95,8 @@ def _bar(metric: Metric, side: str, who: str, y: float, top: float, length: floa
         f"<title>{escape(who)}: {escape(text)} (10th to 90th percentile "
         f"{escape(human(sample.low, metric.unit))} to {escape(human(sample.high, metric.unit))}, "
         f"n={sample.n})</title>",
-        f'<rect class="{side}" x="0" y="{y:.1f}" width="{max(end, 1.5):.1f}" height="{BAR:.0f}" '
-        'rx="2"/>',
+        f'<rect class="{colour or side}" x="0" y="{y:.1f}" width="{max(end, 1.5):.1f}" '
+        f'height="{BAR:.0f}" rx="2"/>',
     ]
     dots, reach = _dots(metric.values.get(side, []), metric.unit, y, top, length)
     parts += dots
@@ -95,11 +105,53 @@ def _bar(metric: Metric, side: str, who: str, y: float, top: float, length: floa
         right = min(high, length)
         ends = "".join(f"M{at:.1f} {middle - 4:.1f}v8" for at in (low, high) if at <= length + 0.5)
         parts.append(f'<path class="whisker" d="M{low:.1f} {middle:.1f}H{right:.1f}{ends}"/>')
+    at_floor = _x(metric.floor, top, length) if metric.floor is not None else 0.0
     label = max(end, min(high, length), reach) + 7
+    # The dashed line does not cross the text.
+    label = at_floor + 7 if label - 4 < at_floor < label + CHARACTER * len(text) else label
     parts.append(
         f'<text class="value" x="{label:.1f}" y="{middle + 4.5:.1f}">{escape(text)}</text>'
     )
     return f"<g>{''.join(parts)}</g>"
+
+
+def _axis(metrics: Sequence[Metric]) -> tuple[float, float]:
+    """The value at the right end of the axis, and the length of the axis."""
+    both = [(metric.unit, side) for metric in metrics for side in (metric.base, metric.ours)]
+    bar = max(side.median for _, side in both)
+    bar = max(bar, *(metric.floor or 0.0 for metric in metrics))
+    single = (value for metric in metrics for values in metric.values.values() for value in values)
+    whole = max([side.high for _, side in both] + [*single])
+    top = min(whole, BEYOND * bar) if bar > 0 else whole
+    widest = max(len(human(side.median, unit)) for unit, side in both)
+    return top, WIDTH - max(VALUE, BESIDE + CHARACTER * widest)
+
+
+def _policies(
+    metrics: Sequence[Metric],
+    labels: Sequence[str],
+    base: str,
+    names: Sequence[str],
+    *,
+    named: bool = False,
+) -> tuple[str, float]:
+    """A bar in its own colour for each policy, in the order of their names.
+
+    ``base``: the first side's name. ``named``: the name is above each bar, for pages without a
+    legend of the policies.
+    """
+    top, length = _axis(metrics)
+    of = dict(zip(labels, metrics, strict=True))
+    parts, y = [], 0.0
+    for number, name in enumerate(names):
+        if name == base or name in of:
+            metric, side = (metrics[0], "base") if name == base else (of[name], "ours")
+            if named:
+                parts.append(f'<text class="label" x="0" y="{y + 13:.1f}">{escape(name)}</text>')
+                y += TITLE
+            parts.append(_bar(metric, side, name, y, top, length, f"policy{number}"))
+            y += BAR + GAP
+    return "".join(parts), y
 
 
 def _rows(
@@ -107,14 +159,7 @@ def _rows(
 ) -> tuple[str, float]:
     if len({metric.unit for metric in metrics}) != 1:
         raise ValueError("metrics of one chart share a unit")
-    both = [(metric.unit, side) for metric in metrics for side in (metric.base, metric.ours)]
-    bar = max(side.median for _, side in both)
-    bar = max(bar, *(metric.floor or 0.0 for metric in metrics))
-    single = (value for metric in metrics for values in metric.values.values() for value in values)
-    whole = max([side.high for _, side in both] + [*single])
-    top = min(whole, BEYOND * bar) if bar > 0 else whole  # the value at the right end of the axis
-    widest = max(len(human(side.median, unit)) for unit, side in both)
-    length = WIDTH - max(VALUE, BESIDE + CHARACTER * widest)
+    top, length = _axis(metrics)
     above = TITLE if any(labels) else 0.0
     step = above + 2 * BAR + GAP
     parts, y = [], 0.0
@@ -141,9 +186,21 @@ def _svg(width: float, height: float, title: str, body: str) -> str:
     return f'<svg {about} xmlns="http://www.w3.org/2000/svg">{body}</svg>'
 
 
-def bars(metrics: list[Metric], labels: list[str], title: str, sides: Sequence[str] = SIDES) -> str:
-    """One chart: for each metric a bar of both sides, on one scale from zero."""
-    body, height = _rows(metrics, labels, sides)
+def bars(
+    metrics: list[Metric],
+    labels: list[str],
+    title: str,
+    sides: Sequence[str] = SIDES,
+    policies: Sequence[str] = (),
+) -> str:
+    """One chart: for each metric a bar of both sides, on one scale from zero.
+
+    ``policies`` as in ``picture``.
+    """
+    if policies:
+        body, height = _policies(metrics, labels, sides[0], policies, named=True)
+    else:
+        body, height = _rows(metrics, labels, sides)
     return _svg(WIDTH, height, title, body)
 
 
@@ -160,8 +217,8 @@ def _lines(series: Series) -> tuple[str, float]:
             f"{_x(at, end, WIDTH):.1f} {TALL - _x(v, top, high):.1f}" for at, v in enumerate(values)
         ]
         y, text = TALL + TITLE * (number + 1.7), f"{escape(name)}: {sum(values):.0f} GiB·s"
-        parts.append(f'<path class="line line{number}" d="M{"L".join(points)}M0 {y:.1f}h28"/>')
-        parts.append(f'<text x="36" y="{y + 4:.1f}">{text}</text>')
+        parts.append(f'<path class="line line{number}" d="M{"L".join(points)}M0 {y:.1f}h18"/>')
+        parts.append(f'<text x="26" y="{y + 4:.1f}">{text}</text>')
     return "".join(parts), TALL + TITLE * (len(series) + 1.2)
 
 
@@ -171,35 +228,74 @@ def lines(series: Series) -> str:
     return _svg(WIDTH, height, OVER_TIME, body)
 
 
+def _wrapped(text: str, kind: str, fits: int, y: float) -> tuple[str, float]:
+    """Text in lines that fit, and the height of all."""
+    lines = textwrap.wrap(text, fits)
+    parts = [
+        f'<text class="{kind}" x="0" y="{y + number * LINE:.0f}">{escape(line)}</text>'
+        for number, line in enumerate(lines)
+    ]
+    return "".join(parts), len(lines) * LINE
+
+
+def _key(y: float, names: Sequence[str], classes: Sequence[str], floor: bool) -> tuple[str, float]:
+    """The legend: a line for each name, and for the floor."""
+    parts = []
+    for name, kind in zip(names, classes, strict=True):
+        parts.append(f'<rect class="{kind}" x="0" y="{y}" width="12" height="12" rx="2"/>')
+        parts.append(f'<text x="18" y="{y + 11}">{escape(ALONE.get(name, name))}</text>')
+        y += LINE + 2
+    if floor:
+        parts.append(
+            f'<path class="floor" d="M6 {y - 1}v15"/><text x="18" y="{y + 11}">{FLOOR}</text>'
+        )
+        y += LINE + 2
+    return "".join(parts), y
+
+
 def picture(
     charts: Sequence[Group],
     sides: Sequence[str],
     scheme: str,
     about: str = "",
-    series: Series | None = None,
+    policies: Sequence[str] = (),
 ) -> str:
-    """An SVG file with charts under each other, in the colours of a scheme, and a caption."""
-    parts, y = [], MARGIN
-    for x, side, name in zip((0, WIDTH / 2), ("base", "ours"), sides, strict=True):
-        parts.append(f'<rect class="{side}" x="{x}" y="{y}" width="12" height="12" rx="2"/>')
-        parts.append(f'<text x="{x + 18}" y="{y + 11}">{escape(name)}</text>')
-    bodies = [(OVER_TIME, *_lines(series))] if series else []
-    bodies += [(chart.title, *_rows(chart.metrics, chart.labels, sides)) for chart in charts]
-    for title, body, height in bodies:
-        y += 2 * MARGIN + TITLE
-        parts.append(f'<text class="title" x="0" y="{y}">{escape(title)}</text>')
-        parts.append(f'<g transform="translate(0 {y + MARGIN:.0f})">{body}</g>')
-        y += MARGIN + height
-    y += 2 * MARGIN
-    parts.append(f'<text class="label" x="0" y="{y}">{escape(about)}</text>')
+    """An SVG file with charts under each other, in the colours of a scheme, and a caption.
+
+    ``policies``: the names of more than two sides, of which the first of ``sides`` is one; each has
+    its own colour.
+    """
+    names, classes = (
+        (policies, [f"policy{n}" for n in range(len(policies))])
+        if policies
+        else (sides, SIDE_CLASSES)
+    )
+    key, y = _key(
+        MARGIN, names, classes, any(m.floor is not None for chart in charts for m in chart.metrics)
+    )
+    parts = [key]
+    for chart in charts:
+        if policies:
+            body, height = _policies(chart.metrics, chart.labels, sides[0], policies)
+        else:
+            body, height = _rows(chart.metrics, chart.labels, sides)
+        y += 1.5 * MARGIN
+        title, lines_high = _wrapped(chart.title, "title", TITLE_FITS, y + LINE / 2)
+        y += lines_high
+        parts.append(f'{title}<g transform="translate(0 {y + MARGIN / 2:.0f})">{body}</g>')
+        y += MARGIN / 2 + height
+    y += 1.5 * MARGIN
+    text, lines_high = _wrapped(about, "label", TEXT_FITS, y)
+    parts.append(text)
+    height = y + lines_high
     part = COLOURS.read_text(encoding="utf-8").split("@media")[SCHEMES.index(scheme)]
     colours = dict(re.findall(r"(--\w+): (#\w+)", part))
     rules = RULES.read_text(encoding="utf-8").partition("\n")[2]
     rules = re.sub(r"var\((--\w+)\)", lambda name: colours[name[1]], rules)
     page = f'<rect width="100%" height="100%" rx="6" style="fill:{colours["--card"]}"/>'
     body = f'<style>{rules}</style>{page}<g transform="translate({MARGIN})">{"".join(parts)}</g>'
-    title = "; ".join(title for title, *_ in bodies)
-    return (
-        "<!-- SPDX-License-Identifier: GPL-2.0 "
-        f"-->\n{_svg(WIDTH + 2 * MARGIN, y + MARGIN, title, body)}\n"
-    )
+    width, whole = WIDTH + 2 * MARGIN, height + MARGIN / 2
+    drawn = _svg(width, whole, "; ".join(chart.title for chart in charts), body)
+    # Pages show a picture without a size as wide as they are.
+    drawn = drawn.replace("<svg ", f'<svg width="{width:.0f}" height="{whole:.0f}" ', 1)
+    return f"<!-- SPDX-License-Identifier: GPL-2.0 -->\n{drawn}\n"

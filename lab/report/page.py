@@ -5,6 +5,7 @@ import functools
 import os
 import re
 import tomllib
+from collections import Counter
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -28,7 +29,7 @@ HEADLINES = (
     ("thp.populate.guest_zeroed_bytes", "bytes zeroed by the guest"),
     ("thp.populate.task_clock", "CPU time to populate"),
     ("thp.touch_all.task_clock", "CPU time to populate and touch all"),
-    ("order0.populate.skipped_percent", "of small pages not zeroed again"),
+    ("order0.populate.skipped_percent", "of 4 KiB pages not zeroed again"),
     ("hotpath.alloc_free.instructions", "instructions to allocate and free a page, feature idle"),
     ("host.resident_after_free_bytes", "held by the VMM after the guest freed"),
 )
@@ -45,7 +46,8 @@ def _headlines(result: Result) -> list[tuple[str, str, bool | None]]:
                 if absolute
                 else percent(metric.change_percent)
             )
-            found.append((figure, words, metric.target.met if metric.target else None))
+            decided = metric.target and metric.target.decided
+            found.append((figure, words, metric.target.met if metric.target and decided else None))
     return found
 
 
@@ -68,7 +70,11 @@ def _charts(result: Result) -> list[dict[str, str]]:
         {
             "title": group.title,
             "caption": group.caption,
-            "svg": Markup(charts.bars(group.metrics, group.labels, group.title, result.sides)),
+            "svg": Markup(
+                charts.bars(
+                    group.metrics, group.labels, group.title, result.sides, [*result.series]
+                )
+            ),
             "ran_on": ", ".join(dict.fromkeys(ran_on(result, metric) for metric in group.metrics)),
         }
         for group in groups(result)
@@ -190,8 +196,18 @@ def _evidence(result: Result, page: Path | None) -> list[tuple[str, list[tuple[s
 
 
 def verdict(result: Result) -> str:
+    """How many targets are met, and how many floors are reached."""
     targets = [metric.target for metric in result.metrics if metric.target]
-    return f"{sum(target.met for target in targets)} of {len(targets)}" if targets else "none set"
+    text = f"{sum(target.met for target in targets)} of {len(targets)}" if targets else "none set"
+    if hidden := sum(not target.decided for target in targets):
+        text += f", {hidden} not decided"
+    floors = [metric.near_floor for metric in result.metrics if metric.near_floor]
+    if not floors:
+        return text
+    counts = Counter(floor.distance for floor in floors)
+    return f"{text}; floor: " + ", ".join(
+        f"{number} {word}" for word, number in sorted(counts.items())
+    )
 
 
 def _interval(metric: Metric) -> str:
@@ -280,8 +296,8 @@ def runs(results: list[Result]) -> str:
 
 def figures(result: Result) -> str:
     """The table of a result in Markdown."""
-    heads = " | ".join(("figure", *result.sides, "change", "p", "target"))
-    return f"| {heads} |\n|---|---:|---:|---:|---|---|\n" + "".join(map(_row, result.metrics))
+    heads = " | ".join(("figure", *result.sides, "change", "p", "target", "floor"))
+    return f"| {heads} |\n|---|---:|---:|---:|---|---|---|\n" + "".join(map(_row, result.metrics))
 
 
 def change(metric: Metric, between: str = " … ") -> str:
@@ -299,7 +315,8 @@ def _row(metric: Metric) -> str:
         )
 
     words = metric.target.text.replace("|", "\\|") if metric.target else ""
-    target = f"{'met' if metric.target.met else 'MISSED'}: {words}" if metric.target else ""
+    target = f"{metric.target.verdict}: {words}" if metric.target else ""
+    floor = f"{metric.near_floor.distance}: {metric.near_floor.text}" if metric.near_floor else ""
     cells = (
         f"`{metric.name}`",
         cell(metric.base),
@@ -307,7 +324,7 @@ def _row(metric: Metric) -> str:
         change(metric),
         _test(metric),
     )
-    return f"| {' | '.join(cells)} | {target} |\n"
+    return f"| {' | '.join(cells)} | {target} | {floor} |\n"
 
 
 def write_reports(results: list[Result], folder: Path) -> list[Path]:

@@ -4,6 +4,7 @@
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 from lab.core import lock
@@ -11,15 +12,23 @@ from lab.core.errors import LabError, TestFailure
 from lab.core.paths import REPO
 from lab.core.units import digits, scale
 from lab.report import charts
-from lab.report.groups import groups
+from lab.report.groups import Group, groups
 from lab.report.page import change, runs
 from lab.report.results import FILE_NAME, Metric, Result, Sample, load
 
 FOLDER = REPO / "docs" / "results"
 LIMIT = 1 << 20  # bytes, of all published results
-FLOOR = re.compile(r"the floor \(([+-][\d.]+) %")  # in a target's text: how far from it
 MANY = 100  # figures; a bench with more has a wide table, and one chart
-MAIN = 2  # charts of a published run
+# The charts of a published run, by the names of their figures; of other runs, the first group of
+# figures.
+CHARTS = {
+    "demo": (r"thp\..*\.task_clock",),
+    "demo-stock": (r"thp\..*\.task_clock",),
+    "fleet": tuple(rf"fleet\.\w+\.{kind}" for kind in ("memory_time", "burst", "burst_p99", "cpu")),
+    "both-ends": tuple(
+        rf"both-ends\.rest\.{kind}\.touch_all\..*" for kind in ("use", "idle", "ms")
+    ),
+}
 HEAD = """<!-- SPDX-License-Identifier: GPL-2.0 -->
 <!-- Written by `kz publish`. -->
 # Published results
@@ -75,9 +84,10 @@ def _half(side: Sample, divisor: float) -> str:
 
 def _row(metric: Metric) -> list[str]:
     divisor, unit = scale(metric.unit, max(metric.base.median, metric.ours.median))
-    target = ("met" if metric.target.met else "MISSED") if metric.target else ""
-    if metric.target and (floor := FLOOR.search(metric.target.text)):
-        target += f", floor {floor[1]}%"
+    target = metric.target.verdict if metric.target else ""
+    if metric.near_floor and metric.floor:
+        above = (metric.ours.median - metric.floor) / metric.floor * 100
+        target += f"{'; ' if target else ''}floor {above:+.1f}%: {metric.near_floor.distance}"
     name = f"`{metric.name}`" + (
         "" if metric.name.endswith(unit) else f" {unit.replace('percent', '%')}"
     )
@@ -136,14 +146,37 @@ def publish(run: Path, benches: list[str], anyway: bool = False, to: Path = FOLD
 
 
 def _files(result: Result) -> dict[str, str]:
+    """The files of a run.
+
+    The charts need only what result.json has, so that it can be published again.
+    """
     found = {FILE_NAME: _reduced(result)}
-    main = groups(result)[: 1 if len(result.metrics) > MANY else MAIN]
-    about = f"{result.accelerator}: medians, 10th to 90th percentile"
+    whole = replace(result, metrics=[replace(metric, values={}) for metric in result.metrics])
+    main = main_charts(whole)
+    about = (
+        f"Measured on {result.accelerator}. Bars: medians; lines: 10th to 90th percentile. "
+        "Less is better, except rates."
+    )
     for scheme in charts.SCHEMES if main else ():
         stem = main[0].metrics[0].name.partition(".")[0].replace("_", "-")
-        found[f"{stem}-{scheme}.svg"] = charts.picture(
-            main, result.sides, scheme, about, result.series
-        )
+        drawn = charts.picture(main, result.sides, scheme, about, [*result.series])
+        found[f"{stem}-{scheme}.svg"] = drawn
+    return found
+
+
+def main_charts(result: Result) -> list[Group]:
+    """The charts of a published run."""
+    every = groups(result)
+    if result.name not in CHARTS:
+        return every[:1]
+    found = []
+    for wanted in CHARTS[result.name]:
+        for group in every:
+            rows = zip(group.metrics, group.labels, strict=True)
+            chosen = [row for row in rows if re.fullmatch(wanted, row[0].name)]
+            if chosen:
+                metrics, labels = zip(*chosen, strict=True)
+                found.append(Group(group.title, group.caption, [*metrics], [*labels]))
     return found
 
 

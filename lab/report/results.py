@@ -65,17 +65,31 @@ def change_percent(base: float, ours: float) -> float | None:
 
 @dataclass(frozen=True)
 class Target:
-    """The goal of a metric, and whether this run met it."""
+    """A goal of a metric, and whether this run met it; not ``decided``: noise hides it."""
 
     text: str
     met: bool
+    decided: bool = True
+
+    @property
+    def verdict(self) -> str:
+        if not self.decided:
+            return "not decided"
+        return "met" if self.met else "MISSED"
+
+    @property
+    def distance(self) -> str:
+        """The verdict on a floor."""
+        if not self.decided:
+            return "not decided"
+        return "reached" if self.met else "above"
 
 
 @dataclass(frozen=True)
 class Metric:
     """One figure for base and ours; ``unit`` is that of the medians.
 
-    Lab/report/groups.py reads the ``sentence``.
+    ``lab/report/groups.py`` reads the ``sentence``.
     """
 
     name: str
@@ -89,6 +103,7 @@ class Metric:
     values: dict[str, list[float]] = field(default_factory=dict)
     significance: Significance | None = None
     floor: float | None = None  # the median of a kernel that does not zero the job's memory
+    near_floor: Target | None = None  # whether ours is as good as that kernel
 
     @property
     def paired(self) -> bool:
@@ -147,14 +162,23 @@ class Result:
         return next((metric for metric in self.metrics if metric.name == name), None)
 
     def missed(self) -> list[str]:
-        """A line for each target that was missed."""
-        return [
-            f"{self.name}: {metric.name} misses its target: {metric.target.text}; "
-            f"{self.sides[0]} {human(metric.base.median, metric.unit)}, "
-            f"{self.sides[1]} {human(metric.ours.median, metric.unit)}"
-            for metric in self.metrics
-            if metric.target and not metric.target.met
-        ]
+        """A line for each target that was missed or could not be decided.
+
+        Also for each floor that was not reached.
+        """
+        lines = []
+        for metric in self.metrics:
+            both = (
+                f"{self.sides[0]} {human(metric.base.median, metric.unit)}, "
+                f"{self.sides[1]} {human(metric.ours.median, metric.unit)}"
+            )
+            target, floor = metric.target, metric.near_floor
+            if target and not target.met:
+                what = "misses its target" if target.decided else "has a target that noise hides"
+                lines.append(f"{self.name}: {metric.name} {what}: {target.text}; {both}")
+            if floor and floor.decided and not floor.met:
+                lines.append(f"{self.name}: {metric.name} is above the floor: {floor.text}; {both}")
+        return lines
 
     def to_json(self) -> str:
         data = asdict(self)
@@ -170,15 +194,15 @@ class Result:
 
 
 def _metric(data: dict[str, Any]) -> Metric:
-    interval, target, test = (
-        data.get(name) for name in ("change_interval", "target", "significance")
-    )
+    interval, test = (data.get(name) for name in ("change_interval", "significance"))
+    target, floor = (data.get(name) for name in ("target", "near_floor"))
     values = {side: list(map(float, found)) for side, found in data.get("values", {}).items()}
     given = data | {
         "base": Sample(**data["base"]),
         "ours": Sample(**data["ours"]),
         "change_interval": (float(interval[0]), float(interval[1])) if interval else None,
         "target": Target(**target) if target else None,
+        "near_floor": Target(**floor) if floor else None,
         "values": values,
         "significance": Significance(**test) if test else None,
     }

@@ -7,6 +7,7 @@ Its traces, its figures, its chart, and guests that fail.
 from __future__ import annotations
 
 import os
+import re
 import threading
 import time
 from pathlib import Path
@@ -152,22 +153,44 @@ def test_the_chart_has_a_line_for_each_policy(tmp_path: Path) -> None:
         assert f'class="line line{number}"' in svg and f"{name}: {sum(values):.0f} GiB·s" in svg
     highest = max(value for values in made.series.values() for value in values)
     assert f"{highest:.1f} GiB" in svg and "3 s" in svg
-    for scheme in charts.SCHEMES:
-        whole = publish._files(made)[f"fleet-{scheme}.svg"]
-        assert whole.count('<path class="line') == len(fleet.POLICIES) and "var(" not in whole
-        styles = [f".line{number}" for number in range(1, len(fleet.POLICIES))]
-        assert all(style in whole for style in styles)
     assert charts.OVER_TIME in page.html([made])
     made.series = {}
     assert charts.OVER_TIME not in page.html([made])
 
 
-def test_figures_compare_each_policy_with_none() -> None:
+@pytest.mark.parametrize("scheme", charts.SCHEMES)
+def test_the_picture_has_a_colour_for_each_policy(scheme: str) -> None:
+    found, run = Values(), run_of("fleet")
+    for name, kind in ((name, kind) for name in fleet.POLICIES for kind in fleet.KINDS):
+        found[name, kind] = [2.0]
+    fleet.figures(run, found)
+    words = [one.words for one in fleet.POLICIES.values()]
+    sides = [fleet.POLICIES[fleet.AGAINST].words, "the policy named"]
+    made = Result(
+        "fleet", "tcg", {}, "", run.metrics, sides=sides, series={word: [1.0] for word in words}
+    )
+    svg = publish._files(made)[f"fleet-{scheme}.svg"]
+    for number, word in enumerate(words):
+        # In the legend, and a bar in each of four charts: memory, bursts, their 99th percentile,
+        # CPU time.
+        assert svg.count(f'<rect class="policy{number}"') == 1 + 4
+        assert f"<title>{word}: 2.00 GiB·s" in svg
+    colours = re.findall(r"svg \.policy\d { fill: (#\w+); }", svg)
+    assert len(set(colours)) == len(colours) == len(fleet.POLICIES)
+    assert 'class="ours"' not in svg and "var(" not in svg
+
+
+def test_figures_compare_each_policy_with_base_that_reports() -> None:
     found = Values()
     for name, kind in ((name, kind) for name in fleet.POLICIES for kind in fleet.KINDS):
         found[name, kind] = [0.0 if kind == "prezeroed" and name != "kzeropaged" else 2.0]
+    found["upstream", "memory_time"] = [3.0]
     run = run_of("fleet")
     fleet.figures(run, found)
     names = set(by_name(run))
     assert "fleet.kzeropaged.prezeroed" in names and "fleet.late.prezeroed" not in names
     assert len(names) == 5 * 7 + 1
+    assert not [name for name in names if name.startswith("fleet.upstream.")]
+    assert {
+        metric.base.median for metric in run.metrics if metric.name.endswith(".memory_time")
+    } == {3.0}

@@ -11,7 +11,8 @@ import pytest
 from lab.bench import BENCHES, BenchOptions, churn, goals, host, page_fault, runner, scale, session
 from lab.bench.repeat import Values
 from lab.core.errors import LabError, TestFailure
-from lab.report.results import Metric
+from lab.report import page, plain
+from lab.report.results import Metric, Result
 from tests.bench.fakes import MIB, FakeSide, by_name, run_of
 
 USUAL = {
@@ -82,26 +83,54 @@ def times(factor: float) -> list[float]:
 
 
 @pytest.mark.parametrize(
-    ("ours", "limit", "beyond", "more_is_better", "met", "text"),
+    ("ours", "limit", "beyond", "more_is_better", "verdict", "text"),
     [
-        (times(1.0), 20, 50, False, True, "+0.0 %"),
-        (times(0.5), 20, 50, False, True, "-50.0 %"),
-        (times(1.2), 20, 50, False, True, "+20.0 %"),
-        (times(1.3), 20, 50, False, False, "+30.0 %"),  # the whole interval is above 20 %
-        (WIDE, 0, 10, False, False, "interval"),  # its interval reaches below 0: noise is no excuse
-        (WIDE, 0, 100, False, True, "interval"),
-        (NOISY, 0, 5, False, False, "too noisy to tell"),
-        (NOISY, 0, 30, False, True, "interval"),
-        (times(0.97), 0, 5, False, True, "-3.0 %"),
-        (times(0.97), 0, 5, True, False, "-3.0 %"),
+        (times(1.0), 20, 50, False, "met", "+0.0 %"),
+        (times(0.5), 20, 50, False, "met", "-50.0 %"),
+        (times(1.2), 20, 50, False, "met", "+20.0 %"),
+        (times(1.3), 20, 50, False, "MISSED", "+30.0 %"),  # the whole interval is above 20 %
+        (WIDE, 0, 10, False, "not decided", "interval"),  # its interval reaches below 0
+        (WIDE, 0, 100, False, "met", "interval"),
+        (NOISY, 0, 5, False, "not decided", "interval"),
+        (NOISY, 0, 30, False, "met", "interval"),
+        (times(0.97), 0, 5, False, "met", "-3.0 %"),
+        (times(0.97), 0, 5, True, "MISSED", "-3.0 %"),
     ],
 )
 def test_a_limit_is_judged_by_the_interval(
-    ours: list[float], limit: float, beyond: float, more_is_better: bool, met: bool, text: str
+    ours: list[float], limit: float, beyond: float, more_is_better: bool, verdict: str, text: str
 ) -> None:
     goal = goals.within(limit, beyond, "not worse", more_is_better=more_is_better)
     target = Metric.of("a.b", "ms", LEVEL, ours, target=goal).target
-    assert target and target.met is met and text in target.text
+    assert target and target.verdict == verdict and text in target.text
+
+
+@pytest.mark.parametrize(
+    ("ours", "verdict"),
+    [(times(0.2), "met"), (times(0.5), "MISSED"), ([30.0, 90] * 5, "not decided")],
+)
+def test_a_saving_that_only_the_interval_reaches_is_not_decided(
+    ours: list[float], verdict: str
+) -> None:
+    target = Metric.of("a.b", "ms", LEVEL, ours, target=goals.less(70)).target
+    assert target and target.verdict == verdict
+
+
+@pytest.mark.parametrize(
+    ("floor", "verdict"),
+    [(times(1.0), "reached"), (times(0.8), "above"), ([80.0, 130] * 5, "not decided")],
+)
+def test_the_floor_has_a_verdict_of_its_own(floor: list[float], verdict: str) -> None:
+    run = run_of()
+    made = run.add("a.b", "ms", (times(10.0), LEVEL), "CPU time: a job.", goals.less(78), floor)
+    assert made.target and made.target.verdict == "met" and "floor" not in made.target.text
+    assert made.near_floor and made.near_floor.distance == verdict
+    result = Result("a", "tcg", {}, "./kz demo", [made])
+    assert [line.split(": ")[1] for line in result.missed()] == (
+        ["a.b is above the floor"] if verdict == "above" else []
+    )
+    for text in (page.html([result]), page.markdown([result]), plain.text(result)):
+        assert "MISSED" not in text and verdict in text
 
 
 def test_a_limit_without_an_interval_or_a_base() -> None:
@@ -165,7 +194,7 @@ def test_memory_that_stays_with_the_guest_and_lost_page_faults_miss_their_target
     assert lost and "-10.0 %" in lost.text
 
 
-def test_a_guest_without_a_device_is_not_told_to_flush() -> None:
+def test_a_guest_without_a_device_gets_no_flush() -> None:
     guests = sides(["base", "off", "on"])
     page_fault.memory(guests, 2, Values())
     assert [side.has_flush for side in guests] == [False, False, True]

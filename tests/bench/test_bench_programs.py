@@ -231,7 +231,7 @@ def test_each_chart_has_every_program(tmp_path: Path, monkeypatch: pytest.Monkey
     run, _, _ = measured(monkeypatch, tmp_path, "")
     charts = groups(Result("programs", "tcg", {}, "", run.metrics))
     assert len(charts) == 4 * len(programs.FIGURES)
-    assert charts[0].title == "Bytes the guest sets to zero, 2 MiB pages, cold"
+    assert charts[0].title == "Bytes that the guest zeroes, 2 MiB pages, cold"
     assert {len(chart.labels) for chart in charts} == {len(NAMES)}
     labels = [words(metric)[1] for metric in charts[0].metrics]
     assert labels[sorted(NAMES).index("redis")] == "Redis filled with 200 MB, then BGSAVE"

@@ -49,7 +49,7 @@ def series(factor: float, saved: float) -> Metric:
     )
 
 
-def test_what_differs_by_more_than_chance_is_told(tmp_path: Path) -> None:
+def test_differences_beyond_chance_are_marked(tmp_path: Path) -> None:
     """A machine that is slower today is slower for both sides.
 
     The change within the pairs does not move.

@@ -102,7 +102,7 @@ def test_a_run_in_the_same_folder_leaves_nothing_of_the_earlier_one(tmp_path: Pa
     assert "Linux version" in machine["after"]["/proc/version"]
 
 
-def test_nobody_collects_when_nobody_asked() -> None:
+def test_nothing_is_collected_without_a_request() -> None:
     before = list(boot.ended)
     with pytest.raises(RuntimeError, match="no luck"), evidence.collecting() as found:
         assert boot.ended == [*before, found.take]

@@ -101,7 +101,7 @@ def test_faults_in_unused_memory_are_near_the_floor(ours: float, met: bool) -> N
     assert [one.floor for one in run.metrics] == [1000.0] * len(hotpath.NEW) + [None] * len(
         hotpath.PATHS
     )
-    assert [one.target.met for one in run.metrics if one.target] == [met] * len(hotpath.NEW)
+    assert [one.near_floor.met for one in run.metrics if one.near_floor] == [met] * len(hotpath.NEW)
 
 
 def test_a_source_that_gives_no_zeros_is_no_result() -> None:

@@ -82,7 +82,7 @@ def test_a_file_that_cannot_be_right_is_refused(
     assert why in told.value.why
 
 
-def test_the_plugin_is_told_where_locks_are_taken(table: Symbols) -> None:
+def test_the_plugin_gets_the_places_of_locks(table: Symbols) -> None:
     assert lockhold.ranges(table) == [
         "lock=ffffffff81000400-ffffffff81000440",
         "lock=ffffffff810004c0-ffffffff81000500",
@@ -96,7 +96,7 @@ def test_the_plugin_is_told_where_locks_are_taken(table: Symbols) -> None:
     assert "learn" in told.value.why
 
 
-def test_what_a_step_adds_is_told_by_function(table: Symbols) -> None:
+def test_a_step_is_broken_down_by_function(table: Symbols) -> None:
     before = Seen(0, 0, (), Counter({(BASE + 0x105, 50): 7, (BASE + 0x305, 9000): 1}))
     after = Seen(
         0, 0, (), Counter({(BASE + 0x105, 50): 107, (BASE + 0x200, 60): 1, (BASE + 0x305, 9000): 1})

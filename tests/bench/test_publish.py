@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from typer.testing import CliRunner
 
 from lab.bench.commands import app
 from lab.core.errors import FAILED, LabError, TestFailure
+from lab.core.paths import REPO
+from lab.report import charts
 from lab.report import publish as publishing
 from lab.report.publish import publish
 from lab.report.results import Metric, Result, Target, load, results_of
@@ -21,11 +24,11 @@ BASE = [100.0, 104, 98, 101, 99, 103]
 
 
 def result(name: str, met: bool = True, **more: Any) -> Result:
-    job, size = "CPU time of the job: populate.", "Bytes the guest sets to zero: populate."
+    job, size = "CPU time of the job: populate.", "Bytes that the guest zeroes: populate."
     metrics = [
         Metric.of("thp.populate.zeroed", "bytes", BASE, BASE[::-1], sentence=size),
         Metric.of(
-            "thp.populate.clock",
+            "thp.populate.task_clock",
             "ms",
             BASE,
             [v / 2 for v in BASE],
@@ -69,12 +72,35 @@ def test_a_run_is_published_reduced_with_its_main_charts(tmp_path: Path, to: Pat
         )
         assert (two.significance, two.target, two.values) == (one.significance, one.target, {})
     svg = (to / "demo" / "thp-dark.svg").read_text()
+    # The chart of the README.
     assert (
-        "Bytes the guest sets to zero" in svg
-        and "CPU time of the job" in svg
+        "CPU time of the job" in svg
+        and "Bytes that the guest zeroes" not in svg
         and "Faults" not in svg
     )
     assert svg != (to / "demo" / "thp-light.svg").read_text()
+
+
+def test_a_published_run_can_be_published_again(tmp_path: Path, to: Path) -> None:
+    result("demo").save(tmp_path / "run")
+    publish(tmp_path / "run", BENCHES, to=to)
+    before = {file: file.read_text() for file in to.rglob("*.*")}
+    publish(to / "demo", BENCHES, to=to)
+    assert {file: file.read_text() for file in to.rglob("*.*")} == before
+
+
+def test_what_is_published_is_drawn_from_it() -> None:
+    """The SVG files of docs/results are those of its result.json files.
+
+    They are small enough for a page.
+    """
+    for file in sorted((REPO / "docs" / "results").glob("*/result.json")):
+        for name, text in publishing._files(load(file)).items():
+            assert (file.parent / name).read_text(encoding="utf-8") == text, file.parent / name
+    for scheme in charts.SCHEMES:
+        svg = (REPO / "docs" / "results" / "demo" / f"thp-{scheme}.svg").read_text(encoding="utf-8")
+        width, height = map(int, re.findall(r' (?:width|height)="(\d+)"', svg)[:2])
+        assert width <= 400 and height <= 400
 
 
 def test_the_page_has_every_figure_of_every_published_run(tmp_path: Path, to: Path) -> None:
@@ -86,7 +112,7 @@ def test_the_page_has_every_figure_of_every_published_run(tmp_path: Path, to: Pa
         "## demo",
         "## order0",
     ]
-    assert page.count("\n`thp.populate.clock` ms|100 (98.5…104)|50.2 (49.2…51.8)|-50%") == 2
+    assert page.count("\n`thp.populate.task_clock` ms|100 (98.5…104)|50.2 (49.2…51.8)|-50%") == 2
     assert page.count("\n`thp.third` faults|100 (98.5…104)|100 (98.5…104)|+0.00% (") == 2
     for word in (
         "`./kz demo --pairs 6`",
@@ -146,9 +172,22 @@ def test_a_missed_target_is_refused_unless_anyway(tmp_path: Path, to: Path) -> N
     result("demo").save(tmp_path / "good")
     publish(tmp_path / "good", BENCHES, to=to)
     result("demo", met=False).save(tmp_path / "run")
-    assert "demo: thp.populate.clock misses its target: less" in refused(tmp_path / "run", to)
+    assert "demo: thp.populate.task_clock misses its target: less" in refused(tmp_path / "run", to)
     publish(tmp_path / "run", BENCHES, anyway=True, to=to)
     assert "|MISSED\n" in (to / "README.md").read_text()
+
+
+def test_an_undecided_target_is_refused(tmp_path: Path, to: Path) -> None:
+    made = result("demo")
+    hidden = Metric.of(
+        "thp.noisy", "ms", BASE, BASE, target=Target("at least 78 % less", False, False)
+    )
+    made.metrics.append(hidden)
+    made.save(tmp_path / "run")
+    assert "thp.noisy has a target that noise hides" in refused(tmp_path / "run", to)
+    publish(tmp_path / "run", BENCHES, anyway=True, to=to)
+    text = (to / "README.md").read_text()
+    assert "|not decided\n" in text and "MISSED" not in text and "|1 of 2, 1 not decided|" in text
 
 
 def test_a_run_of_another_format_or_without_a_result_is_refused(tmp_path: Path, to: Path) -> None:

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote
@@ -10,9 +11,9 @@ import pytest
 from typer.testing import CliRunner
 
 from lab.core.units import human, percent
-from lab.report import charts
+from lab.report import charts, plain
 from lab.report.commands import app
-from lab.report.groups import groups
+from lab.report.groups import Group, groups
 from lab.report.page import html, markdown, posted, ran_on, write_reports
 from lab.report.results import Metric, Result, Target
 
@@ -124,7 +125,7 @@ def test_posted_changes_are_those_of_the_posted_figures() -> None:
     assert checked > 15
 
 
-def test_what_chance_says_is_on_the_page() -> None:
+def test_significance_is_on_the_page() -> None:
     metrics = [
         Metric.of("a.differs", "ms", LEVEL, [v / 2 for v in LEVEL]),
         Metric.of("a.same", "ms", LEVEL, [*LEVEL[1:], LEVEL[0]]),
@@ -270,12 +271,43 @@ def test_a_picture_has_its_colours_its_charts_and_nothing_from_outside(scheme: s
         "",
         [metric("a.x.t", "Time: <one>."), metric("a.y.s", "Size: two.", "bytes")],
     )
-    svg = charts.picture(groups(made), ["base", "our < kernel"], scheme)
+    svg = charts.picture(groups(made), ["base", "our < kernel"], scheme, "About it. " * 9)
     Checker().feed(svg.partition("\n")[2])
     assert svg.count('class="title"') == 2 and svg.count("<g><title>") == 4
     assert "our &lt; kernel" in svg and "&lt;one&gt;" in svg
     assert {"light": "#fff", "dark": "#1c2024"}[scheme] in svg and "var(" not in svg
     assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)|@import|url\(|href", svg)
+
+
+def test_no_text_of_a_picture_is_cut_off() -> None:
+    long = "Bytes that the host zeroes while memory is used, on a host that was never idle"
+    group = Group(long, "", [Metric.of("a.b", "ms", [4.0], [3.0], floor=[3.1])], ["a label"])
+    svg = charts.picture([group], ["base", "knownzero"], "light", "About it. " * 9)
+    for kind, size in (("title", 7.6), ("label", 6.9), ("value", charts.CHARACTER)):
+        texts = re.findall(rf'<text class="{kind}" x="([\d.]+)" y="[\d.]+">([^<]+)</text>', svg)
+        assert texts
+        for left, text in texts:
+            assert float(left) + size * len(text) <= charts.WIDTH, text
+    assert "base kernel" in svg and "with Knownzero" in svg and charts.FLOOR in svg
+    # The dashed line of the floor does not cross a value.
+    (floor,) = (float(x) for x in re.findall(r'class="floor" d="M([\d.]+) [\d.]+v42', svg))
+    starts = [float(x) for x in re.findall(r'class="value" x="([\d.]+)"', svg)]
+    assert all(start > floor or start + 50 < floor for start in starts)
+
+
+def test_the_terminal_has_whole_names_and_80_columns() -> None:
+    name = "hotpath.active.alloc_free_order9.in." + "a_function_of_the_kernel_with_a_long_name_" * 2
+    long = Metric.of(
+        name, "ms", [1.0, 2, 3], [1.0, 2, 4], target=Target("at least 78 % less " * 5, False)
+    )
+    near = Metric.of("thp.x", "ms", LEVEL, LEVEL, floor=LEVEL)
+    made = Result(
+        "a", "tcg", {}, "./kz demo", [long, replace(near, near_floor=Target("+0.0 %", True))]
+    )
+    lines = plain.text(made).splitlines()
+    assert name in lines and "    floor 100 ms reached: +0.0 %" in lines
+    assert any(line.startswith("    target MISSED: at least") for line in lines)
+    assert [line for line in lines if len(line) > 80] == [name]
 
 
 def test_no_value_is_cut_off() -> None:

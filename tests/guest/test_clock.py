@@ -13,7 +13,7 @@ from tests.guest.guests import fine, run, text
 pytestmark = pytest.mark.boots
 
 
-def test_an_emulated_kernel_is_told_how_fast_its_counter_is() -> None:
+def test_an_emulated_kernel_gets_the_rate_of_its_counter() -> None:
     result = run(
         "dmesg | grep 'tsc: '; cat /sys/devices/system/clocksource/*/current_clocksource",
         accel="tcg",

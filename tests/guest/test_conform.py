@@ -244,7 +244,7 @@ def test_user_mode_linux_and_the_daemon_with_a_process_that_was_there_before(
     assert verdict(table, "queues, lengths")[0] == "NOT RUN"
 
 
-def test_stock_qemu_with_an_honest_daemon_and_liars() -> None:
+def test_stock_qemu_with_a_correct_daemon_and_false_ones() -> None:
     """One guest has all of them.
 
     The kernel trusts none after the first lie, so no-discard is the first liar.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -56,6 +56,10 @@ INNER = (
 INNER_PAGES = 64 << 8
 
 
+# What test_a_guest_has_network_file_systems_firewall_and_apparmor runs.
+TOOLS_OF_A_GUEST = ("iproute2", "iputils-ping", "nftables", "xfsprogs", "btrfs-progs", "apparmor")
+
+
 @dataclass(frozen=True)
 class Installed:
     """A system, the QEMU of its package, and the names of what was installed in it."""
@@ -65,10 +69,10 @@ class Installed:
     names: list[str]
     folder: Path
 
-    def run(self, script: str, *more: Path) -> BootResult:
-        """Run a shell script as a service; every failing command in it ends it. ``more`` files.
+    def run(self, script: str, *more: Path, extra_qemu: Sequence[str] = ()) -> BootResult:
+        """Run a shell script as a service; every failing command in it ends it.
 
-        In its PATH.
+        ``more``: files in its PATH.
         """
         programs = guest.build_programs()
         spec = debian.boot_spec(
@@ -78,6 +82,7 @@ class Installed:
             qemu=self.qemu,
             devices=[BALLOON],
             memory="2G",
+            extra_qemu=[*extra_qemu],
             add=[
                 *((programs[name], name) for name in ("alloc_once", "fillfree", "zeropages")),
                 *((file, file.name) for file in more),
@@ -118,7 +123,9 @@ def installed(
     elif request.param == package.CLOUD and GIVEN != package.CLOUD:
         packages.append(Path(GIVEN).absolute())
     else:
-        packages.append(package.package_kernel(folder, request.param))
+        packages += package.package_kernel(folder, request.param)[:1]
+    if request.param == package.CLOUD:
+        more += TOOLS_OF_A_GUEST
     system = debian.install(packages, folder, more)
     names = [debian.field(file, "Package") for file in packages]
     yield Installed(system, usr / "bin/qemu-system-x86_64-knownzero", names, folder)
@@ -182,6 +189,55 @@ def test_systemd_boots_and_memory_is_not_zeroed_twice(installed: Installed) -> N
     # What else runs in such a system wants pages too.
     expect_at_most(told["pgzeroed_cleared"], 0.05 * PAGES)
     print("\n".join(lines(result, "warning")))
+
+
+@pytest.mark.parametrize("installed", [CLOUD], indirect=True)
+def test_a_guest_has_network_file_systems_firewall_and_apparmor(installed: Installed) -> None:
+    """The default configuration of ``kz package kernel``, with user networking of QEMU."""
+    result = installed.run(
+        """
+        systemctl is-system-running --wait >/dev/null
+        # A pair of interfaces, IPv4 and IPv6, and a rule that counts what passes.
+        ip netns add other
+        ip link add here type veth peer name there netns other
+        ip addr add 192.0.2.1/24 dev here; ip addr add 2001:db8::1/64 dev here nodad
+        ip link set here up
+        ip -n other addr add 192.0.2.2/24 dev there
+        ip -n other addr add 2001:db8::2/64 dev there nodad
+        ip -n other link set there up
+        nft -f - <<'RULES'
+        table inet kz {
+            chain in { type filter hook input priority 0; iifname "here" counter accept; }
+            chain out { type nat hook postrouting priority 100; masquerade; }
+        }
+        RULES
+        ping -c 1 -w 30 192.0.2.2 >/dev/null && echo "ping 4"
+        ping -c 1 -w 30 2001:db8::2 >/dev/null && echo "ping 6"
+        echo "packets $(nft list table inet kz | sed -n 's/.*packets \\([0-9]*\\).*/\\1/p')"
+        echo "interface $(ls /sys/bus/virtio/drivers/virtio_net/virtio*/net)"
+        for kind in xfs btrfs; do
+            truncate -s 400M /var/tmp/disk
+            mkfs.$kind -q /var/tmp/disk
+            mkdir -p /mnt/$kind
+            mount -o loop /var/tmp/disk /mnt/$kind
+            echo text >/mnt/$kind/file
+            umount /mnt/$kind; mount -o loop /var/tmp/disk /mnt/$kind
+            echo "mounted $(findmnt -no FSTYPE /mnt/$kind) $(cat /mnt/$kind/file)"
+            umount /mnt/$kind
+            rm /var/tmp/disk
+        done
+        echo "apparmor $(cat /sys/module/apparmor/parameters/enabled)"
+        echo 'profile kz-test /usr/bin/head { deny /etc/shadow r, file, }' | apparmor_parser -a
+        head -c 1 /etc/shadow 2>/dev/null || echo "denied"
+        """.replace("\n        ", "\n"),
+        extra_qemu=["-nic", "user,model=virtio-net-pci"],
+    )
+    assert lines(result, "ping") == ["4", "6"]
+    assert int(lines(result, "packets")[0]) >= 2
+    assert lines(result, "interface") != [""]
+    assert lines(result, "mounted") == ["xfs text", "btrfs text"]
+    assert lines(result, "apparmor") == ["Y"]
+    assert lines(result, "denied") == [""]
 
 
 @pytest.mark.parametrize("installed", [package.SERVER, CLOUD, STOCK], indirect=True)
@@ -272,7 +328,7 @@ def test_the_daemons_units_work_under_systemd(installed: Installed) -> None:
 
 
 @pytest.mark.parametrize("installed", [package.SERVER, CLOUD], indirect=True)
-def test_they_go_without_a_trace(installed: Installed) -> None:
+def test_removal_leaves_no_file(installed: Installed) -> None:
     """Also while the daemon waits for a front end, and with the initramfs that was made for the
     kernel.
     """
@@ -319,7 +375,7 @@ def test_an_upgrade_from_debians_kernel_and_back(config: str, tmp_path: Path) ->
     ours = (
         Path(GIVEN).absolute()
         if config == package.CLOUD != GIVEN
-        else package.package_kernel(tmp_path, config)
+        else package.package_kernel(tmp_path, config)[0]
     )
     name, files = debian.field(ours, "Package"), tmp_path / "files"
     files.mkdir()

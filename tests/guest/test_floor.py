@@ -22,7 +22,7 @@ def test_it_is_in_no_part() -> None:
 @pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.parametrize("pages", ["thp", "nothp"])
-def test_it_says_so_and_leaves_only_large_mappings_dirty(pages: str) -> None:
+def test_it_warns_and_leaves_only_large_mappings_dirty(pages: str) -> None:
     result = run(
         "dmesg | grep 'FOR MEASURING ONLY'; echo tainted $(cat /proc/sys/kernel/tainted); "
         f"fillfree --share 80 >/dev/null; alloc_once --size 32 --mode read_all --pages {pages} "

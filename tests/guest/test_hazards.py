@@ -181,10 +181,10 @@ WRITTEN_BACK = (
 )
 
 
-def test_soft_offlining_that_waits_for_writeback_holds_nobody_off(tmp_path: Path) -> None:
-    """A page on its way to a slow disk is waited for.
+def test_soft_offlining_that_waits_for_writeback_blocks_no_other(tmp_path: Path) -> None:
+    """Soft offlining waits for a page on its way to a slow disk.
 
-    Who takes memory offline meanwhile does not wait, too.
+    Another task that takes memory offline meanwhile does not wait for it.
     """
     disk = tmp_path / "disk.img"
     with disk.open("wb") as image:

@@ -165,7 +165,7 @@ def test_zero_with_debugging_aids(append: str) -> None:
     assert counters(result)["pgzeroed_bad"] == 0
 
 
-def test_a_lie_is_found_in_the_pool() -> None:
+def test_a_false_answer_is_found_in_the_pool() -> None:
     """The first page that is not zero ends the trust in all pages of the pool."""
     result = run(
         f"{DIRTY}; {REPORT}; {grow(MB // 2)}; {COUNT}; {ALLOC}; {COUNT}",

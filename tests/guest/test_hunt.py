@@ -115,7 +115,7 @@ def squeezed(spec: BootSpec, most: int) -> tuple[BootResult, dict[str, Any]]:
 
 
 @pytest.mark.timeout(700 + 6 * STRESS_SECONDS)
-def test_a_device_that_says_no_at_random(record_property: Record) -> None:
+def test_a_device_that_refuses_at_random(record_property: Record) -> None:
     """Reports beside a balloon that takes and gives back; what the answer is no for, is dirty."""
     script = (
         f"echo 50 > {DELAY}; stress --seconds {STRESS_SECONDS} --seed {STRESS_SEED} compact flush "

@@ -240,7 +240,7 @@ def test_build_load_runs_processes_that_fill_memory(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_build_load_says_what_it_cannot_do(programs: dict[str, Path], tmp_path: Path) -> None:
+def test_build_load_reports_missing_tools(programs: dict[str, Path], tmp_path: Path) -> None:
     told = call(
         programs, "build_load", "--steps", "1", "--size", "1", "--folder", str(tmp_path / "none")
     )
@@ -263,7 +263,7 @@ def test_corunner_zeroes_after_each_turn(programs: dict[str, Path], how: str) ->
     assert found["clear_ns"] > 0 and found["wall_ns"] >= 20_000_000
 
 
-def test_fillfree_fills_what_it_was_told(programs: dict[str, Path]) -> None:
+def test_fillfree_fills_the_given_share(programs: dict[str, Path]) -> None:
     told = call(programs, "fillfree", "--size", "16", "--byte", "7")
     assert told.returncode == 0
     assert json.loads(told.stdout)["filled_bytes"] == 16 << 20

@@ -56,7 +56,7 @@ def test_error() -> None:
 TAINT_TEST = 1 << 18
 
 
-def test_a_lie_is_found() -> None:
+def test_a_false_answer_is_found() -> None:
     """The oracle must be able to fail: here it has to.
 
     The mode taints the kernel, since it leaks memory (K8).
@@ -75,7 +75,7 @@ def test_a_lie_is_found() -> None:
     assert len(objects(result)) == 2
 
 
-def test_a_liar_is_not_believed_again() -> None:
+def test_a_false_source_is_distrusted() -> None:
     """After the first lie everything else that this source vouched for is zeroed."""
     result = run(
         script() + "; " + REPORT + "; alloc_once --size 256 --pages thp --verify --mode touch_all",

@@ -488,7 +488,7 @@ def test_kzeropaged_is_seen_at_work() -> None:
 
 
 @pytest.mark.boots
-def test_a_liar_is_named() -> None:
+def test_a_false_source_is_named() -> None:
     result = run(
         "fillfree --share 60 >/dev/null; echo lie > "
         f"/sys/module/page_zeroed_reporter/parameters/mode; {REPORT}; {LOOK}; alloc_once --size "
@@ -549,7 +549,7 @@ def test_the_distributions_kernel() -> None:
 
 
 @pytest.mark.boots
-def test_nobody_may_run_it_too() -> None:
+def test_it_runs_as_nobody() -> None:
     """Without the kernel log it says what it cannot know."""
     result = run(
         "echo 1 > /proc/sys/kernel/dmesg_restrict; su -s /bin/sh nobody -c 'zeropages --once "

@@ -100,7 +100,7 @@ def test_d1_a_message_in_pieces_is_one_message(device: Device, step: int) -> Non
         peer.works()
 
 
-def test_d1_replies_that_nobody_reads(device: Device) -> None:
+def test_d1_unread_replies(device: Device) -> None:
     with FrontEnd(device) as peer:
         peer.socket.setblocking(False)
         with pytest.raises((BlockingIOError, ConnectionError)):
@@ -840,7 +840,7 @@ def test_v9_a_file_without_a_name_that_may_be_private_is_left(device: Device) ->
 # D10: control clients
 
 
-def test_d10_idle_clients_keep_nobody_out(device: Device) -> None:
+def test_d10_idle_clients_do_not_block_others(device: Device) -> None:
     idle = [device.connect() for _ in range(64)]
     assert device.status()["ok"] is True
     for each in idle:

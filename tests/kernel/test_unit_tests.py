@@ -17,7 +17,7 @@ from tests.kernel import kunit
 pytestmark = pytest.mark.boots
 # User-Mode Linux has no hugetlb.
 SUITES = {
-    "um": {"rules", "alloc", "prezero"},
+    "um": {"rules", "alloc", "prezero", "accept"},
     "x86_64": {"rules", "alloc", "prezero", "hugetlb_pool"},
 }
 # One taints the kernel. In User-Mode Linux a pageblock is as large as the largest block.

@@ -151,7 +151,7 @@ def test_a_guest_that_does_not_switch_off_is_ended(
     )
 
 
-def test_a_fault_fails_the_run_whatever_the_command_said(fake: Fake) -> None:
+def test_a_fault_fails_the_run_in_spite_of_exit_code_0(fake: Fake) -> None:
     script = 'print("[    1.0] WARNING: CPU: 0 PID: 1 at mm/x.c:1", file=console); report(0)'
     with pytest.raises(TestFailure, match="reported a fault") as caught:
         boot.boot(fake(script))
@@ -371,7 +371,7 @@ def test_ctrl_c_ends_the_guest(fake: Fake) -> None:
     assert guests[0].process.poll() is not None
 
 
-def test_sending_to_a_dead_guest_says_so(fake: Fake) -> None:
+def test_sending_to_a_dead_guest_is_an_error(fake: Fake) -> None:
     with pytest.raises(TestFailure), boot.running(fake("")) as guest:
         for _ in range(50):
             guest.send("anybody?")

@@ -158,7 +158,7 @@ def test_files_are_written_whole_or_not(cache: Path, monkeypatch: pytest.MonkeyP
     assert [p.name for p in target.parent.iterdir()] == ["file"]
 
 
-def test_a_full_disk_in_a_build_is_told(cache: Path, tmp_path: Path) -> None:
+def test_a_full_disk_in_a_build_is_an_error(cache: Path, tmp_path: Path) -> None:
     with pytest.raises(LabError) as caught:
         # /dev/full answers every write with ENOSPC, as a full disk does.
         run.logged(

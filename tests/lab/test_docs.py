@@ -74,9 +74,9 @@ def parameters() -> set[str]:
 
 
 def attributes() -> set[str]:
-    """The files that prezero.c makes in sysfs."""
+    """The files that prezero_sysfs.c makes in sysfs."""
     return set(
-        re.findall(r"^\t&(\w+)_attr\.attr,$", sources("linux")["mm/prezero.c"], re.MULTILINE)
+        re.findall(r"^\t&(\w+)_attr\.attr,$", sources("linux")["mm/prezero_sysfs.c"], re.MULTILINE)
     )
 
 
@@ -240,7 +240,7 @@ def pieces(message: str) -> list[str]:
     [p for p in PAGES if messages(p, "it says")],
     ids=lambda page: str(page.relative_to(REPO)),
 )
-def test_what_is_quoted_is_said(page: Path) -> None:
+def test_quoted_messages_are_in_the_sources(page: Path) -> None:
     said = corpus()
     quoted = messages(page, "it says")
     assert all(map(pieces, quoted))
@@ -249,7 +249,7 @@ def test_what_is_quoted_is_said(page: Path) -> None:
     ] == []
 
 
-def test_what_nobody_says_is_found() -> None:
+def test_a_quote_without_a_source_is_found() -> None:
     assert "the guest's cat is not a shared file" not in corpus()
     assert pieces("No: Debian 13 … no longer has: bread") == ["Debian", "no longer has", "bread"]
     assert len([p for p in PAGES if messages(p, "it says")]) >= 3
@@ -282,7 +282,7 @@ def test_the_tests_that_are_named_exist() -> None:
 
 
 @pytest.mark.slow
-def test_what_qemu_itself_is_quoted_with_is_said() -> None:
+def test_messages_of_qemu_itself_are_in_its_sources() -> None:
     quoted = [message for page in PAGES for message in messages(page, "QEMU itself says")]
     tree = fetch.pristine(fetch.obtain("qemu"))
     files = [*(tree / "hw" / "virtio").glob("*.c"), *(tree / "migration").glob("*.c")]

@@ -103,6 +103,8 @@ ZP = "/sys/kernel/mm/zero_page"
 # Run in one guest, in this order: what each must print.
 IN_A_GUEST = {
     "zeropages --once": r"\A(Not yet|Ready): ",
+    "zeropages --json": r"\A\{",
+    "dmesg": r"Linux version 7",
     "grep -E 'MemFree|^Cached' /proc/meminfo": r"\AMemFree: .*\nCached: ",
     "cat /proc/buddyinfo": r"(?m)^Node 0, zone +DMA32( +\d+){11} *$",
     "cat /sys/module/page_reporting/parameters/page_reporting_order": r"\A9$",
@@ -212,6 +214,12 @@ LIBVIRT = "tests/operators/test_libvirt.py::test_the_packaged_qemu"
 AUTOBALLOON = "tests/operators/test_autoballoon.py"
 UNDER_LIBVIRT = "it needs a guest under libvirt"
 STAGE = "tests/lab/test_night.py::test_what_a_stage_runs"
+KEY_COMMANDS = (
+    'openssl req -new -x509 -newkey rsa:2048 -nodes -days 3650 -subj "/CN=Our kernels/" '
+    "-keyout MOK.key -out MOK.pem",
+    "cat MOK.key MOK.pem > signing.pem",
+    "openssl x509 -in MOK.pem -outform der -out MOK.der",
+)
 ELSEWHERE: dict[str, tuple[str, str]] = {
     "./kz top": (ENDLESS, "tests/lab/test_top.py::test_on_a_terminal_it_goes_on_until_ctrl_c"),
     "./kz top -- sh -c 'while sleep 1; do alloc_once --size 256; done'": (
@@ -239,11 +247,18 @@ ELSEWHERE: dict[str, tuple[str, str]] = {
     "./kz series check linux --each": ("it takes hours", STAGE),
     "./kz test --nightly --stage fuzz --stage matrix": ("it takes hours", STAGE),
     "./kz test --nightly --stage matrix --select configurations": ("it takes hours", STAGE),
-    "./kz package kernel": (
-        MINUTES,
-        "tests/lab/test_package.py::test_kernel_and_qemu_run_from_their_packages",
+    "./kz package kernel": ("it takes an hour", INSTALLED),
+    "./kz package kernel --sign signing.pem": (
+        "it takes an hour",
+        "tests/lab/test_package.py::test_debians_configuration_keeps_what_a_guest_needs",
     ),
-    "./kz package kernel --config cloud": ("it takes an hour", INSTALLED),
+    **dict.fromkeys(
+        KEY_COMMANDS, (CHANGES, "tests/lab/test_package.py::test_the_documented_key_is_accepted")
+    ),
+    "sudo mokutil --import MOK.der": (
+        "it needs firmware and a console",
+        "tests/lab/test_package.py::test_the_documented_key_is_accepted",
+    ),
     "./kz package qemu": (
         MINUTES,
         "tests/lab/test_package.py::test_kernel_and_qemu_run_from_their_packages",
@@ -289,6 +304,10 @@ ELSEWHERE: dict[str, tuple[str, str]] = {
     "linux mem=512M virtio_uml.device=/run/vm1/balloon:5 …": (
         "the lab starts User-Mode Linux with these options",
         "tests/guest/test_vhost_user.py::test_user_mode_linux",
+    ),
+    f"vhost-user-balloon status --json {CONTROL}": (
+        "the test of the units runs it",
+        "tests/guest/test_debian.py::test_the_daemons_units_work_under_systemd",
     ),
     f"vhost-user-balloon flush {CONTROL}": (
         "it takes all memory of a guest, page by page",
@@ -373,7 +392,7 @@ def is_there(who: str) -> bool:
 
 
 @pytest.mark.parametrize("who", sorted({who for _, who in ELSEWHERE.values()}))
-def test_who_runs_the_others_is_there(who: str) -> None:
+def test_each_named_test_exists(who: str) -> None:
     assert is_there(who)
 
 
@@ -414,7 +433,7 @@ def looks_like_a_command(line: str) -> bool:
 
 
 @pytest.mark.parametrize("page", PAGES_WITH_COMMANDS, ids=lambda page: str(page.relative_to(REPO)))
-def test_what_is_no_command_says_so(page: Path) -> None:
+def test_blocks_without_commands_name_their_kind(page: Path) -> None:
     for block in blocks(page.read_text(encoding="utf-8")):
         assert block.kind in ("sh", *KINDS), f"what is this? {block}"
         if block.kind == "sh":

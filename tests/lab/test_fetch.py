@@ -136,7 +136,9 @@ def test_another_series_is_refused(cache: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.usefixtures("wanted")
-def test_no_network_is_told_in_three_parts(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_network_is_an_error_of_three_parts(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     serve(
         monkeypatch,
         Mirror(

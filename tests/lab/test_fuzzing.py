@@ -86,6 +86,6 @@ def test_a_corpus_that_is_gone_is_no_finding(corpus: Path, tmp_path: Path) -> No
     assert caught.value.code == errors.MACHINE
 
 
-def test_a_fuzzer_that_says_nothing_is_no_success(corpus: Path, tmp_path: Path) -> None:
+def test_a_fuzzer_without_output_fails(corpus: Path, tmp_path: Path) -> None:
     with pytest.raises(LabError, match="says nothing"):
         fuzz.fuzz(fuzzer(tmp_path, "exit 0"), TARGET, corpus, 1)

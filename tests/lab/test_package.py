@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import subprocess
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,8 +13,13 @@ import pytest
 from lab.boot.guest import boot
 from lab.boot.spec import BootSpec
 from lab.build import deb, package
-from lab.core.errors import LabError
+from lab.build import linux as build
+from lab.core import progress
+from lab.core.errors import LabError, UsageError
+from lab.core.paths import REPO
 from lab.core.run import output
+from lab.machine import fetch
+from lab.series import apply, parts
 from tests.lab.test_cli import kz
 from tests.operators.packages import unpacked_qemu
 
@@ -74,7 +81,10 @@ def test_a_file_that_is_missing_leaves_no_package(tmp_path: Path) -> None:
     [
         (["firmware"], "no package has this name"),
         (["qemu", "--config", "cloud"], "qemu has none"),
-        (["kernel", "--config", "/nonexistent"], "use small, server, cloud or a .config"),
+        (["daemon", "--sign", "/dev/null"], "daemon has none"),
+        (["kernel", "--config", "/nonexistent"], "use cloud, lab-server, small or a .config"),
+        (["kernel", "--sign", "/nonexistent"], "name a PEM file"),
+        (["kernel", "--sign", "/dev/null"], "a private key and its certificate"),
     ],
 )
 def test_bad_usage(arguments: list[str], why: str) -> None:
@@ -104,7 +114,8 @@ def test_the_daemon_runs_from_its_package(tmp_path: Path) -> None:
 def test_kernel_and_qemu_run_from_their_packages(tmp_path: Path) -> None:
     """Unpacked, as apt would: memory is reported, and not zeroed again."""
     root = unpacked_qemu(tmp_path).parent
-    unpacked(package.package_kernel(tmp_path / "out", "small"), root)
+    (image,) = package.package_kernel(tmp_path / "out", "small")
+    unpacked(image, root)
     (kernel,) = (root / "boot").glob("vmlinuz-*")
     release = kernel.name.removeprefix("vmlinuz-")
     assert (root / f"boot/config-{release}").is_file()
@@ -124,3 +135,105 @@ def test_kernel_and_qemu_run_from_their_packages(tmp_path: Path) -> None:
     )
     assert result.exit_code == 0, result.stdout
     assert result.stdout.splitlines()[0] == release
+
+
+KEY = """-----BEGIN PRIVATE KEY-----
+-----END PRIVATE KEY-----
+-----BEGIN CERTIFICATE-----
+-----END CERTIFICATE-----
+"""
+
+
+def test_a_key_needs_its_certificate_and_modules(tmp_path: Path) -> None:
+    key = tmp_path / "key.pem"
+    key.write_text(KEY)
+    package.check_key(key)
+    with pytest.raises(UsageError, match="--config cloud"):
+        package.package_kernel(tmp_path, package.SMALL, key)
+    for text in (
+        KEY.replace("PRIVATE KEY", "PUBLIC KEY"),
+        KEY.replace("CERTIFICATE", "DH PARAMETERS"),
+    ):
+        key.write_text(text)
+        with pytest.raises(UsageError, match="MOK"):
+            package.check_key(key)
+
+
+def test_the_documented_key_is_accepted(tmp_path: Path) -> None:
+    page = (REPO / "docs/how-to/turn-it-on.md").read_text(encoding="utf-8")
+    section = page.partition("## Secure Boot")[2].partition("\n## ")[0]
+    lines = [line.strip() for line in section.splitlines() if line.startswith("    ")]
+    for line in lines:
+        if not line.startswith(("./kz", "sudo")):
+            subprocess.run(["sh", "-ec", line], cwd=tmp_path, check=True, capture_output=True)
+    (name,) = (line.split()[-1] for line in lines if line.startswith("./kz package kernel --sign"))
+    package.check_key(tmp_path / name)
+    (name,) = (line.split()[-1] for line in lines if "mokutil --import" in line)
+    assert (tmp_path / name).stat().st_size > 500
+
+
+def test_missing_options_are_named_with_their_purpose() -> None:
+    every = [name for names in package.needed().values() for name in names]
+    assert len(every) == len(set(every))
+    for name in (
+        "IPV6",
+        "EFI",
+        "SCSI",
+        "XFS_FS",
+        "BTRFS_FS",
+        "NETFILTER",
+        "SECURITY_APPARMOR",
+        "BLK_DEV_NVME",
+    ):
+        assert name in every
+    config = "".join(f"CONFIG_{name}=m\n" for name in every)
+    assert package.lacking(config) == []
+    without = config.replace("CONFIG_XFS_FS=m", "# CONFIG_XFS_FS is not set")
+    assert package.lacking(without) == ["file systems (XFS_FS)"]
+
+
+def test_the_labs_configuration_is_not_for_guests_of_a_distribution() -> None:
+    text = (REPO / "linux/configs/lab-server.config").read_text(encoding="utf-8")
+    assert any(line.startswith("network (") for line in package.lacking(text))
+
+
+def test_a_long_build_shows_progress(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = tmp_path / "log"
+    log.write_text("  CC      of/an/earlier/run.o\n")
+    with progress.counted("building", log, build.COMPILED, "files compiled", 0.01):
+        with log.open("a") as file:
+            file.write("  CC      a.o\n  AS [M]  b.o\n  LD      c\n")
+        wait_for(lambda: "building: 2 files compiled in " in capsys.readouterr().err)
+
+
+def wait_for(seen: Callable[[], bool]) -> None:
+    for _ in range(1000):
+        if seen():
+            return
+        time.sleep(0.01)
+    raise AssertionError
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("signed", [False, True])
+def test_debians_configuration_keeps_what_a_guest_needs(tmp_path: Path, signed: bool) -> None:
+    """With our source, series and compiler.
+
+    `configure` fails if an option of needed.toml is lost.
+    """
+    key = tmp_path / "key.pem"
+    with apply.working_copy(parts.get("linux"), fetch.obtain("linux")) as tree:
+        package.configure(
+            tree, tmp_path / "obj", package.CLOUD, key if signed else None, tmp_path / "log"
+        )
+    config = (tmp_path / "obj" / ".config").read_text(encoding="utf-8").splitlines()
+    assert package.lacking("\n".join(config)) == []
+    assert 'CONFIG_LOCALVERSION="-knownzero"' in config
+    # A distribution's kernel has about 1,000 modules.
+    assert sum(line.endswith("=m") for line in config) > 900
+    for line in (
+        "CONFIG_MODULE_SIG_ALL=y",
+        f'CONFIG_MODULE_SIG_KEY="{key}"',
+        "CONFIG_SECURITY_LOCKDOWN_LSM=y",
+    ):
+        assert (line in config) == signed

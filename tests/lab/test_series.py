@@ -369,7 +369,7 @@ def test_an_export_has_sender_letter_and_base(
         export.export("linux", "zeroed", tmp_path / "mails")
 
 
-def test_a_letter_says_which_figures_are_missing() -> None:
+def test_a_letter_names_missing_figures() -> None:
     figures = letter.Figures([])
     assert "[no figures]" in figures.table("time", ("populate", "order0.populate.task_clock"))
     assert (

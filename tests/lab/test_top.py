@@ -63,7 +63,7 @@ def test_a_daemons_figures_and_their_rates() -> None:
     assert "/s" not in top.view(now, None)
 
 
-def test_a_daemon_that_does_nothing_says_why() -> None:
+def test_an_idle_daemon_shows_the_reason() -> None:
     idle = {**STATUS, "working": False, "problems": ["no front end is connected"]}
     assert top.view(top.Look(1.0, idle), None).startswith("No: no front end is connected\n")
     part = {**STATUS, "problems": ["hidden"]}
@@ -77,7 +77,7 @@ def test_a_daemon_that_began_anew_has_no_negative_rates() -> None:
 
 
 @pytest.mark.parametrize("answer", [b"", b"what?\n", b"[]\n", b'{"ok": false, "error": "no"}\n'])
-def test_what_is_no_daemon_is_told_from_one(tmp_path: Path, answer: bytes) -> None:
+def test_another_socket_is_not_taken_for_a_daemon(tmp_path: Path, answer: bytes) -> None:
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(tmp_path / "s"))
         server.listen()
@@ -102,7 +102,7 @@ def test_no_socket_there() -> None:
     assert [line.split(":")[0].strip() for line in done.stderr.splitlines()] == ["kz", "why", "fix"]
 
 
-def test_json_of_a_daemon_is_what_it_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_json_has_the_answer_of_the_daemon(monkeypatch: pytest.MonkeyPatch) -> None:
     looks = iter([top.Look(10.0, STATUS), top.Look(12.0, MORE)])
     monkeypatch.setattr(top, "ask", lambda path: next(looks))
     monkeypatch.setattr(time, "sleep", lambda seconds: None)

@@ -286,7 +286,7 @@ def until(what: Callable[[], bool], seconds: float = 60.0) -> None:
         time.sleep(0.05)
 
 
-def test_guests_that_lie_hang_or_are_gone_delay_no_other(place: Path, start: Start) -> None:
+def test_guests_that_fail_delay_no_other(place: Path, start: Start) -> None:
     good, liar = qemu(place), qemu(place, LIES["negative"])
     silent = qemu(place, answers=lambda _: b" ")
     paths = [silent.path, liar.path, place / "nobody", good.path]

@@ -70,14 +70,14 @@ def removed_without_a_trace(tmp_path: Path) -> str:
     return version
 
 
-def test_it_is_removed_without_a_trace(tmp_path: Path) -> None:
+def test_removal_leaves_no_file(tmp_path: Path) -> None:
     assert removed_without_a_trace(tmp_path).startswith("QEMU emulator version 10.0.")
 
 
 @pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.usefixtures("newer_qemu")
-def test_the_newer_one_is_removed_without_a_trace(tmp_path: Path) -> None:
+def test_removal_of_the_newer_one_leaves_no_file(tmp_path: Path) -> None:
     assert removed_without_a_trace(tmp_path).startswith("QEMU emulator version 10.2.")
 
 

@@ -32,7 +32,7 @@ LIES = {
 
 
 @pytest.mark.parametrize("lie", LIES, ids=str)
-def test_each_lie_reaches_the_guest(lie: str | None) -> None:
+def test_each_false_answer_reaches_the_guest(lie: str | None) -> None:
     device = Device(lying.liar(), *(["--lie", lie] if lie else []))
     try:
         with FrontEnd(device) as vm:

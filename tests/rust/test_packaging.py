@@ -101,7 +101,7 @@ def test_the_unit_starts_it_with_options_it_has() -> None:
 
 
 @pytest.mark.slow
-def test_what_vmms_are_told_is_what_it_prints() -> None:
+def test_the_file_for_vmms_has_the_printed_capabilities() -> None:
     told = json.loads((PACKAGING / "qemu" / "50-vhost-user-balloon.json").read_text())
     printed = json.loads(
         output([daemon.build(), "--print-capabilities"], "nothing printed", "build it")
