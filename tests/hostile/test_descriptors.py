@@ -31,7 +31,6 @@ from tests.hostile.peer import (
     MIB,
     PLAY,
     PROMISE,
-    RAM,
     REPORTING,
     USER,
     Device,
@@ -45,7 +44,6 @@ from tests.hostile.peer import (
 pytestmark = [pytest.mark.slow]
 HEADER = words(1, 1, 0)  # GET_FEATURES
 USERFAULTFD = {"x86_64": 323}.get(os.uname().machine, 282)
-RINGS = 16
 STATUS = b'{"command":"status"}\n'
 
 
@@ -386,59 +384,6 @@ def test_v12_the_first_message_makes_the_front_end(device: Device) -> None:
         second.start()
         second.works()
         assert first.hung_up(PROMISE)
-
-
-# V5: who is charged for what
-
-
-def ring_in_holes(vm: FrontEnd, fd: int, size: int) -> int:
-    """How many rings in untouched memory are accepted in a new file."""
-    assert vm.table((0, size, USER, 0), fds=[fd])
-    accepted = 0
-    bases = range(PLAY, size - MIB, 0x3000)
-    # Many at a time: on a busy machine each pause for a reply takes long.
-    for start in range(0, len(bases), RINGS):
-        some = bases[start : start + RINGS]
-        for base in some:
-            vm.send("GET_VRING_BASE", words(INFLATE, 0))
-            at = USER + base
-            vm.send(
-                "SET_VRING_ADDR",
-                words(INFLATE, 0) + longs(at, at + 0x2000, at + 0x1000, 0),
-                flags=9,
-            )
-            vm.send("SET_VRING_KICK", longs(INFLATE), [vm.kicks[INFLATE]], flags=9)
-        replies = [(vm.reply(), vm.reply(), vm.reply()) for _ in some]
-        accepted += sum(address == bytes(8) for _, address, _ in replies)
-        if any(kick != bytes(8) for _, _, kick in replies):
-            break
-    return accepted
-
-
-def test_v5_files_that_come_and_go_share_one_charge(device: Device) -> None:
-    """Of all files that exist, in this connection and the next ones."""
-    files = []
-    for _ in range(2):
-        with FrontEnd(device) as vm:
-            vm.negotiate()
-            for _ in range(3):
-                files.append(memfd(RAM))
-                ring_in_holes(vm, files[-1], RAM)
-    blocks = sum(os.fstat(fd).st_blocks * 512 for fd in files)
-    assert blocks <= 17 * MIB, f"{blocks >> 20} MiB"
-    assert blocks >= 8 * MIB, "the attack does not touch anything"
-    # Files that are deleted make room.
-    for fd in files:
-        os.close(fd)
-    with FrontEnd(device) as vm:
-        vm.negotiate()
-        file = memfd(RAM)
-
-        def room() -> bool:
-            return ring_in_holes(vm, file, RAM) > 100
-
-        assert eventually(room, 10)
-        os.close(file)
 
 
 # V6: what QEMU sends when it measures how much is written
