@@ -53,7 +53,11 @@ class BootSpec:
         if len(wanted) > 1:
             what = f"Bad --device: {len(wanted)} times {DAEMON}"
             raise UsageError(what, "a guest has one balloon at most", "give it once")
-        return [f"--{option}" for option in wanted[0]] if wanted else None
+        if not wanted:
+            return None
+        # User-Mode Linux wants to be called by sockets.
+        own = ["--user-mode-linux"] if self.arch == "um" else []
+        return own + [f"--{option}" for option in wanted[0]]
 
     def qemu_devices(self) -> list[str]:
         return [device for device in self.devices if device.split(",")[0] != DAEMON]

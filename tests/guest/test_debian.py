@@ -251,6 +251,11 @@ def test_the_daemons_units_work_under_systemd(installed: Installed) -> None:
         f"""
         trap '{journal} >&2' EXIT
         systemctl is-system-running --wait >/dev/null
+        groupadd --system balloon-guest
+        mkdir -p /run/systemd/system/{unit}.service.d
+        printf '[Service]\\nEnvironment=BALLOON_OPTIONS=--user-mode-linux\\n' \\
+            >/run/systemd/system/{unit}.service.d/uml.conf
+        systemctl daemon-reload
         # A front end that connects starts the service.
         systemctl start {unit}.socket
         echo "before $(systemctl is-active {unit}.service || true)"
@@ -291,7 +296,7 @@ def test_the_daemons_units_work_under_systemd(installed: Installed) -> None:
         installed.folder / "inner.cpio",
     )
     assert lines(result, "before") == ["inactive"]
-    assert lines(result, "socket") == ["660 kvm"]
+    assert lines(result, "socket") == ["660 balloon-guest"]
     assert lines(result, "active") == ["active"]
     confined = dict(line.split() for line in lines(result, "confined"))
     assert confined["Seccomp"] == "2"

@@ -293,6 +293,10 @@ ELSEWHERE: dict[str, tuple[str, str]] = {
     "virsh start vm1": (UNDER_LIBVIRT, LIBVIRT),
     "virsh dommemstat vm1": (UNDER_LIBVIRT, LIBVIRT),
     """virsh qemu-monitor-command vm1 '{"execute": "query-balloon"}'""": (UNDER_LIBVIRT, LIBVIRT),
+    "groupadd --system balloon-vm1": (
+        CHANGES,
+        "tests/guest/test_debian.py::test_the_daemons_units_work_under_systemd",
+    ),
     "systemctl enable --now vhost-user-balloon@vm1.socket": (
         CHANGES,
         "tests/guest/test_debian.py::test_the_daemons_units_work_under_systemd",

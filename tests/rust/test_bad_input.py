@@ -325,7 +325,7 @@ def test_every_option_has_a_case() -> None:
     options = set(re.findall(r"^ +(?:-\w, )?(--[a-z-]+)", text, re.M)) - {"--help", "--version"}
     given = {word for arguments, _, _ in OPTIONS.values() for word in arguments}
     # These take no value, or one more of a kind that is here.
-    assert options - given == {"--memory-is-shared", "--print-capabilities"}
+    assert options - given == {"--memory-is-shared", "--print-capabilities", "--user-mode-linux"}
 
 
 # A request and what the error names. Each comes to a device whose target is 8 MiB and that does not

@@ -37,6 +37,10 @@ def calls(device: Device) -> None:
     row = re.search(r"\| system calls \| a list of (\d+)", README.read_text())
     assert row and int(row[1]) == known
     assert status(device, "Seccomp") == "2"
+    # Nor can it remove, rename or make a file.
+    assert not re.findall(
+        r"\bSYS_(?:unlink|rename|open|link|mkdir|symlink)\w*", SANDBOX.read_text()
+    )
 
 
 def landlock(device: Device) -> None:
@@ -71,7 +75,7 @@ def dumps(device: Device) -> None:
 
 
 def charge(_device: Device) -> None:
-    limit = re.search(r"MAX_FAULTED: u64 = (\d+) << 20", (SANDBOX.parent / "memory.rs").read_text())
+    limit = re.search(r"MAX_FAULTED: u64 = (\d+) << 20", (SANDBOX.parent / "charge.rs").read_text())
     assert limit and f"| {limit[1]} MiB, and 64 huge pages of each size |" in README.read_text()
 
 

@@ -51,8 +51,8 @@ pub struct Daemon {
     /// Answer scrapes of Prometheus (HTTP GET) on this unix socket
     #[arg(long, value_name = "PATH")]
     pub metrics_socket: Option<PathBuf>,
-    /// Save what `target` and `discard` set in this file, for the next device. It overrides --target and
-    /// --discard
+    /// Save what `target` and `discard` set in this file, for the next device. It overrides --target, and
+    /// --discard on
     #[arg(long, value_name = "PATH")]
     pub state: Option<PathBuf>,
     /// Ask the guest for statistics this often, in seconds; 0: only when a client asks
@@ -84,6 +84,10 @@ pub struct Daemon {
     /// pages, 2M keeps the host from breaking them up
     #[arg(long, value_name = "SIZE", default_value = "4K", value_parser = parse_unit)]
     pub discard_unit: u64,
+    /// The front end is User-Mode Linux, which wants to be called by sockets; a thread of its own does that.
+    /// Without this only eventfds are accepted
+    #[arg(long)]
+    pub user_mode_linux: bool,
     /// For tests of guests: the false answer
     #[cfg(feature = "lying")]
     #[arg(long, value_name = "WHAT")]
@@ -240,6 +244,7 @@ impl Daemon {
             discard_unit: self.discard_unit,
             inhibit_one_in: self.inhibit_one_in,
             stats_interval: (self.stats_interval != 0).then(|| Duration::from_secs(self.stats_interval)),
+            user_mode_linux: self.user_mode_linux,
             #[cfg(feature = "lying")]
             lie: self.lie,
         }

@@ -55,7 +55,7 @@ pub fn status(device: &Device, sandbox: &str) -> Value {
         "ok": true, "working": working, "problems": problems, "features": features, "queues": queues,
         "regions": device.memory.regions().map(region).collect::<Vec<_>>(),
         "target": u64::from(device.config.num_pages).saturating_mul(PAGE_SIZE),
-        "actual": device.actual(),
+        "actual": device.actual(), "held": device.memory.held(),
         "inflated": counted.received.get(QueueKind::Inflate.label()),
         "reported": counted.received.get(QueueKind::Reporting.label()),
         "discarded": counted.discarded.sum(), "proven_zero": counted.proven.sum(),
@@ -89,29 +89,37 @@ fn problems(device: &Device) -> (bool, Vec<String>) {
     if device.inhibited {
         found.push("giving memory back is suspended (subcommand discard, or --discard off)".to_owned());
     }
+    if device.is_suspended() && !device.inhibited {
+        found.push("giving memory back is suspended while the front end logs writes".to_owned());
+    }
     let poison = device.features.contains(Features::PAGE_POISON) && device.config.poison_val != 0;
     if poison {
         found.push(format!("the guest poisons free pages with {:#x}", device.config.poison_val));
     }
     let mut any = false;
     for region in device.memory.regions() {
-        let left_alone = region.has_name() && !region.known_shared();
-        any |= !left_alone && region.promise() != Claim::Unproven(Reason::Aliased);
-        if left_alone {
-            found.push(format!(
-                "memory at {:#x} is not given back: its file has a name, so that \
-                 others may use it (--memory-is-shared states that it is shared)",
+        match region.promise() {
+            Claim::Proven(_) => any = true,
+            Claim::Unproven(Reason::NotKnownShared) if region.has_name() => found.push(format!(
+                "memory at {:#x} is not given back: its file has a name, so that others may use it \
+                 (--memory-is-shared states that it is shared)",
                 region.guest().start()
-            ));
-        } else if let Claim::Unproven(reason) = region.promise() {
-            found.push(format!(
-                "memory at {:#x} is never claimed to be zero ({})",
+            )),
+            // It may still be seen, with the driver's first buffer.
+            Claim::Unproven(Reason::NotKnownShared) if device.metrics.requests.sum() == 0 => any = true,
+            Claim::Unproven(Reason::NotKnownShared) => found.push(format!(
+                "memory at {:#x} is not given back: the guest was not seen to write to its file, which may be \
+                 mapped privately (--memory-is-shared states that it is shared)",
+                region.guest().start()
+            )),
+            Claim::Unproven(reason) => found.push(format!(
+                "memory at {:#x} is never given back ({})",
                 region.guest().start(),
                 reason.label()
-            ));
+            )),
         }
     }
-    let works = (inflating || (reporting && !poison)) && any && !device.inhibited;
+    let works = (inflating || (reporting && !poison)) && any && !device.is_suspended();
     if works && reporting && !device.features.contains(Features::DEVICE_INIT_REPORTED) {
         found.push("the driver does not know bit 6: it zeroes reported memory again".to_owned());
     }

@@ -40,6 +40,10 @@ const MAX_LIST_BYTES: usize = 1 << 14;
 /// a guest can put chains into a ring faster than they are done.
 const TURN: Duration = Duration::from_millis(10);
 
+/// `VHOST_F_LOG_ALL`: the front end logs writes from now on. It is not offered, so no front end migrates with this
+/// device, but QEMU sets it to measure how much is written (calc-dirty-rate).
+pub const LOG_ALL: u64 = 1 << 26;
+
 /// How many pages that were kept are discarded at once: 4 MiB.
 const BACKLOG_PAGES: u32 = 1024;
 
@@ -54,6 +58,8 @@ pub struct Options {
     /// Inflated pages that follow each other are one piece of memory, and so is each reported block.
     pub inhibit_one_in: Option<NonZeroU32>,
     pub stats_interval: Option<Duration>,
+    /// Calls may be sockets.
+    pub user_mode_linux: bool,
     #[cfg(feature = "lying")]
     pub lie: Option<Lie>,
 }
@@ -102,6 +108,9 @@ pub struct Device {
     /// Discarding is suspended. With MUST_TELL_HOST, the device discards the pages that are inflated meanwhile
     /// when it resumes.
     pub(crate) inhibited: bool,
+    /// The front end logs what is written to memory, and this device does not take part in that: it leaves memory
+    /// as it is.
+    logging: bool,
     dice: u64,
     channel: Option<Channel>,
     notify_config: bool,
@@ -131,6 +140,7 @@ impl Device {
             asked: None,
             statistics: None,
             inhibited: options.inhibited,
+            logging: false,
             dice: 0x9e37_79b9_7f4a_7c15,
             channel: None,
             notify_config: false,
@@ -154,6 +164,15 @@ impl Device {
     }
 
     pub(crate) fn accept(&mut self, bits: u64) {
+        self.logging = bits & LOG_ALL != 0;
+        if self.logging {
+            // What these have discarded until now is not in the log.
+            self.jobs.iter_mut().flatten().for_each(|job| {
+                job.zero.clear();
+                job.doubt(Reason::Inhibited);
+            });
+        }
+        let bits = bits & !LOG_ALL;
         if bits != self.accepted {
             // Another driver, or the same one from the start.
             for index in 0..self.rings.len() {
@@ -207,6 +226,11 @@ impl Device {
         if !self.rings.iter().any(Ring::is_started) && self.config.actual != self.config.num_pages {
             self.notify_config = true;
         }
+    }
+
+    /// Whether memory is left as it is, by command or while the front end logs writes.
+    pub(crate) fn is_suspended(&self) -> bool {
+        self.inhibited || self.logging
     }
 
     fn forget_pages(&mut self) {
@@ -317,10 +341,12 @@ impl Device {
     pub fn ask_for_statistics(&mut self) {
         self.asked = Some(Instant::now());
         let Some(index) = self.queues.index(QueueKind::Stats) else { return };
-        let Some(ring) = self.rings.get_mut(index).filter(|ring| ring.is_running()) else { return };
+        if !self.rings.get(index).is_some_and(Ring::is_running) {
+            return;
+        }
         let Some(head) = self.held_stats.take() else { return };
-        match ring.push(self.memory.map(), head, 0) {
-            Ok(()) => ring.call(),
+        match self.push(index, head, 0) {
+            Ok(()) => self.rings.get_mut(index).into_iter().for_each(Ring::call),
             Err(error) => {
                 malformed!(self, %error, ring = index, "cannot ask for statistics");
             }
@@ -375,8 +401,7 @@ impl Device {
                     Progress::Held => Ok(()),
                     Progress::Used(length) => {
                         used = true;
-                        let Some(ring) = self.rings.get_mut(index) else { return false };
-                        ring.push(self.memory.map(), job.chain.head, length)
+                        self.push(index, job.chain.head, length)
                     }
                 },
                 Err(error) => Err(error),
@@ -394,6 +419,28 @@ impl Device {
             ring.call();
         }
         more
+    }
+
+    /// Return a chain to the driver.
+    fn push(&mut self, index: usize, head: u16, length: u32) -> Result<(), virtio_queue::Error> {
+        let Some(ring) = self.rings.get_mut(index) else { return Ok(()) };
+        let done = ring.push(self.memory.map(), head, length);
+        let areas: Vec<Range> = ring.areas().collect();
+        self.written(&areas);
+        done
+    }
+
+    /// This process has written to these parts of memory: what was discarded there in the turns of an unfinished
+    /// chain is not known to be zero any more.
+    fn written(&mut self, parts: &[Range]) {
+        for job in self.jobs.iter_mut().flatten() {
+            let reported = job.chain.writable.iter().map(|(at, length)| Range::new(*at, u64::from(*length)));
+            let zero = job.zero.iter().copied().map(Some).chain(reported);
+            if zero.flatten().any(|range| parts.iter().any(|part| part.overlaps(range))) {
+                job.zero.retain(|range| !parts.iter().any(|part| part.overlaps(*range)));
+                job.doubt(Reason::Malformed);
+            }
+        }
     }
 
     fn next_job(&mut self, index: usize, kind: QueueKind) -> Result<Option<Job>, virtio_queue::Error> {
@@ -419,7 +466,11 @@ impl Device {
             let (step, rest) = self.memory.step(range);
             job.todo.extend(rest);
             let done = self.discard(job.kind, step);
-            if self.inhibited && job.kind == QueueKind::Inflate && self.remembers() && !self.came_back(step) {
+            if self.is_suspended()
+                && job.kind == QueueKind::Inflate
+                && self.remembers()
+                && !self.came_back(step)
+            {
                 // Discarding was suspended after the list was read.
                 let inside = self.memory.region_at(step.start()).and(whole_run(step));
                 inside.into_iter().for_each(|run| self.kept.insert(run));
@@ -491,7 +542,7 @@ impl Device {
     fn inflate(&mut self, job: &mut Job) {
         let Some(pfns) = self.list(&job.chain) else { return };
         job.received = u64::try_from(pfns.len()).unwrap_or(u64::MAX).saturating_mul(PAGE_SIZE);
-        let (remembers, memory) = (self.remembers(), &self.memory);
+        let (remembers, suspended, memory) = (self.remembers(), self.is_suspended(), &self.memory);
         let runs = runs(&pfns);
         for run in &runs {
             // Only pages in memory: others, as many as there are numbers, would cost memory as well.
@@ -501,7 +552,7 @@ impl Device {
                 if region.host_page() > PAGE_SIZE {
                     self.in_balloon.insert(part);
                 }
-                if self.inhibited {
+                if suspended {
                     self.kept.insert(part);
                 }
             }
@@ -545,7 +596,7 @@ impl Device {
     /// Discard what came into the balloon while that was suspended, for a turn. Returns whether there is more.
     pub fn run_backlog(&mut self) -> bool {
         let began = Instant::now();
-        while !self.inhibited
+        while !self.is_suspended()
             && began.elapsed() < TURN
             && let Some(run) = self.kept.next_run(0)
         {
@@ -560,7 +611,7 @@ impl Device {
                 self.metrics.memory(QueueKind::Inflate, 0, done.discarded);
             }
         }
-        !self.inhibited && self.kept.next_run(0).is_some()
+        !self.is_suspended() && self.kept.next_run(0).is_some()
     }
 
     fn inflated(&mut self, job: &Job) -> u32 {
@@ -608,6 +659,7 @@ impl Device {
         }
         #[cfg(feature = "lying")]
         let (bitmap, length) = crate::lying::inflated(self.options.lie, bitmap, length);
+        self.written(&answers);
         let mut rest = bitmap.as_bytes();
         for answer in answers {
             let length = usize::try_from(answer.length()).unwrap_or(usize::MAX).min(rest.len());
@@ -722,7 +774,7 @@ impl Device {
     fn discard(&mut self, kind: QueueKind, range: Range) -> Outcome {
         let kept = |reason| Outcome { claim: Claim::Unproven(reason), discarded: 0, errno: None };
         let poisoned = self.features.contains(Features::PAGE_POISON) && self.config.poison_val != 0;
-        let mut done = if self.inhibited || self.leaves_it_alone() {
+        let mut done = if self.is_suspended() || self.leaves_it_alone() {
             kept(Reason::Inhibited)
         } else if poisoned && kind == QueueKind::Reporting {
             // The driver expects its own value there, and zeros would look like a write to free memory.

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The guest's memory: mapped for the rings, and as files whose parts can be discarded.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::sync::Arc;
 
+use crate::charge::Charges;
 use crate::signals;
+use crate::threads::{Closes, Foreign};
 use balloon_discard::{FileId, Outcome, Region, RegionError};
 use balloon_protocol::{Backing, Claim, Range, Reason};
 use thiserror::Error;
@@ -16,12 +18,6 @@ use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap, GuestRegionMmap, Mmap
 pub const MAX_REGIONS: usize = 256;
 /// The most that is discarded by one system call, unless a page of the host is larger.
 pub const STEP: u64 = 32 << 20;
-/// The most memory, in units of each size, for which this process is charged because it touches holes in guest
-/// memory: rings and answers, which the guest may have placed in memory that it never wrote.
-pub const MAX_FAULTED: u64 = 16 << 20;
-/// How many units of each size these are at least: rings must fit where the host has huge pages only.
-const MIN_FAULTED_UNITS: u64 = 64;
-
 #[derive(Debug, Error)]
 pub enum MemoryError {
     #[error(transparent)]
@@ -42,9 +38,29 @@ struct Slot {
     mapping: GuestRegionMmapArc,
     /// Dropped with the mapping.
     _guard: signals::Guard,
+    /// Dropped last, and after the map: the last descriptor of guest memory frees all of it.
+    _held: Held,
 }
 
-type GuestRegionMmapArc = std::sync::Arc<GuestRegionMmap<()>>;
+type GuestRegionMmapArc = Arc<GuestRegionMmap<()>>;
+
+/// A file of guest memory that a thread closes, unless others hold it as well.
+struct Held(Option<Arc<File>>);
+
+impl Held {
+    fn new(file: Foreign<File>) -> (Self, Arc<File>) {
+        let file = Arc::new(file.into_inner());
+        (Self(Some(file.clone())), file)
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        if let Some(file) = self.0.take().and_then(Arc::into_inner) {
+            drop(Foreign::new(file, Closes::Known));
+        }
+    }
+}
 
 #[derive(Default)]
 pub struct Memory {
@@ -54,11 +70,7 @@ pub struct Memory {
     unit: u64,
     /// Files without a name of which the guest is known to see the same content.
     shared: Vec<FileId>,
-    /// Units of `files` that this process took from the host by touching them: by size, each by its number.
-    /// A unit is counted once: however often it is discarded and touched, it is charged once at a time.
-    faulted: BTreeMap<u64, BTreeSet<(FileId, u64)>>,
-    /// The files of the last table that had any.
-    files: Vec<FileId>,
+    charges: Charges,
 }
 
 impl Memory {
@@ -80,11 +92,23 @@ impl Memory {
         self.regions().fold(0, |sum, region| sum.saturating_add(region.guest().length()))
     }
 
+    /// Bytes that the host has for the files of the guest, each counted once.
+    pub fn held(&self) -> u64 {
+        let mut seen = Vec::new();
+        let files = self.regions().filter(|region| {
+            let first = !seen.contains(&region.id());
+            seen.push(region.id());
+            first
+        });
+        let blocks = files.map(|region| region.file().metadata().map_or(0, |about| about.blocks()));
+        blocks.fold(0, |sum: u64, blocks| sum.saturating_add(blocks.saturating_mul(512)))
+    }
+
     /// Take other memory. On an error there is none: what there was is no longer the guest's, so nothing of
     /// it may be discarded or claimed to be zero.
     pub fn replace(
         &mut self,
-        mut regions: impl Iterator<Item = (Description, File)>,
+        mut regions: impl Iterator<Item = (Description, Foreign<File>)>,
     ) -> Result<(), MemoryError> {
         let mut slots = Vec::new();
         regions
@@ -94,12 +118,10 @@ impl Memory {
     }
 
     /// Take one more region. On an error the memory stays as it was, or is lost if it cannot be mapped.
-    pub fn add(&mut self, description: Description, file: File) -> Result<(), MemoryError> {
+    pub fn add(&mut self, description: Description, file: Foreign<File>) -> Result<(), MemoryError> {
         let mut slots = std::mem::take(&mut self.slots);
-        let before = slots.len();
         let result = self.insert(&mut slots, description, file);
         if result.is_err() {
-            slots.truncate(before);
             self.slots = slots;
             return result;
         }
@@ -112,17 +134,26 @@ impl Memory {
         let found = self.slots.iter().position(|slot| Some(slot.region.guest()) == range);
         let index = found.ok_or(MemoryError::Missing { guest, length })?;
         let mut slots = std::mem::take(&mut self.slots);
-        slots.remove(index);
-        self.adopt(slots)
+        let removed = slots.remove(index);
+        let adopted = self.adopt(slots);
+        drop(removed);
+        adopted
     }
 
     pub fn clear(&mut self) {
-        self.slots.clear();
         self.map = GuestMemoryMmap::default();
+        self.slots.clear();
         self.shared.clear();
     }
 
-    fn insert(&self, slots: &mut Vec<Slot>, given: Description, file: File) -> Result<(), MemoryError> {
+    fn insert(
+        &self,
+        slots: &mut Vec<Slot>,
+        given: Description,
+        file: Foreign<File>,
+    ) -> Result<(), MemoryError> {
+        // Made before all that holds the file, so that it is dropped after that.
+        let (held, file) = Held::new(file);
         let (guest, length, offset) = (given.guest_phys_addr, given.memory_size, given.mmap_offset);
         let overlap = MemoryError::Overlap { guest };
         let map = |source: io::Error| MemoryError::Map { guest, source };
@@ -154,7 +185,7 @@ impl Memory {
         let guard =
             signals::Guard::new(start.addr(), whole).ok_or_else(|| map(io::Error::other("no slot")))?;
         let mapping = GuestRegionMmap::new(mapped, GuestAddress(guest)).ok_or(overlap)?;
-        slots.push(Slot { region, user, mapping: mapping.into(), _guard: guard });
+        slots.push(Slot { region, user, mapping: mapping.into(), _guard: guard, _held: held });
         Ok(())
     }
 
@@ -169,6 +200,7 @@ impl Memory {
                 MemoryError::Map { guest: 0, source: io::Error::other(e) }
             })?
         };
+        // The map above has gone: the old slots are the last that hold their mappings.
         self.slots = slots;
         // A file that is no longer there, and comes back, has to be seen again.
         self.shared.retain(|id| self.slots.iter().any(|slot| slot.region.id() == *id));
@@ -182,13 +214,6 @@ impl Memory {
                 slot.region.set_known_shared();
             }
             slot.region.set_aliased(aliased);
-        }
-        let files: Vec<FileId> = self.regions().map(Region::id).collect();
-        if !files.is_empty() {
-            if !files.iter().any(|id| self.files.contains(id)) {
-                self.faulted.clear();
-            }
-            self.files = files;
         }
         Ok(())
     }
@@ -242,24 +267,20 @@ impl Memory {
     }
 
     /// Whether these ranges may be touched. Holes in them become memory that this process is charged for,
-    /// which is bounded for as long as the guest has the same files.
+    /// which is bounded for all files that exist.
     pub fn may_touch(&mut self, ranges: impl Iterator<Item = Range>) -> bool {
         for range in ranges {
             for Slot { region, .. } in &self.slots {
                 let Some(mut rest) = range.intersection(region.guest()) else { continue };
                 let unit = region.fault_size();
-                let known = self.faulted.entry(unit).or_default();
-                let limit = MAX_FAULTED.checked_div(unit).unwrap_or(0).max(MIN_FAULTED_UNITS);
                 loop {
                     let at = region.to_file(rest).map_or(0, Range::start);
                     let room = unit.saturating_sub(at.checked_rem(unit).unwrap_or(0));
                     let part = Range::new(rest.start(), rest.length().min(room)).unwrap_or(rest);
-                    let name = (region.id(), at.checked_div(unit).unwrap_or(0));
-                    if !known.contains(&name) && region.has_hole(part) {
-                        if u64::try_from(known.len()).unwrap_or(u64::MAX) >= limit {
-                            return false;
-                        }
-                        known.insert(name);
+                    let number = at.checked_div(unit).unwrap_or(0);
+                    let counted = self.charges.has(unit, (region.id(), number));
+                    if !counted && region.has_hole(part) && !self.charges.add(region, number) {
+                        return false;
                     }
                     let left = rest.length().saturating_sub(room);
                     let Some(next) = Range::new(rest.start().saturating_add(room), left) else { break };

@@ -10,6 +10,9 @@ use virtio_queue::desc::split::Descriptor;
 use virtio_queue::{Queue, QueueOwnedT, QueueT};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
+use crate::call::Call;
+use crate::threads::Foreign;
+
 /// The largest ring that a front end may ask for. It bounds the time that one chain can take.
 pub const MAX_QUEUE_SIZE: u16 = 1024;
 
@@ -37,9 +40,9 @@ pub enum Kick {
 #[derive(Debug)]
 pub struct Ring {
     queue: Queue,
-    kick: Option<File>,
-    call: Option<File>,
-    error: Option<File>,
+    kick: Option<Foreign<File>>,
+    call: Option<Call>,
+    error: Option<Call>,
     enabled: bool,
     broken: bool,
     addressed: bool,
@@ -188,8 +191,8 @@ impl Ring {
         self.is_running() && std::mem::take(&mut self.pending)
     }
 
-    /// What the driver kicks; an event or a pipe that does not block.
-    pub fn set_kick(&mut self, file: Option<File>) {
+    /// What the driver kicks; an eventfd that does not block.
+    pub fn set_kick(&mut self, file: Option<Foreign<File>>) {
         self.kick = file;
         self.broken = false;
         self.index = None;
@@ -198,24 +201,24 @@ impl Ring {
 
     /// What the driver is called by. It is called at once: a device that was here before may have ended
     /// between the last answer and the call.
-    pub fn set_call(&mut self, file: Option<File>) {
+    pub fn set_call(&mut self, file: Option<Call>) {
         self.call = file;
         self.call();
     }
 
-    pub fn set_error(&mut self, file: Option<File>) {
+    pub fn set_error(&mut self, file: Option<Call>) {
         self.error = file;
     }
 
     pub fn kick(&self) -> Option<BorrowedFd<'_>> {
-        self.kick.as_ref().map(AsFd::as_fd)
+        self.kick.as_ref().map(|kick| kick.as_fd())
     }
 
     /// Take the kick, without waiting.
     pub fn take_kick(&mut self) -> Kick {
         let Some(kick) = &self.kick else { return Kick::No };
         let mut counter = [0; 8];
-        match rustix::io::read(kick, &mut counter) {
+        match rustix::io::read(&**kick, &mut counter) {
             Ok(8) => Kick::Yes,
             Err(Errno::AGAIN) => Kick::No,
             _ => {
@@ -279,10 +282,10 @@ impl Ring {
         done
     }
 
-    /// Call the driver. Never waits: an event that cannot be raised has been raised, or has no reader.
+    /// Call the driver, without waiting.
     pub fn call(&mut self) {
         if let Some(call) = &self.call
-            && !notify(call)
+            && !call.send()
         {
             self.call = None;
         }
@@ -292,7 +295,7 @@ impl Ring {
     pub fn fail(&mut self) {
         self.broken = true;
         if let Some(error) = &self.error {
-            notify(error);
+            error.send();
         }
     }
 
@@ -308,22 +311,14 @@ impl Ring {
     }
 }
 
-/// Add one to an event; `false`: it has no reader any more.
-fn notify(event: &File) -> bool {
-    match rustix::io::write(event, &1_u64.to_ne_bytes()) {
-        Ok(_) | Err(Errno::AGAIN) => true,
-        // It has no reader, or it was made to block and a signal has interrupted the call.
-        Err(_) => false,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn event() -> Option<File> {
+    fn event() -> Option<Foreign<File>> {
         let flags = rustix::event::EventfdFlags::CLOEXEC;
-        Some(File::from(rustix::event::eventfd(0, flags).unwrap()))
+        let event = File::from(rustix::event::eventfd(0, flags).unwrap());
+        Some(Foreign::new(event, crate::threads::Closes::Known))
     }
 
     /// If it were pending twice, the serving thread would loop for ever.

@@ -2,6 +2,7 @@
 //! What the process gives up before it looks at anything a guest or a front end sends.
 
 use std::collections::BTreeMap;
+use std::os::fd::RawFd;
 use std::path::Path;
 
 use balloon_discard::SYS_CACHESTAT;
@@ -16,6 +17,7 @@ use seccompiler::{
 use thiserror::Error;
 
 use crate::cli::Seccomp;
+use crate::foreign::open_proc;
 
 #[derive(Debug, Error)]
 pub enum SandboxError {
@@ -32,7 +34,7 @@ fn remember() {
 }
 
 /// Give up all files, network and signals to others, as far as this kernel can. `removable`: folders from
-/// which sockets are removed at the end.
+/// which, and from all below them, files may be removed.
 pub fn landlock<'a>(removable: impl Iterator<Item = &'a Path>) -> Result<&'static str, SandboxError> {
     remember();
     let newest = ABI::V6;
@@ -59,16 +61,17 @@ pub fn seccomp(action: Seccomp) -> Result<&'static str, SandboxError> {
     };
     let refused = |error: &dyn std::fmt::Display| SandboxError::Seccomp(error.to_string());
     remember();
+    let proc = open_proc().map_err(|e| refused(&e))?;
     let machine = std::env::consts::ARCH.try_into().map_err(|e| refused(&e))?;
     let filter =
-        SeccompFilter::new(rules().map_err(|e| refused(&e))?, otherwise, SeccompAction::Allow, machine)
+        SeccompFilter::new(rules(proc).map_err(|e| refused(&e))?, otherwise, SeccompAction::Allow, machine)
             .map_err(|e| refused(&e))?;
     let program: BpfProgram = filter.try_into().map_err(|e| refused(&e))?;
     seccompiler::apply_filter_all_threads(&program).map_err(|e| refused(&e))?;
     Ok(name)
 }
 
-fn rules() -> Result<BTreeMap<i64, Vec<SeccompRule>>, seccompiler::BackendError> {
+fn rules(proc: RawFd) -> Result<BTreeMap<i64, Vec<SeccompRule>>, seccompiler::BackendError> {
     let mut rules: BTreeMap<i64, Vec<SeccompRule>> =
         ALWAYS.iter().chain(OLD).chain(&[SYS_CACHESTAT]).map(|call| (*call, Vec::new())).collect();
     for (call, argument, values) in LIMITED {
@@ -79,6 +82,10 @@ fn rules() -> Result<BTreeMap<i64, Vec<SeccompRule>>, seccompiler::BackendError>
         };
         rules.insert(*call, values.iter().map(one).collect::<Result<_, _>>()?);
     }
+    // What a descriptor is, and nothing about other files.
+    let folder = u64::from(proc.cast_unsigned());
+    let equal = SeccompCondition::new(0, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, folder)?;
+    rules.insert(libc::SYS_readlinkat, vec![SeccompRule::new(vec![equal])?]);
     Ok(rules)
 }
 
@@ -118,7 +125,7 @@ const ALWAYS: &[c_long] = calls! {
     SYS_read SYS_write SYS_writev SYS_recvmsg SYS_recvfrom SYS_sendmsg SYS_sendto SYS_accept4 SYS_getpeername
     SYS_getsockopt SYS_setsockopt SYS_shutdown SYS_close SYS_ppoll
     // what a descriptor is
-    SYS_fstat SYS_newfstatat SYS_statx SYS_fstatfs SYS_pread64 SYS_pwrite64
+    SYS_fstat SYS_newfstatat SYS_statx SYS_fstatfs SYS_pread64 SYS_pwrite64 SYS_inotify_add_watch
     // memory
     SYS_munmap SYS_mremap SYS_madvise SYS_brk
     // threads and time
@@ -126,11 +133,11 @@ const ALWAYS: &[c_long] = calls! {
     SYS_getrandom
     // the end
     SYS_rt_sigprocmask SYS_rt_sigaction SYS_rt_sigreturn SYS_rt_sigtimedwait SYS_sigaltstack SYS_tgkill
-    SYS_unlinkat SYS_exit SYS_exit_group
+    SYS_exit SYS_exit_group
 };
 
 /// The same by their old names.
 #[cfg(target_arch = "x86_64")]
-const OLD: &[c_long] = calls! { SYS_poll SYS_unlink };
+const OLD: &[c_long] = calls! { SYS_poll };
 #[cfg(not(target_arch = "x86_64"))]
 const OLD: &[c_long] = &[];

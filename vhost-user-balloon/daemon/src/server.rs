@@ -12,12 +12,14 @@ use thiserror::Error;
 
 use crate::control::{self, Request};
 use crate::device::{Device, Options};
+use crate::foreign::{keep_in_order, open_proc, peek};
 use crate::limit::Limiter;
 use crate::limited;
 use crate::ring::Ring;
 use crate::service::{Client, Service, is_for_the_peer, listen};
 use crate::signals;
 use crate::state::{State, StateFile};
+use crate::threads::{self, Closes, Foreign};
 use crate::vhost_user::{FrontEnd, ProtocolError};
 use balloon_protocol::{QueueKind, QueueMap};
 
@@ -27,6 +29,8 @@ const NO_ANSWER: &str =
     "cannot read statistics: the guest has not answered within 5 seconds; ask again later";
 const NO_STATISTICS: &str =
     "cannot read statistics: no driver with a queue for them has started; see the status";
+/// How many connections may wait without a message while there is no front end.
+const MAX_NEWCOMERS: usize = 16;
 /// How long no connection is accepted when there is no descriptor for one.
 const REST: Duration = Duration::from_millis(200);
 
@@ -38,6 +42,8 @@ pub enum ServerError {
     Ring(#[from] virtio_queue::Error),
     #[error("cannot use descriptor {fd}: {why}; pass a unix socket, as a service manager does")]
     Descriptor { fd: i32, why: io::Error },
+    #[error("cannot look at descriptors: {0}; mount /proc")]
+    Proc(Errno),
     #[error("cannot wait for events: {0}; start the device again")]
     Poll(#[from] Errno),
     #[error(
@@ -73,6 +79,8 @@ pub struct Server {
     metrics: Option<Service>,
     state: Option<StateFile>,
     sandbox: String,
+    /// Connections that have sent nothing yet; the first that does is the front end.
+    newcomers: Vec<Foreign<UnixStream>>,
     /// For messages about front ends that come and go.
     connections: Limiter,
     /// No connection is accepted until then.
@@ -83,12 +91,14 @@ pub struct Server {
 
 impl Server {
     pub fn new(options: Options) -> Result<Self, ServerError> {
+        open_proc().map_err(ServerError::Proc)?;
         Ok(Self {
             device: Device::new(options)?,
             control: None,
             metrics: None,
             state: None,
             sandbox: "none".to_owned(),
+            newcomers: Vec::new(),
             connections: Limiter::default(),
             rests_until: None,
             interrupts: false,
@@ -105,12 +115,14 @@ impl Server {
         Ok(())
     }
 
-    /// Keep what is commanded in a file; what was in there already counts more than the options.
+    /// Keep what is commanded in a file. What was in there already counts more than --target; discarding starts
+    /// suspended if either of the file and --discard is off.
     pub fn keep_state(&mut self, file: StateFile, state: Option<State>) {
         if let Some(State { target, discard }) = state {
-            tracing::info!(target, discard, "the state file overrides --target and --discard");
             self.device.set_target(target);
-            self.device.inhibited = !discard;
+            self.device.inhibited |= !discard;
+            let discards = !self.device.inhibited;
+            tracing::info!(target, discard, discards, "the state file overrides --target and --discard on");
         }
         self.state = Some(file);
     }
@@ -129,7 +141,11 @@ impl Server {
                     .map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::BADF))?;
                 (Some(listener), None)
             }
-            Source::Stream(socket) => (None, Some(FrontEnd::new(socket))),
+            Source::Stream(socket) => {
+                let socket = Foreign::new(socket, Closes::FrontEnds);
+                keep_in_order(&socket)?;
+                (None, Some(FrontEnd::new(socket)))
+            }
         };
         let mut busy = [false; QueueMap::MAX];
         let mut backlog = false;
@@ -161,7 +177,10 @@ impl Server {
                 && !(ready.contains(&Event::Hangup) && front_end.is_some())
                 && let Some(listener) = &listener
             {
-                self.accept(listener, &mut front_end);
+                self.accept(listener, front_end.is_some());
+            }
+            if front_end.is_none() && ready.contains(&Event::Message) {
+                front_end = self.first_message();
             }
             for (index, more) in busy.iter_mut().enumerate() {
                 *more |= self.device.ring_mut(index).is_some_and(Ring::take_pending);
@@ -194,19 +213,37 @@ impl Server {
         }
     }
 
-    fn accept(&mut self, listener: &UnixListener, front_end: &mut Option<FrontEnd>) {
-        match listener.accept() {
-            // There is one front end at a time: another connection is closed at once.
-            Ok(_) if front_end.is_some() => {
-                limited!(self.device.limiter, "refused a second front end");
+    fn accept(&mut self, listener: &UnixListener, taken: bool) {
+        let socket = match listener.accept() {
+            Ok((socket, _)) => Foreign::new(socket, Closes::FrontEnds),
+            Err(error) if is_for_the_peer(&error) => return,
+            Err(error) => return self.rest(&error),
+        };
+        // There is one front end at a time: another connection is closed at once.
+        if taken {
+            limited!(self.device.limiter, "refused a second front end");
+        } else if let Err(error) = keep_in_order(&socket) {
+            self.rest(&error);
+        } else {
+            if self.newcomers.len() >= MAX_NEWCOMERS {
+                self.newcomers.remove(0);
             }
-            Ok((socket, _)) => {
-                limited!(info: self.connections, "a front end has connected");
-                *front_end = Some(FrontEnd::new(socket));
-            }
-            Err(error) if is_for_the_peer(&error) => {}
-            Err(error) => self.rest(&error),
+            self.newcomers.push(socket);
         }
+    }
+
+    /// The first of the connections that has sent something. All others end.
+    fn first_message(&mut self) -> Option<FrontEnd> {
+        // Those that have hung up are no front end.
+        self.newcomers.retain(|socket| matches!(peek(socket, &mut [0]), Ok((1, _)) | Err(Errno::AGAIN)));
+        let first = self.newcomers.iter().position(|socket| peek(socket, &mut [0]).is_ok())?;
+        let socket = self.newcomers.swap_remove(first);
+        limited!(info: self.connections, "a front end has connected");
+        if !self.newcomers.is_empty() {
+            limited!(self.device.limiter, others = self.newcomers.len(), "refused a second front end");
+            self.newcomers.clear();
+        }
+        Some(FrontEnd::new(socket))
     }
 
     fn rest(&mut self, error: &dyn std::fmt::Display) {
@@ -225,7 +262,12 @@ impl Server {
         // Without a descriptor for a connection a listener would be ready all the time.
         let listens = self.rests_until.is_none();
         let mut polls = Vec::new();
-        polls.extend(listener.filter(|_| listens).map(|l| (Event::Newcomer, PollFd::new(l, PollFlags::IN))));
+        let room = listens && !Closes::FrontEnds.is_full();
+        polls.extend(listener.filter(|_| room).map(|l| (Event::Newcomer, PollFd::new(l, PollFlags::IN))));
+        let newcomers = self.newcomers.iter();
+        polls.extend(newcomers.map(|socket| (Event::Message, PollFd::new(&**socket, PollFlags::IN))));
+        let drained = threads::drained().map(|event| PollFd::from_borrowed_fd(event, PollFlags::IN));
+        polls.extend(drained.map(|poll| (Event::Drained, poll)));
         polls.extend(front_end.map(|front_end| {
             let (socket, events) = front_end.poll();
             (Event::FrontEnd, PollFd::from_borrowed_fd(socket, events | PollFlags::RDHUP))
@@ -260,6 +302,9 @@ impl Server {
         for (event, came) in events.into_iter().zip(polls.iter().map(PollFd::revents)) {
             if event == Event::FrontEnd && came.intersects(PollFlags::HUP | PollFlags::RDHUP) {
                 ready.push(Event::Hangup);
+            }
+            if event == Event::Drained && !came.is_empty() {
+                threads::take_drained();
             }
             ready.extend((!came.is_empty()).then_some(event));
         }
@@ -348,6 +393,10 @@ impl Server {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Event {
     Newcomer,
+    /// On a connection that is not a front end yet.
+    Message,
+    /// A thread that closes descriptors has room again.
+    Drained,
     FrontEnd,
     /// Comes with the last of the front end's messages, or later.
     Hangup,

@@ -12,6 +12,9 @@ use rustix::fs::Mode;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 
+use crate::foreign::{keep_in_order, peek};
+use crate::threads::{Closes, Foreign};
+
 /// More than this is not one request.
 const MAX_REQUEST: usize = 8192;
 /// For one more, the one that has been idle for longest has to go.
@@ -19,7 +22,7 @@ const MAX_CLIENTS: usize = 16;
 
 #[derive(Debug)]
 pub struct Client {
-    socket: UnixStream,
+    socket: Foreign<UnixStream>,
     input: Vec<u8>,
     output: Vec<u8>,
     /// Ends when all has been written.
@@ -31,7 +34,9 @@ pub struct Client {
 
 impl Client {
     fn new(socket: UnixStream) -> io::Result<Self> {
+        let socket = Foreign::new(socket, Closes::Clients);
         socket.set_nonblocking(true)?;
+        keep_in_order(&socket)?;
         Ok(Self {
             socket,
             input: Vec::new(),
@@ -44,18 +49,23 @@ impl Client {
 
     pub fn poll(&self) -> PollFd<'_> {
         // Nothing is read before the last answer was taken: one answer for each client is all that is kept.
-        PollFd::new(&self.socket, if self.output.is_empty() { PollFlags::IN } else { PollFlags::OUT })
+        PollFd::new(&*self.socket, if self.output.is_empty() { PollFlags::IN } else { PollFlags::OUT })
     }
 
-    /// Read what there is. `false`: it has hung up, or sends too much.
+    /// Read what there is. `false`: it has hung up, or sends too much, or a descriptor, which is never received:
+    /// the thread that closes the connection closes it as well.
     pub fn read(&mut self) -> bool {
         if !self.output.is_empty() {
             return true;
         }
         let mut bytes = [0; 2048];
-        match rustix::net::recv(&self.socket, &mut bytes, RecvFlags::DONTWAIT) {
-            Ok((_, 0)) => false,
-            Ok((_, got)) => {
+        let there = peek(&self.socket, &mut bytes).and_then(|(length, descriptors)| {
+            let part = bytes.get_mut(..length).filter(|_| !descriptors).unwrap_or_default();
+            if part.is_empty() { Ok(0) } else { recv(&self.socket, part) }
+        });
+        match there {
+            Ok(0) => false,
+            Ok(got) => {
                 self.touched = Instant::now();
                 self.input.extend(bytes.iter().take(got));
                 self.input.len() <= MAX_REQUEST
@@ -103,7 +113,7 @@ impl Client {
     /// Write what can be written. `false`: it is done, has hung up, or does not read.
     pub fn write(&mut self) -> bool {
         while !self.output.is_empty() {
-            match rustix::net::send(&self.socket, &self.output, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
+            match rustix::net::send(&*self.socket, &self.output, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
                 Ok(sent) => {
                     self.output.drain(..sent.min(self.output.len()));
                     self.touched = Instant::now();
@@ -114,6 +124,10 @@ impl Client {
         }
         !self.last
     }
+}
+
+fn recv(socket: &UnixStream, bytes: &mut [u8]) -> Result<usize, Errno> {
+    rustix::net::recv(socket, bytes, RecvFlags::DONTWAIT).map(|(_, got)| got)
 }
 
 /// A socket that others connect to.
@@ -130,6 +144,7 @@ impl Service {
 
     /// The descriptors to poll: each client by its number, and the listener if more clients are allowed.
     pub fn polls(&self, listens: bool) -> impl Iterator<Item = (Option<usize>, PollFd<'_>)> {
+        let listens = listens && !Closes::Clients.is_full();
         let listener = listens.then(|| (None, PollFd::new(&self.listener, PollFlags::IN)));
         self.clients.iter().enumerate().map(|(n, client)| (Some(n), client.poll())).chain(listener)
     }
@@ -221,7 +236,7 @@ pub fn listen(path: &Path) -> Result<UnixListener, String> {
     let before = rustix::process::umask(Mode::RWXG | Mode::RWXO);
     let listener = UnixListener::bind(path).and_then(|listener| {
         listener.set_nonblocking(true)?;
-        crate::signals::remove_at_the_end(path);
+        crate::cleaner::remove_at_the_end(path);
         Ok(listener)
     });
     rustix::process::umask(before);

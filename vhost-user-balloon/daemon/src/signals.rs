@@ -2,8 +2,6 @@
 //! Signals: the orderly end, guest memory that cannot be touched, and system calls that take too long.
 
 use std::io;
-use std::path::{Path, PathBuf};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use vmm_sys_util::signal::{block_signal, create_sigset, register_signal_handler, unblock_signal};
@@ -13,25 +11,6 @@ pub const MEMORY_LOST: i32 = 4;
 
 /// How long a system call of the serving thread may wait before it is interrupted.
 const CALL_MICROSECONDS: i64 = 200_000;
-
-/// Sockets to remove at the end: path, device, inode.
-static SOCKETS: Mutex<Vec<(PathBuf, u64, u64)>> = Mutex::new(Vec::new());
-
-/// Remove a socket at the end, that of an error included.
-pub fn remove_at_the_end(path: &Path) {
-    if let (Ok(about), Ok(mut sockets)) = (rustix::fs::lstat(path), SOCKETS.lock()) {
-        sockets.push((path.to_path_buf(), about.st_dev, about.st_ino));
-    }
-}
-
-/// Remove the sockets, unless a successor has replaced them.
-pub fn remove_sockets() {
-    for (path, device, inode) in SOCKETS.lock().iter().flat_map(|sockets| sockets.iter()) {
-        if rustix::fs::lstat(path).is_ok_and(|now| (now.st_dev, now.st_ino) == (*device, *inode)) {
-            let _ = rustix::fs::unlink(path);
-        }
-    }
-}
 
 /// Start and length of each mapping of guest memory; a length of 0 is a free entry.
 static MAPPINGS: [(AtomicUsize, AtomicUsize); 512] =
@@ -170,7 +149,7 @@ impl Blocked {
             // SAFETY: the set is initialised and the number is written to a variable of this function.
             if unsafe { libc::sigwait(&raw const self.0, &raw mut signal) } == 0 {
                 // No line in the log: standard error may be a full pipe.
-                remove_sockets();
+                crate::cleaner::remove_sockets();
                 // SAFETY: ends the process. There is no state to be saved, and destructors that run while
                 // the other thread still works would be worse than none.
                 unsafe { libc::_exit(0) };

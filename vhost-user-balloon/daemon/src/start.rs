@@ -8,10 +8,10 @@ use std::process::ExitCode;
 
 use crate::cli::{Cli, Command, Daemon, LogFormat, Switch, capabilities};
 use crate::server::{Server, ServerError, Source};
-use crate::service::folder_of;
 use crate::state::{StateError, StateFile};
-use crate::{notify, run, sandbox, signals, subcommand, threads};
+use crate::{cleaner, notify, run, sandbox, signals, subcommand, threads};
 use clap::Parser;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tracing_subscriber::filter::LevelFilter;
 
 #[derive(Debug, thiserror::Error)]
@@ -22,7 +22,11 @@ enum MainError {
     Sandbox(#[from] sandbox::SandboxError),
     #[error(transparent)]
     State(#[from] StateError),
-    #[error("cannot wait for signals: {0}; allow this user two more threads (ulimit -u)")]
+    #[error("cannot have {needed} descriptors at once: this process may have {most}; allow them (ulimit -n)", needed = threads::DESCRIPTORS)]
+    Descriptors { most: u64 },
+    #[error("cannot start the process that removes the sockets: {0}; allow this user one more (ulimit -u)")]
+    Cleaner(io::Error),
+    #[error("cannot wait for signals: {0}; allow this user six more threads (ulimit -u)")]
     Signals(io::Error),
 }
 
@@ -59,11 +63,11 @@ pub fn main() -> ExitCode {
     log(&cli.daemon);
     match serve(&cli.daemon) {
         Ok(()) => {
-            signals::remove_sockets();
+            cleaner::remove_sockets();
             ExitCode::SUCCESS
         }
         Err(error) => {
-            signals::remove_sockets();
+            cleaner::remove_sockets();
             tracing::error!("{error}");
             match error {
                 MainError::Server(ServerError::MemoryLost(_)) => ExitCode::from(MEMORY_LOST),
@@ -99,7 +103,23 @@ fn log(daemon: &Daemon) {
     }
 }
 
+/// Have room for all descriptors that can come: the kernel closes those for which there is none, here and now.
+fn allow_descriptors() -> Result<(), MainError> {
+    let limit = getrlimit(Resource::Nofile);
+    let enough = |limit: Option<u64>| limit.is_none_or(|limit| limit >= threads::DESCRIPTORS);
+    if enough(limit.current) {
+        return Ok(());
+    }
+    let most = limit.maximum.unwrap_or(0);
+    let raised = Rlimit { current: Some(threads::DESCRIPTORS), ..limit };
+    match enough(limit.maximum) && setrlimit(Resource::Nofile, raised).is_ok() {
+        true => Ok(()),
+        false => Err(MainError::Descriptors { most }),
+    }
+}
+
 fn serve(daemon: &Daemon) -> Result<(), MainError> {
+    allow_descriptors()?;
     let ending = signals::block(&[libc::SIGTERM, libc::SIGINT]).map_err(MainError::Signals)?;
     signals::install().map_err(MainError::Signals)?;
 
@@ -123,15 +143,16 @@ fn serve(daemon: &Daemon) -> Result<(), MainError> {
     // In the sandbox there is no way to reach it.
     let manager = notify::connect();
 
+    cleaner::start(daemon.landlock == Switch::On).map_err(MainError::Cleaner)?;
     let landlock = match daemon.landlock {
         Switch::Off => "no landlock (switched off)",
-        Switch::On => {
-            let sockets = [&daemon.socket_path, &daemon.control, &daemon.metrics_socket];
-            sandbox::landlock(sockets.into_iter().flatten().map(|path| folder_of(path)))?
-        }
+        Switch::On => sandbox::landlock(std::iter::empty())?,
     };
     ending.end_on_signal().map_err(MainError::Signals)?;
-    threads::start_closer().map_err(MainError::Signals)?;
+    threads::start_closers().map_err(MainError::Signals)?;
+    if daemon.user_mode_linux {
+        threads::start_caller().map_err(MainError::Signals)?;
+    }
     let seccomp = sandbox::seccomp(daemon.seccomp)?;
     let how = format!("{seccomp}, {landlock}");
     tracing::info!(sandbox = how, "ready");

@@ -72,12 +72,17 @@ impl Connection {
         let began = Instant::now();
         loop {
             let (_, actual) = self.sizes(None)?;
-            if actual == target || began.elapsed() > limit || ends() {
+            if reached(target, actual) || began.elapsed() > limit || ends() {
                 return Ok(actual);
             }
             std::thread::sleep(Duration::from_millis(50));
         }
     }
+}
+
+/// Whether a guest has followed. One with larger pages than 4 KiB rounds the target up to a whole one of them.
+fn reached(target: u64, actual: u64) -> bool {
+    [12, 13, 14, 15, 16].iter().any(|shift| target.checked_next_multiple_of(1 << shift) == Some(actual))
 }
 
 /// Run a subcommand; returns the text to print.
@@ -92,7 +97,7 @@ pub fn run(command: &Command) -> Result<String, ClientError> {
             let (target, mut actual) = connection.sizes(*size)?;
             if let Some(seconds) = wait {
                 actual = connection.follow(target, Duration::from_secs(seconds.get()), || false)?;
-                if actual != target {
+                if !reached(target, actual) {
                     return Err(ClientError::Late { actual, target, seconds: seconds.get() });
                 }
             }
@@ -125,11 +130,12 @@ pub fn run(command: &Command) -> Result<String, ClientError> {
 
 fn flush(to: &Where, leave: u64, seconds: u64) -> Result<String, ClientError> {
     let mut connection = Connection::open(to)?;
-    let discarded = |connection: &mut Connection| -> Result<u64, ClientError> {
+    // What the guest reports or inflates twice is counted twice; what the host has for the guest is not.
+    let held = |connection: &mut Connection| -> Result<u64, ClientError> {
         let value = connection.ask(&Request::Status)?;
-        value.get("discarded").and_then(Value::as_u64).ok_or_else(|| ClientError::Answer(value.to_string()))
+        value.get("held").and_then(Value::as_u64).ok_or_else(|| ClientError::Answer(value.to_string()))
     };
-    let before = discarded(&mut connection)?;
+    let before = held(&mut connection)?;
     let value = connection.ask(&Request::Stats)?;
     let free = value.get("stats").and_then(|stats| stats.get("free_memory")).and_then(Value::as_u64);
     let free = free.ok_or_else(|| {
@@ -143,20 +149,20 @@ fn flush(to: &Where, leave: u64, seconds: u64) -> Result<String, ClientError> {
     // A signal between the two targets would leave the guest without its memory.
     let signals =
         signals::block(&[libc::SIGINT, libc::SIGTERM, libc::SIGHUP]).map_err(ClientError::Signals)?;
-    let reached = connection
+    let inflated = connection
         .sizes(Some(actual.saturating_add(spare)))
         .and_then(|(wanted, _)| connection.follow(wanted, limit, || signals.has_one()));
     // Whatever happened, the guest gets its memory again.
     let back = connection.sizes(Some(target));
     signals.unblock();
-    let (reached, (back, _)) = (reached?, back?);
+    let (inflated, (back, _)) = (inflated?, back?);
     let actual = connection.follow(back, limit, || false)?;
-    if actual != back {
+    if !reached(back, actual) {
         return Err(ClientError::Late { actual, target: back, seconds });
     }
-    let bytes = discarded(&mut connection)?.saturating_sub(before);
+    let bytes = before.saturating_sub(held(&mut connection)?);
     Ok(if to.json {
-        serde_json::json!({ "free": free, "inflated_to": reached, "discarded": bytes }).to_string()
+        serde_json::json!({ "free": free, "inflated_to": inflated, "discarded": bytes }).to_string()
     } else {
         format!("{} MiB were free; {} MiB went back to the host", free / MIB, bytes / MIB)
     })
@@ -175,6 +181,7 @@ fn screen(status: &Value) -> String {
     let mut lines = vec![if working { "It works." } else { "It does not work." }.to_owned()];
     lines.extend(list("problems").filter_map(Value::as_str).map(|problem| format!("  - {problem}")));
     lines.push(format!("balloon    target {}, actual {}", size("target"), size("actual")));
+    lines.push(format!("host holds {} for the guest", size("held")));
     lines.push(format!("taken in   {} inflated, {} reported", size("inflated"), size("reported")));
     lines.push(format!("given back {}, {} of it proven zero", size("discarded"), size("proven_zero")));
     for what in ["skipped", "unproven"] {
@@ -201,4 +208,20 @@ fn screen(status: &Value) -> String {
     ));
     lines.push(format!("sandbox    {}", text(status, "sandbox")));
     lines.join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn guests_with_large_pages_round_up() {
+        let target = 102_404 << 10;
+        assert!(reached(target, target));
+        assert!(reached(target, 104_923_136), "64 KiB");
+        assert!(reached(target, target.next_multiple_of(1 << 14)), "16 KiB");
+        assert!(!reached(target, target - 4096), "not yet");
+        assert!(!reached(target, 104_923_136 + (64 << 10)), "deflating");
+        assert!(reached(0, 0) && !reached(u64::MAX, 0));
+    }
 }

@@ -14,11 +14,9 @@ use std::time::{Duration, Instant};
 
 use balloon_protocol::{ConfigError, QueueMap};
 use rustix::event::PollFlags;
-use rustix::fs::{AtFlags, FileType, OFlags, StatxFlags};
+use rustix::fs::OFlags;
 use rustix::io::Errno;
-use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendFlags, SocketType,
-};
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendFlags, SocketType};
 use thiserror::Error;
 use vhost::vhost_user::message::{
     FrontendReq, VhostUserConfig, VhostUserMemoryRegion, VhostUserProtocolFeatures as Protocol, VhostUserU64,
@@ -26,19 +24,23 @@ use vhost::vhost_user::message::{
 };
 use vm_memory::ByteValued;
 
-use crate::device::Device;
+use crate::call::Call;
+use crate::device::{Device, LOG_ALL};
+use crate::foreign::{Descriptor, Kind, peek};
 use crate::limited;
 use crate::memory::{MAX_REGIONS, MemoryError};
-use crate::threads::{self, close_elsewhere};
+use crate::threads::{Closes, Foreign};
 
 /// How long one message, or the reply to it, may take.
 pub const DEADLINE: Duration = Duration::from_secs(1);
 
 const HEADER: usize = 12;
 const MAX_BODY: usize = 4096;
+/// How many descriptors a message may have.
 const MAX_DESCRIPTORS: usize = 32;
-/// How many descriptors of unknown kinds may wait to be closed before no more are received.
-const MAX_WAITING: usize = 64;
+/// How many can come with one call, SCM_MAX_FD of Linux. The kernel closes those for which there is no room, here
+/// and now.
+const ROOM: usize = 253;
 const VERSION: u32 = 1;
 const REPLY: u32 = 1 << 2;
 const NEED_REPLY: u32 = 1 << 3;
@@ -69,13 +71,13 @@ pub enum ProtocolError {
     Flags { request: u32, flags: u32 },
     #[error("request {request} cannot have {size} bytes")]
     Size { request: u32, size: usize },
-    #[error("a message has more descriptors than there is room for")]
-    Descriptors,
-    #[error("a descriptor cannot be examined: {0}")]
-    Descriptor(Errno),
+    #[error("a message has {0} descriptors, more than {MAX_DESCRIPTORS}")]
+    Descriptors(usize),
+    #[error("it sent descriptors while too many of unknown kinds wait to be closed")]
+    Waiting,
     #[error(
-        "it sent a descriptor of mode {mode:#o} on a device with major number {device}, which is neither an event, \
-         a pipe, a unix socket nor a file in memory or on a disk"
+        "it sent a descriptor of mode {mode:#o} on a device with major number {device}, which is neither an \
+         eventfd, a pipe, a unix socket nor a file in memory or on a disk"
     )]
     Kind { mode: u32, device: u32 },
     #[error("request {request} is not supported")]
@@ -118,80 +120,6 @@ enum Refusal {
     Descriptor(#[from] Errno),
 }
 
-/// What a descriptor is. Only of these kinds it is certain that closing them does not wait.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
-    /// An eventfd, or another one without a type.
-    Event,
-    Pipe,
-    UnixSocket,
-    /// A regular file in memory or on a disk.
-    File,
-}
-
-impl Kind {
-    /// Find out without asking a server behind a filesystem.
-    fn of(descriptor: BorrowedFd<'_>) -> Result<Self, ProtocolError> {
-        let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
-        let about = rustix::fs::statx(descriptor, c"", flags, StatxFlags::BASIC_STATS)
-            .map_err(ProtocolError::Descriptor)?;
-        let found = match FileType::from_raw_mode(about.stx_mode.into()) {
-            FileType::Fifo => Some(Self::Pipe),
-            FileType::Unknown if about.stx_mode & 0o170_000 == 0 => Some(Self::Event),
-            FileType::Socket => {
-                let domain = rustix::net::sockopt::socket_domain(descriptor);
-                (domain == Ok(AddressFamily::UNIX)).then_some(Self::UnixSocket)
-            }
-            FileType::RegularFile => {
-                let in_memory = rustix::fs::fcntl_get_seals(descriptor).is_ok();
-                (in_memory || about.stx_dev_major != 0).then_some(Self::File)
-            }
-            _ => None,
-        };
-        found.ok_or(ProtocolError::Kind { mode: about.stx_mode.into(), device: about.stx_dev_major })
-    }
-
-    fn name(self) -> &'static str {
-        match self {
-            Self::Event => "an event",
-            Self::Pipe => "a pipe",
-            Self::UnixSocket => "a unix socket",
-            Self::File => "a file",
-        }
-    }
-}
-
-/// A descriptor that came with a message.
-#[derive(Debug)]
-struct Descriptor {
-    kind: Kind,
-    file: OwnedFd,
-}
-
-impl Descriptor {
-    fn new(file: OwnedFd) -> Result<Self, ProtocolError> {
-        match Kind::of(file.as_fd()) {
-            Ok(kind) => Ok(Self { kind, file }),
-            Err(error) => {
-                close_elsewhere(file);
-                Err(error)
-            }
-        }
-    }
-
-    fn take(self, wanted: &'static str, kinds: &[Kind]) -> Result<OwnedFd, Refusal> {
-        if !kinds.contains(&self.kind) {
-            return Err(Refusal::Kind { found: self.kind.name(), wanted });
-        }
-        // Its own end of a connection to us would keep that connection open for ever.
-        let socket = UnixStream::from(self.file);
-        if socket.peer_addr().is_ok_and(|peer| !peer.is_unnamed()) {
-            return Err(Refusal::Kind { found: "a connection", wanted: "a pair of sockets" });
-        }
-        Ok(socket.into())
-    }
-}
-
 struct Message {
     request: u32,
     flags: u32,
@@ -232,25 +160,43 @@ impl Message {
         Ok(region)
     }
 
-    /// The number of a ring, and an event, a pipe or a socket, if there is one; it never blocks from now on.
-    fn event(&mut self) -> Result<(u32, Option<File>), Refusal> {
+    /// The number of a ring, and an eventfd, or a socket if that is allowed; it never blocks from now on.
+    fn event(&mut self, sockets: bool) -> Result<(u32, Option<Descriptor>), Refusal> {
         let word = self.number()?;
         let ring = u32::try_from(word & 0xff).unwrap_or(0);
         if word & NO_DESCRIPTOR != 0 {
             return Ok((ring, None));
         }
-        // User-Mode Linux makes its pipes with socketpair(2).
-        let kinds = [Kind::Event, Kind::Pipe, Kind::UnixSocket];
-        let event = self.one()?.take("an event, a pipe or a unix socket", &kinds)?;
-        let flags = rustix::fs::fcntl_getfl(&event)?;
-        rustix::fs::fcntl_setfl(&event, flags | OFlags::NONBLOCK)?;
-        Ok((ring, Some(File::from(event))))
+        let event = self.one()?;
+        let wanted = match (event.kind, sockets) {
+            (Kind::Event, _) => {
+                let flags = rustix::fs::fcntl_getfl(&*event.file)?;
+                rustix::fs::fcntl_setfl(&*event.file, flags | OFlags::NONBLOCK)?;
+                return Ok((ring, Some(event)));
+            }
+            (Kind::UnixSocket, true) => return pair(event).map(|event| (ring, Some(event))),
+            (_, true) => "an eventfd or a unix socket",
+            (_, false) => "an eventfd; sockets need --user-mode-linux",
+        };
+        Err(Refusal::Kind { found: event.kind.name(), wanted })
     }
 
     fn one(&mut self) -> Result<Descriptor, Refusal> {
         let count = self.descriptors.len();
         self.descriptors.pop().filter(|_| count == 1).ok_or(Refusal::Count { count, wanted: 1 })
     }
+}
+
+/// A socket of a pair. Its own end of a connection to us would keep that connection open for ever.
+fn pair(socket: Descriptor) -> Result<Descriptor, Refusal> {
+    if socket.kind != Kind::UnixSocket {
+        return Err(Refusal::Kind { found: socket.kind.name(), wanted: "a unix socket" });
+    }
+    let file: Foreign<UnixStream> = socket.file.into();
+    if file.peer_addr().is_ok_and(|peer| !peer.is_unnamed()) {
+        return Err(Refusal::Kind { found: "a connection", wanted: "a pair of sockets" });
+    }
+    Ok(Descriptor { file: file.into(), ..socket })
 }
 
 /// What `bytes` hold, if that is all of a `T`.
@@ -274,7 +220,7 @@ fn message(request: u32, flags: u32, body: &[u8]) -> Vec<u8> {
 }
 
 pub struct FrontEnd {
-    socket: UnixStream,
+    socket: Foreign<UnixStream>,
     input: Vec<u8>,
     descriptors: Vec<Descriptor>,
     output: Vec<u8>,
@@ -284,7 +230,7 @@ pub struct FrontEnd {
 }
 
 impl FrontEnd {
-    pub fn new(socket: UnixStream) -> Self {
+    pub fn new(socket: Foreign<UnixStream>) -> Self {
         Self {
             socket,
             input: Vec::new(),
@@ -295,9 +241,14 @@ impl FrontEnd {
         }
     }
 
-    /// What to wait for: nothing is read before the last reply was taken.
+    /// What to wait for: nothing is read before the last reply was taken, nor while much is being closed.
     pub fn poll(&self) -> (BorrowedFd<'_>, PollFlags) {
-        (self.socket.as_fd(), if self.output.is_empty() { PollFlags::IN } else { PollFlags::OUT })
+        let events = match self.output.is_empty() {
+            true if Closes::Known.is_full() => PollFlags::empty(),
+            true => PollFlags::IN,
+            false => PollFlags::OUT,
+        };
+        (self.socket.as_fd(), events)
     }
 
     /// When it is too late for the rest of a message or reply.
@@ -315,7 +266,7 @@ impl FrontEnd {
             }
         }
         while !self.output.is_empty() {
-            match rustix::net::send(&self.socket, &self.output, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
+            match rustix::net::send(&*self.socket, &self.output, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
                 Ok(sent) => drop(self.output.drain(..sent.min(self.output.len()))),
                 Err(Errno::AGAIN) => break,
                 Err(Errno::PIPE | Errno::CONNRESET) => return Ok(false),
@@ -363,29 +314,39 @@ impl FrontEnd {
             // Never beyond the end of the message: descriptors belong to the one that they came with.
             let mut bytes = [0; MAX_BODY];
             let Some(part) = bytes.get_mut(..missing) else { return Ok(Received::Part) };
-            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
-            // A file whose server does not answer is never closed: receive no more of them.
-            let room = if threads::waiting() < MAX_WAITING { space.len() } else { 0 };
-            let mut control = RecvAncillaryBuffer::new(space.get_mut(..room).unwrap_or_default());
+            if Closes::Known.is_full() {
+                return Ok(Received::Part);
+            }
+            // What cannot be closed now is left where it is.
+            if Closes::Unknown.is_full() && peek(&self.socket, part).is_ok_and(|(_, descriptors)| descriptors)
+            {
+                return Err(ProtocolError::Waiting);
+            }
+            // With room for all. What the kernel may put before them is shorter than the rest.
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(ROOM)) + 4096];
+            let mut control = RecvAncillaryBuffer::new(&mut space);
             let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
-            let got =
-                match rustix::net::recvmsg(&self.socket, &mut [IoSliceMut::new(part)], &mut control, flags) {
-                    Ok(got) => got,
-                    Err(Errno::AGAIN | Errno::INTR) => return Ok(Received::Part),
-                    Err(Errno::CONNRESET) => return Ok(Received::Hangup),
-                    Err(error) => return Err(ProtocolError::Socket(error)),
-                };
-            let mut unknown = Ok(());
+            let got = match rustix::net::recvmsg(
+                &*self.socket,
+                &mut [IoSliceMut::new(part)],
+                &mut control,
+                flags,
+            ) {
+                Ok(got) => got,
+                Err(Errno::AGAIN | Errno::INTR) => return Ok(Received::Part),
+                Err(Errno::CONNRESET) => return Ok(Received::Hangup),
+                Err(error) => return Err(ProtocolError::Socket(error)),
+            };
             for ancillary in control.drain() {
                 if let RecvAncillaryMessage::ScmRights(rights) = ancillary {
-                    for descriptor in rights.map(Descriptor::new) {
-                        unknown = descriptor.map(|known| self.descriptors.push(known)).and(unknown);
-                    }
+                    self.descriptors.extend(rights.map(Descriptor::new));
                 }
             }
-            unknown?;
+            if let Some(other) = self.descriptors.iter().find(|descriptor| descriptor.kind == Kind::Other) {
+                return Err(ProtocolError::Kind { mode: other.mode, device: other.device });
+            }
             if got.flags.contains(ReturnFlags::CTRUNC) || self.descriptors.len() > MAX_DESCRIPTORS {
-                return Err(ProtocolError::Descriptors);
+                return Err(ProtocolError::Descriptors(self.descriptors.len()));
             }
             if got.bytes == 0 {
                 return match self.input.len() {
@@ -427,11 +388,14 @@ impl FrontEnd {
     ) -> Result<Option<Vec<u8>>, Refusal> {
         let offered = device.options.features.bits() | VERSION_1 | PROTOCOL_FEATURES;
         match request {
-            FrontendReq::SET_OWNER => {}
+            // QEMU sends the latter two when it begins to log writes. There is no log of this device.
+            FrontendReq::SET_OWNER | FrontendReq::SET_LOG_BASE | FrontendReq::SET_LOG_FD => {}
             FrontendReq::RESET_OWNER | FrontendReq::RESET_DEVICE => device.reset(),
             FrontendReq::GET_FEATURES => return Ok(Some(long(offered))),
             FrontendReq::SET_FEATURES => match asked.number()? {
-                features if features & !offered != 0 => return Err(Refusal::Features(features & !offered)),
+                features if features & !(offered | LOG_ALL) != 0 => {
+                    return Err(Refusal::Features(features & !(offered | LOG_ALL)));
+                }
                 features => device.accept(features),
             },
             FrontendReq::GET_PROTOCOL_FEATURES => return Ok(Some(long(PROTOCOL.bits()))),
@@ -483,7 +447,7 @@ impl FrontEnd {
                 device.config.write(offset, bytes)?;
                 device.update_sizes();
             }
-            FrontendReq::SET_BACKEND_REQ_FD => device.set_channel(Channel::new(asked.one()?)?),
+            FrontendReq::SET_BACKEND_REQ_FD => device.set_channel(Channel::new(pair(asked.one()?)?)?),
             FrontendReq::GET_VRING_BASE => {
                 let ring = asked.body::<VhostUserVringState>()?.index;
                 device.ring_stopped(index(ring));
@@ -499,7 +463,8 @@ impl FrontEnd {
             }
             FrontendReq::SET_VRING_ADDR => set_addresses(device, asked.body()?)?,
             FrontendReq::SET_VRING_KICK | FrontendReq::SET_VRING_CALL | FrontendReq::SET_VRING_ERR => {
-                let (ring, event) = asked.event()?;
+                let calls = request != FrontendReq::SET_VRING_KICK;
+                let (ring, event) = asked.event(calls && device.options.user_mode_linux)?;
                 set_event(device, request, ring, event)?;
             }
             _ => return Err(ProtocolError::Unsupported { request: asked.request }.into()),
@@ -549,8 +514,12 @@ fn set_event(
     device: &mut Device,
     request: FrontendReq,
     number: u32,
-    event: Option<File>,
+    event: Option<Descriptor>,
 ) -> Result<(), Refusal> {
+    let call = |event: Descriptor| match event.kind {
+        Kind::UnixSocket => Call::socket(event.file),
+        _ => Call::event(event.file),
+    };
     // Without the protocol's extensions a ring is enabled by being started.
     let enables = device.accepted & PROTOCOL_FEATURES == 0;
     if request == FrontendReq::SET_VRING_KICK {
@@ -558,10 +527,10 @@ fn set_event(
     }
     let ring = device.ring_mut(index(number)).ok_or(Refusal::NoRing(number))?;
     match request {
-        FrontendReq::SET_VRING_CALL => ring.set_call(event),
-        FrontendReq::SET_VRING_ERR => ring.set_error(event),
+        FrontendReq::SET_VRING_CALL => ring.set_call(event.map(call)),
+        FrontendReq::SET_VRING_ERR => ring.set_error(event.map(call)),
         _ => {
-            ring.set_kick(event);
+            ring.set_kick(event.map(|event| event.file.into()));
             if enables {
                 ring.set_enabled(true);
             }
@@ -571,12 +540,15 @@ fn set_event(
     Ok(())
 }
 
-fn files(descriptors: &mut Vec<Descriptor>, wanted: usize) -> Result<Vec<File>, Refusal> {
+fn files(descriptors: &mut Vec<Descriptor>, wanted: usize) -> Result<Vec<Foreign<File>>, Refusal> {
     let count = descriptors.len();
     if count != wanted {
         return Err(Refusal::Count { count, wanted });
     }
-    let file = |descriptor: Descriptor| descriptor.take("a file", &[Kind::File]).map(File::from);
+    let file = |descriptor: Descriptor| match descriptor.kind {
+        Kind::File => Ok(descriptor.file.into()),
+        other => Err(Refusal::Kind { found: other.name(), wanted: "a file" }),
+    };
     descriptors.drain(..).map(file).collect()
 }
 
@@ -594,13 +566,13 @@ enum Received {
 /// The socket on which the device speaks to the front end first.
 #[derive(Debug)]
 pub struct Channel {
-    socket: OwnedFd,
+    socket: Foreign<OwnedFd>,
 }
 
 impl Channel {
     fn new(descriptor: Descriptor) -> Result<Self, Refusal> {
-        let socket = descriptor.take("a unix socket", &[Kind::UnixSocket])?;
-        match rustix::net::sockopt::socket_type(&socket)? {
+        let socket = descriptor.file;
+        match rustix::net::sockopt::socket_type(&*socket)? {
             SocketType::STREAM => Ok(Self { socket }),
             _ => Err(Refusal::Kind { found: "a unix socket of messages", wanted: "one of streams" }),
         }
@@ -608,13 +580,12 @@ impl Channel {
 
     /// Say that the configuration has changed. `false`: not now, the channel is full.
     ///
-    /// It asks for no reply: waiting for one while the front end waits for this device is a deadlock.
+    /// It asks for no reply: waiting for one while the front end waits for this device is a deadlock. Nothing is
+    /// ever read here: a reader takes a lock that the front end, which may have a copy of this end, can hold.
+    /// Sending takes none.
     pub fn config_changed(&self) -> Result<bool, Errno> {
-        // Discard what the front end sends on this channel.
-        let mut nothing = [0; 256];
-        let _ = rustix::net::recv(&self.socket, &mut nothing, RecvFlags::DONTWAIT);
         let message = message(CONFIG_CHANGE, VERSION, &[]);
-        match rustix::net::send(&self.socket, &message, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
+        match rustix::net::send(&*self.socket, &message, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
             Ok(sent) if sent == message.len() => Ok(true),
             Ok(_) => Err(Errno::MSGSIZE),
             Err(Errno::AGAIN | Errno::INTR) => Ok(false),

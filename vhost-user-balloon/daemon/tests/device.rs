@@ -323,7 +323,7 @@ fn only_an_index_that_changes_proves_something() {
     vm.frontend.set_vring_kick(REPORTING, &ring.kick).unwrap();
     vm.kick(REPORTING);
     assert_eq!(vm.used(REPORTING).unwrap().1, 0);
-    assert!(vm.is_zero(PLAY, 0x1000), "without a name it is the VMM's own, and given back");
+    assert!(vm.is_filled(PLAY, 0x1000), "others may have a descriptor of it");
     // Other memory at the same place, where the same index is another one: nothing is known of that.
     let other = memfd(RAM);
     std::os::unix::fs::FileExt::write_all_at(&other, &vm.read(0, PLAY as usize), 0).unwrap();
@@ -378,7 +378,9 @@ fn each_file_has_to_be_seen() {
     vm.frontend.set_mem_table(&[vm.region(0, RAM, 0), second]).unwrap();
     vm.start_device(ALL);
     assert_eq!(vm.ask(REPORTING, &[(PLAY, 0x1000, true)]), 0x1000);
+    std::os::unix::fs::FileExt::write_all_at(&other, &[7; 4096], 0).unwrap();
     assert_eq!(vm.ask(REPORTING, &[(1 << 32, 0x1000, true)]), 0, "it may be a private copy");
+    assert_eq!(bytes_at(&other, 0, 4096), [7; 4096]);
     vm.end().unwrap();
 }
 

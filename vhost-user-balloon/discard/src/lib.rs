@@ -12,7 +12,7 @@
 //! | hugetlbfs, memfd with huge pages | the same, in whole huge pages | if known to be shared |
 //! | ext4, XFS | the same | if known to be shared |
 //! | any other file, a device | refused as a region: a server (FUSE, NFS) could stop the process | never |
-//! | a file with a name, not known to be shared | not discarded: others may use the file | never |
+//! | a file not known to be shared, with a name or without | not discarded: others may use the file | never |
 //! | a part of a file that the guest sees twice | not discarded | never |
 //! | private anonymous memory of the VMM ([`discard_anonymous`]) | madvise(2) | yes |
 //!
@@ -131,7 +131,13 @@ impl Region {
     /// # Errors
     ///
     /// The file does not have that many bytes, or is not on a filesystem of the table.
-    pub fn new(file: File, offset: u64, guest: u64, length: u64) -> Result<Self, RegionError> {
+    pub fn new(
+        file: impl Into<Arc<File>>,
+        offset: u64,
+        guest: u64,
+        length: u64,
+    ) -> Result<Self, RegionError> {
+        let file = file.into();
         let extent = RegionError::Extent { guest, length, offset };
         let stat = |source: Errno| RegionError::Stat { guest, source: source.into() };
         let Some(range) = Range::new(guest, length).filter(|r| r.start().is_multiple_of(PAGE_SIZE)) else {
@@ -178,7 +184,7 @@ impl Region {
             fault_size: u64::from(about.stx_blksize).max(page),
             known_shared: false,
             aliased: false,
-            file: Arc::new(file),
+            file,
         })
     }
 
@@ -329,10 +335,9 @@ impl Region {
     }
 
     fn discard_by(&self, range: Range, punch: impl Fn(Range) -> Result<(), Errno>) -> Outcome {
-        if let Claim::Unproven(reason) = self.promise()
-            && (self.has_name || self.aliased)
-        {
-            // The VMM may have mapped a named file privately, as a template of many guests.
+        if let Claim::Unproven(reason) = self.promise() {
+            // The VMM may have mapped the file privately, as a template of many guests; others may use it, by a name
+            // or by a descriptor.
             return Outcome::kept(reason);
         }
         let Some(inside) = range.intersection(self.guest) else {

@@ -84,11 +84,12 @@ fn a_part_of_a_page_is_not_discarded() {
 }
 
 #[test]
-fn without_proof_of_sharing_nothing_is_claimed() {
-    let region = Region::new(filled(MIB), 0, 0, MIB).unwrap();
+fn without_proof_of_sharing_nothing_is_discarded() {
+    let file = filled(MIB);
+    let region = Region::new(file.try_clone().unwrap(), 0, 0, MIB).unwrap();
     assert!(!region.has_name() && !region.known_shared());
-    let outcome = region.discard(r(0, MIB));
-    assert_eq!((outcome.claim, outcome.discarded), (Claim::Unproven(Reason::NotKnownShared), MIB));
+    assert_eq!(region.discard(r(0, MIB)), kept(Reason::NotKnownShared));
+    assert_eq!(byte(&file, 0), 0x5a);
 }
 
 #[test]

@@ -97,7 +97,7 @@ impl FrontEnd {
 
     fn send_raw(&self, message: &[u8], descriptors: &[&OwnedFd]) {
         let borrowed: Vec<_> = descriptors.iter().map(|fd| fd.as_fd()).collect();
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(16))];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(64))];
         let mut control = SendAncillaryBuffer::new(&mut space);
         if !borrowed.is_empty() {
             control.push(SendAncillaryMessage::ScmRights(&borrowed));
@@ -153,6 +153,7 @@ fn options(u: &mut Unstructured<'_>) -> Result<Options> {
         discard_unit: if bits & 4 != 0 { 4 * PAGE } else { PAGE },
         inhibit_one_in: if bits & 8 != 0 { std::num::NonZeroU32::new(2) } else { None },
         stats_interval: None,
+        user_mode_linux: bits & 32 != 0,
     })
 }
 
@@ -437,7 +438,7 @@ fn run_queues(u: &mut Unstructured<'_>) -> Result<()> {
     Ok(())
 }
 
-/// A descriptor of one of 8 kinds; `others` keeps what has to live as long.
+/// A descriptor of one of 10 kinds; `others` keeps what has to live as long.
 fn descriptor(kind: u8, others: &mut Vec<OwnedFd>) -> OwnedFd {
     let pipe = || rustix::pipe::pipe_with(PipeFlags::CLOEXEC).expect("a pipe");
     match kind % 8 {
@@ -453,8 +454,16 @@ fn descriptor(kind: u8, others: &mut Vec<OwnedFd>) -> OwnedFd {
         5 => File::open("/dev/zero").expect("/dev/zero").into(),
         6 => {
             let (one, other) = UnixStream::pair().expect("a pair of sockets");
-            others.push(other.into());
-            one.into()
+            let front = FrontEnd { ours: other, theirs: one };
+            if kind & 8 != 0 {
+                // With a descriptor in flight.
+                front.send_raw(&[0; 8], &[&memfd(PAGE).into()]);
+            }
+            others.push(front.ours.into());
+            front.theirs.into()
+        }
+        7 if kind & 8 != 0 => {
+            rustix::event::epoll::create(rustix::event::epoll::CreateFlags::CLOEXEC).expect("an epoll")
         }
         _ => File::open("/").expect("a folder").into(),
     }
@@ -557,7 +566,8 @@ fn run_requests(u: &mut Unstructured<'_>) -> Result<()> {
                     [number, flags.into(), size].into_iter().flat_map(u32::to_ne_bytes).collect();
                 message.extend(body);
                 let sent = descriptor(kind, &mut others);
-                front.send_raw(&message, &[&sent][..usize::from(kind & 0x80 != 0)]);
+                let count = [0, 1, 0, 40][usize::from(kind >> 7) + 2 * usize::from(kind >> 6 & 1)];
+                front.send_raw(&message, &vec![&sent; count]);
             }
         }
     }

@@ -18,6 +18,7 @@ fn device(discard_unit: u64, size: u64) -> (Device, File) {
         discard_unit,
         inhibit_one_in: None,
         stats_interval: None,
+        user_mode_linux: false,
         #[cfg(feature = "lying")]
         lie: None,
     })
@@ -26,7 +27,8 @@ fn device(discard_unit: u64, size: u64) -> (Device, File) {
     let file = File::from(rustix::fs::memfd_create(c"ram", rustix::fs::MemfdFlags::CLOEXEC).unwrap());
     file.set_len(size).unwrap();
     let region = VhostUserMemoryRegion::new(0, size, 1 << 40, 0);
-    device.memory.add(region, file.try_clone().unwrap()).unwrap();
+    let foreign = crate::threads::Foreign::new(file.try_clone().unwrap(), crate::threads::Closes::Known);
+    device.memory.add(region, foreign).unwrap();
     (device, file)
 }
 
@@ -103,4 +105,26 @@ fn a_host_page_that_is_in_use_again_stays() {
     assert_eq!(device.discard(QueueKind::Inflate, range).discarded, UNIT);
     device.in_balloon.remove(Run { first: 7, pages: 1 });
     assert_eq!(device.discard(QueueKind::Inflate, range).discarded, 0);
+}
+
+/// An answer is written into a report that is not finished.
+#[test]
+fn a_report_into_which_the_device_writes_is_no_claim() {
+    let (mut device, file) = device(PAGE_SIZE, UNIT);
+    device.features = Features::MUST_TELL_HOST | Features::REPORTING | Features::DEVICE_INIT_REPORTED;
+    device.queues = QueueMap::new(device.features);
+    file.write_all_at(&[1; 0x4000], 0).unwrap();
+    let index = device.queues.index(QueueKind::Reporting).unwrap();
+    for (written, length) in [(0x8000, 0x4000), (0x1000, 0)] {
+        let chain = Chain { writable: vec![(0, 0x2000), (0x2000, 0x2000)], ..Chain::default() };
+        let mut job = Job::new(QueueKind::Reporting, chain);
+        device.report(&mut job);
+        job.todo.reverse();
+        let long_ago = Instant::now().checked_sub(TURN).unwrap();
+        assert!(matches!(device.work(&mut job, long_ago), Progress::More));
+        device.jobs[index] = Some(job);
+        device.written(&[Range::new(written, 16).unwrap()]);
+        let mut job = device.jobs[index].take().unwrap();
+        assert!(matches!(device.work(&mut job, Instant::now()), Progress::Used(used) if used == length));
+    }
 }
