@@ -87,11 +87,20 @@ def test_a_run_that_is_not_there_is_bad_usage(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{", "[]", "{}", '{"format": 99}', '{"name": "x", "metrics": 3}']
+    ("text", "code"),
+    [
+        ("", USAGE),
+        ("{", USAGE),
+        ("[]", MACHINE),
+        ("{}", MACHINE),
+        ('{"format": 99}', MACHINE),
+        ('{"name": "x", "metrics": 3}', MACHINE),
+    ],
 )
-def test_a_damaged_run_is_named(tmp_path: Path, text: str) -> None:
+def test_a_damaged_run_is_named(tmp_path: Path, text: str, code: int) -> None:
     (tmp_path / "result.json").write_text(text)
     with pytest.raises(LabError) as caught:
         load(tmp_path)
-    assert caught.value.code == MACHINE
-    assert "is not a result" in caught.value.why
+    assert caught.value.code == code
+    why = "is not a result" if code == MACHINE else "is no JSON file"
+    assert why in caught.value.why

@@ -6,6 +6,8 @@ No TDX hardware was at hand.
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from lab.boot.guest import BootResult
@@ -16,7 +18,7 @@ pytestmark = pytest.mark.boots
 PROGRAM_MB = 1500
 
 
-def accepting(mode: str, **more: object) -> BootResult:
+def accepting(mode: str, **more: Any) -> BootResult:
     """Run a program in User-Mode Linux; its memory is accepted as ``mode`` says.
 
     Early allocations accept a block each before known-zero memory is tracked, so the guest has
