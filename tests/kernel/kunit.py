@@ -87,7 +87,8 @@ def run(
 
     """
     append = f"kunit.enable=1 kunit.autorun=1 kunit.filter_glob={glob} {taints}".rstrip()
-    memory = "256M" if arch == "um" else "1G"
+    # A pool of hugetlb folios grows by 1100 folios of 2 MiB.
+    memory = "256M" if arch == "um" else "3G"
     spec = BootSpec(
         kernel=kernel,
         arch=arch,
