@@ -67,7 +67,7 @@ def test_a_fresh_guest_knows_its_memory(
 ) -> None:
     """No delay, no budget: within 100 ms after the probe, and the first program zeroes nothing."""
     result = run(
-        f"{COUNTERS}; {LOG}; alloc_once --size {program_mb} --pages thp --verify --mode touch_all",
+        f"{COUNTERS}; {LOG}; alloc_once --size {program_mb} --verify --mode touch_all",
         kernel="knownzero",
         memory=memory,
         cpus=cpus,
@@ -117,7 +117,7 @@ def test_a_flush_asks_again() -> None:
     """A block that the device did not confirm, as during a migration, is reported again."""
     mode = "/sys/module/page_zeroed_reporter/parameters/mode"
     result = run(
-        f"{COUNTERS} | sed 's/^/before_/'; echo honest > {mode}; {REPORT}; {COUNTERS}",
+        f"({COUNTERS}) | sed 's/^/before_/'; echo honest > {mode}; {REPORT}; {COUNTERS}",
         devices=[],
         append="page_zeroed_reporter.mode=partial",
     )
