@@ -41,15 +41,21 @@ def check(spec: BootSpec) -> None:
         _qemu_file(spec.qemu)
 
 
+# What QEMU says of a device that it does not know, up to 11.0 and later.
+UNKNOWN_DEVICE = ("is not a valid device model name", "' not found")
+
+
 @functools.cache
 def _front_end(program: Path) -> str:
     """The daemon's front end in this QEMU; UsageError where there is none."""
     for device in (argv.FRONT_END, argv.GENERIC):
         # One device: the list of all would load every module of this QEMU.
-        done = run.ask([program, "-no-user-config", "-device", f"{device.split(',')[0]},help"])
-        if done.returncode == 0:
+        name = device.split(",")[0]
+        done = run.ask([program, "-no-user-config", "-device", f"{name},help"])
+        # From QEMU 11.1 on, the exit code is 0 for a device that it does not know.
+        if f"{name} options:" in done.stdout:
             return device
-        if "is not a valid device model name" not in done.stderr:
+        if not any(words in done.stderr for words in UNKNOWN_DEVICE):
             raise LabError(f"{program} does not run", done.stderr, "run `kz doctor`")
     why = f"{program} has no {argv.GENERIC.split(',')[0]}"
     raise UsageError(f"Bad --device: {DAEMON}", why, "use --qemu knownzero, or a QEMU from 10.1 on")
