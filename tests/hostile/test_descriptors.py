@@ -355,7 +355,7 @@ def test_v2_only_eventfds_are_events(device: Device, kind: str, name: str) -> No
         try:
             assert peer.reply() != bytes(8), "it is refused"
         except ConnectionError:
-            assert "does not keep to the protocol" in device.log()
+            assert eventually(lambda: "does not keep to the protocol" in device.log())
         still_answers(device)
     os.close(fd)
 

@@ -405,6 +405,8 @@ def test_d3_discard_off_survives_a_restart(start: Start, tmp_path: Path, number:
     device.ask(command="target", bytes=8 * MIB)
     device.ask(command="discard", enabled=False)
     assert device.end(number) in (0, -signal.SIGKILL)
+    # A child of the daemon removes its socket.
+    assert eventually(lambda: not device.front.exists())
     device.start()
     assert device.ask(command="target")["target"] == 8 * MIB
     with FrontEnd(device) as vm:
