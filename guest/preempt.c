@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * preempt: measures how long contiguous allocations wait while kzeropaged, which has the lowest priority, is
- * preempted. kzeropaged shares CPU 0 with a busy process, and is preempted wherever its short time slices end. On
- * CPU 1, one process starts pass after pass, and another allocates from a CMA area.
+ * preempt: measures how long contiguous allocations wait while kzeropaged, which has the lowest
+ * priority, is preempted. kzeropaged shares CPU 0 with a busy process, and is preempted wherever
+ * its short time slices end. On CPU 1, one process starts pass after pass, and another allocates
+ * from a CMA area.
  */
 #include "common.h"
 
@@ -73,7 +74,7 @@ static void keep_busy(void)
 		;
 }
 
-/* Any write to a knob starts a pass. Nothing is to be zeroed, so most of a pass is its beginning. */
+/* Any write to a knob starts a pass, most of which is the drain: there is nothing to zero. */
 static void start_passes(void)
 {
 	for (;;) {

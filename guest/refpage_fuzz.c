@@ -676,7 +676,9 @@ static void op_mprotect(void)
 		for EACH(i, r.number)
 			pages[r.first + i].prot = (uint8_t)prot;
 	} else {
-		must_be("mprotect", (hole && ret == -ENOMEM) || (refused && ret == -EACCES) || has(r, OTHER), ret, hole ? ENOMEM : 0);
+		must_be("mprotect",
+			(hole && ret == -ENOMEM) || (refused && ret == -EACCES) || has(r, OTHER),
+			ret, hole ? ENOMEM : 0);
 		scan(r, may_be_done);
 	}
 	check_some(r, 4);

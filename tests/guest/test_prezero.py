@@ -126,7 +126,7 @@ def test_memory_on_the_lists_of_a_cpu_is_zeroed() -> None:
 @pytest.mark.parametrize("pages", ["thp", "nothp"])
 @pytest.mark.parametrize("devices", [[], [BALLOON]], ids=["alone", "with reports"])
 def test_a_program_that_runs_again(devices: list[str], pages: str) -> None:
-    """With nothing but `enabled`: its memory is zero again, in 2 s if the host has CPU time."""
+    """At the defaults, its memory is zero again: in 2 s if the host has CPU time."""
     job = f"alloc_once --size 800 --pages {pages} --verify --mode touch_all"
     result = run(
         f"echo 1 > {ZP}/enabled; {job} >/dev/null; {SETTLE}; {skips('again', job)}; {COUNTERS}",
