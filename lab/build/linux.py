@@ -39,7 +39,6 @@ MACHINES = {
     "riscv": Machine("arch/riscv/boot/Image", "", "riscv", "riscv64-linux-gnu-"),
 }
 LINUX_RECIPE = "1"  # change it when the way kernels are built changes
-OURS = re.compile(r"^CONFIG_(PAGE_ZEROED\w*|PREZERO_PAGE\w*|REFPAGE\w*)=[ym]$", re.MULTILINE)
 
 # A line of make's output for a compiled file.
 COMPILED = re.compile(rb"^  (?:CC|AS|RUSTC)\b", re.MULTILINE)
@@ -104,13 +103,30 @@ def requested(files: list[Path]) -> dict[str, str]:
     return wanted
 
 
+def _values(config: str) -> dict[str, str]:
+    """The symbols that a .config sets with their values."""
+    return dict(re.findall(r"^(CONFIG_\w+)=(.*)$", config, re.MULTILINE))
+
+
 def lost(wanted: dict[str, str], config: str) -> list[str]:
-    final = dict(re.findall(r"^(CONFIG_\w+)=(.*)$", config, re.MULTILINE))
+    """What ``config`` lacks of ``wanted``, in words."""
+    final = _values(config)
     return [
         f"{name}={value} (became {final.get(name, 'n')})"
         for name, value in wanted.items()
         if final.get(name, "n") != value
     ]
+
+
+def ours() -> set[str]:
+    """The symbols that the parts of the series add (from parts.toml)."""
+    return {f"CONFIG_{name}" for part in parts.get("linux").parts for name in part.configs}
+
+
+def ours_on(config: str) -> list[str]:
+    """The symbols of the series that a .config turns on."""
+    values = _values(config)
+    return sorted(name for name in ours() if values.get(name) in ("y", "m"))
 
 
 def linux_key(
@@ -213,9 +229,10 @@ def configure_linux(
         merged = Path(folder) / ".config"
         argv = ["make", "-s", "-C", tree, f"O={obj}", *_kbuild(arch), f"KCONFIG_ALLCONFIG={merged}"]
         run.logged([*argv, "allnoconfig"], log, what, fix)
-    missing = lost(wanted, (obj / ".config").read_text(encoding="utf-8"))
     if lenient:
-        missing = [item for item in missing if not OURS.match(item.split(" ")[0])]
+        series = ours()
+        wanted = {name: value for name, value in wanted.items() if name not in series}
+    missing = lost(wanted, (obj / ".config").read_text(encoding="utf-8"))
     if missing:
         fix = (
             "turn on what the symbol depends on, apply its series, or correct the fragment in "
@@ -236,10 +253,10 @@ def make_linux(
 ) -> None:
     """Configure and build in ``obj``; ``step``: in the middle of the series, with ccache."""
     configure_linux(tree, obj, files, arch, log, lenient=step)
-    ours = OURS.findall((obj / ".config").read_text(encoding="utf-8"))
-    if ours and variant in ("base", "off", "floor"):
+    turned_on = ours_on((obj / ".config").read_text(encoding="utf-8"))
+    if turned_on and variant in ("base", "off", "floor"):
         what = f"the kernel variant {variant} has options of the series on"
-        raise LabError(what, ", ".join(ours), "correct linux/configs/off.config")
+        raise LabError(what, ", ".join(turned_on), "correct linux/configs/off.config")
     environment = cached_environment() if step else None
     make_targets(
         tree, obj, targets, log, arch, f"the kernel does not build ({arch}, {variant})", environment
@@ -274,13 +291,13 @@ def adopt_config(
 
     ``without`` some prefixes of symbols, and with ours and ``more`` on.
     """
-    ours = fragments("knownzero", "x86_64")[-1]
+    fragment = fragments("knownzero", "x86_64")[-1]
     drop = re.compile(rf"^(?:# )?(?:{'|'.join(without)})\w*[ =]")
     lines = [line for line in file.read_text(encoding="utf-8").splitlines() if not drop.match(line)]
-    lines += [ours.read_text(encoding="utf-8"), more, f'CONFIG_LOCALVERSION="{suffix}"', ""]
+    lines += [fragment.read_text(encoding="utf-8"), more, f'CONFIG_LOCALVERSION="{suffix}"', ""]
     obj.mkdir(parents=True, exist_ok=True)
     lock.write_atomically(obj / ".config", "\n".join(lines))
     make_targets(tree, obj, ["olddefconfig"], log)
-    if missing := lost(requested([ours]), (obj / ".config").read_text(encoding="utf-8")):
+    if missing := lost(requested([fragment]), (obj / ".config").read_text(encoding="utf-8")):
         what = f"{file}: required options are missing: {', '.join(missing)}"
         raise LabError(what, "Kconfig turns them off", "turn on the options that they depend on")

@@ -97,8 +97,11 @@ def test_a_file_is_a_configuration_too(tmp_path: Path) -> None:
 
 
 def test_our_options_are_recognised() -> None:
-    assert build.OURS.findall("CONFIG_PAGE_ZEROED=y\nCONFIG_REFPAGE=y\n") != []
-    assert build.OURS.findall("# CONFIG_PAGE_ZEROED is not set\nCONFIG_PAGE_POISONING=y\n") == []
+    assert build.ours_on("CONFIG_PAGE_ZEROED=y\nCONFIG_UNACCEPTED_MEMORY_TEST=y\n") == [
+        "CONFIG_PAGE_ZEROED",
+        "CONFIG_UNACCEPTED_MEMORY_TEST",
+    ]
+    assert build.ours_on("# CONFIG_PAGE_ZEROED is not set\nCONFIG_PAGE_POISONING=y\n") == []
 
 
 @pytest.mark.parametrize(
