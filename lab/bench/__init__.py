@@ -75,6 +75,7 @@ class Bench:
 
 
 _ALL = (
+    Bench("boot", "a fresh guest: what it knows of its memory, and its first program"),
     Bench("thp", "the main job: 256 MB of huge pages", "allocation"),
     Bench("order0", "the same memory in 4 KiB pages", "allocation"),
     Bench("hugetlb", "the same memory in hugetlb pages, surplus and persistent", "allocation"),

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from lab.bench import goals
 from lab.bench.jobs import BASE_COUNTS, HUGE, MODES, Runs
-from lab.bench.kzeropaged import FOLDER, PACE
+from lab.bench.kzeropaged import FOLDER
 from lab.bench.repeat import Values, turns
 from lab.bench.runner import Run
 from lab.bench.session import DELAY, DELAY_MS, MIB, PAGE, HostCost, Side, settled
@@ -54,9 +54,8 @@ MORE_MB, OUTER_MB = (
     1024,
 )  # more than is used is made dirty; more memory than the inner guest's, outside
 STILL_S, REST_S, WAIT_S = 1.5, 4.0, 120.0  # kzeropaged pauses for a second between two batches
-# A host on hardware has no other host that could use its memory: all of it is zeroed, at first
-# without pauses.
-ALL, USUAL = f"{PACE}; echo all > {FOLDER}/enabled", f"echo 100 > {FOLDER}/delay_millisecs"
+# A host on hardware has no other host that could use its memory: all of it is zeroed.
+ALL = f"echo all > {FOLDER}/enabled"
 BUSY, IDLE = "while :; do :; done & busy=$!", "kill $busy; "
 COUNTS = (
     'cat /proc/vmstat; awk \'{ print "minor_faults", $10; print "resident", $24 }\' /proc/$vmm/stat'
@@ -154,7 +153,6 @@ def rounds(
             if one.outer.name.startswith("ours"):
                 one.outer.sh(ALL)
                 one.settled(PREZEROED, REST_S)
-                one.outer.sh(USUAL)
         for key, mode in [(one, mode) for one in keys for mode in JOBS[one]]:
             with step(
                 f"both ends, {KEYS[key]}, {mode}: {run.pairs} turns of {run.options.size_mb} MB"

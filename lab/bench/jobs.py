@@ -33,6 +33,36 @@ BASE_COUNTS = (
 )
 
 
+def zeroed_bytes(answer: dict[str, Any], side: str) -> float:
+    """Bytes that the guest zeroed for a run of alloc_once: see ``BASE_COUNTS``.
+
+    ``answer``: of alloc_once. TestFailure when memory was not zero, or when our kernel has no
+    counters.
+    """
+    vmstat: dict[str, int | None] = answer["vmstat"]
+    if vmstat["pgzeroed_bad"]:
+        why = f"pgzeroed_bad rose by {vmstat['pgzeroed_bad']} in the {side} guest"
+        fix = "run the same on the debug kernel: its oracle prints the page and its history"
+        raise TestFailure("Memory that should have been zero was not", why, fix)
+    cleared = vmstat["pgzeroed_cleared"]
+    if cleared is None and side.startswith("ours"):
+        why = "its /proc/vmstat has no pgzeroed_cleared"
+        fix = "build it with CONFIG_PAGE_ZEROED (`kz build linux --variant knownzero`)"
+        raise TestFailure("Cannot count the pages that our kernel zeroes", why, fix)
+    if cleared is not None:
+        return float(cleared * PAGE)
+    huge = huge_pages(answer)
+    small = max(0, int(answer["minor_faults"]) - huge)
+    return float(huge * HUGE + small * PAGE)
+
+
+def huge_pages(answer: dict[str, Any]) -> int:
+    """The huge pages that a run of alloc_once got. Those of hugetlb have no counter."""
+    if answer.get("pages") == "hugetlb":
+        return int(answer["bytes"]) // HUGE
+    return answer["vmstat"]["thp_fault_alloc"] or 0
+
+
 @dataclass
 class Runs:
     """The values of one side in one phase, one entry per repetition."""
@@ -45,32 +75,13 @@ class Runs:
     host_system_ms: list[float] = field(default_factory=list)
 
     def add(self, side: Side, answer: dict[str, Any], cost: HostCost) -> None:
-        vmstat: dict[str, int | None] = answer["vmstat"]
-        # Pages of hugetlb have no counter; the job gets no others.
-        huge = (
-            answer["bytes"] // HUGE
-            if answer.get("pages") == "hugetlb"
-            else vmstat["thp_fault_alloc"] or 0
-        )
-        small = max(0, int(answer["minor_faults"]) - huge)
-        cleared = vmstat["pgzeroed_cleared"]
-        skipped = vmstat["pgzeroed_skip"] or 0
-        if vmstat["pgzeroed_bad"]:
-            why = f"pgzeroed_bad rose by {vmstat['pgzeroed_bad']} in the {side.name} guest"
-            fix = "run the same on the debug kernel: its oracle prints the page and its history"
-            raise TestFailure("Memory that should have been zero was not", why, fix)
-        if cleared is None and side.name.startswith("ours"):
-            why = "its /proc/vmstat has no pgzeroed_cleared"
-            fix = "build it with CONFIG_PAGE_ZEROED (`kz build linux --variant knownzero`)"
-            raise TestFailure("Cannot count the pages that our kernel zeroes", why, fix)
         # User-Mode Linux has no performance counters; the job has its only CPU to itself.
         clock = answer["wall_ns"] if answer["task_clock_ns"] is None else answer["task_clock_ns"]
         self.task_clock_ms.append(clock / 1e6)
-        self.zeroed.append(
-            float(cleared * PAGE if cleared is not None else huge * HUGE + small * PAGE)
-        )
+        self.zeroed.append(zeroed_bytes(answer, side.name))
+        skipped = answer["vmstat"]["pgzeroed_skip"] or 0
         self.skipped_percent.append(min(100.0, skipped * PAGE / answer["bytes"] * 100))
-        self.huge_pages.append(huge)
+        self.huge_pages.append(huge_pages(answer))
         self.host_faults.append(cost.faults)
         self.host_system_ms.append(cost.system_s * 1e3)
 

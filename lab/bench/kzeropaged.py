@@ -20,8 +20,6 @@ PAGES = {"nothp": "4 KiB pages", "thp": "huge pages"}
 SLOWDOWN_LIMIT = 1.0
 FOLDER = "/sys/kernel/mm/zero_page"
 OFF, ON = (f"echo {value} > {FOLDER}/enabled" for value in (0, 1))
-# no pauses: they do not change its CPU time, and take long
-PACE = f"echo 0 > {FOLDER}/delay_millisecs"
 DIRTY = f"fillfree --share 90 > /dev/null; {DROP}"
 CORUNNER_MS = 1500
 CORUNNER_TURNS, CORUNNER_MOST = 10, 30
@@ -101,10 +99,10 @@ def background(run: Run, cost: Values, prefix: str = "prezero", where: str = "")
     for name, unit, key, words in (
         ("background_cpu", "s", "cpu", "CPU time to zero all dirty memory once"),
         ("background_bytes", "bytes", "bytes", "bytes zeroed"),
-        ("time_until_zero", "s", "seconds", "time until done, without pauses"),
+        ("time_until_zero", "s", "seconds", "time until done"),
         ("known_zero", "percent", "known", "free memory known to be zero then"),
         ("gib_cpu", "s", "gib_cpu", "CPU time for each GiB"),
-        ("gib_time", "s", "gib_seconds", "time for each GiB, from idle and without pauses"),
+        ("gib_time", "s", "gib_seconds", "time for each GiB, from idle"),
     ):
         both = [0.0] * len(cost[key,]), cost[key,]
         run.add(f"{prefix}.{name}", unit, both, f"Work of kzeropaged beforehand{where}: {words}.")

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from lab.bench import session
 from lab.bench.host import fill, fill_mb, release, sizes, until_back
-from lab.bench.kzeropaged import PACE, zero_all
+from lab.bench.kzeropaged import zero_all
 from lab.bench.plugin import Symbols, build_plugin, symbols
 from lab.bench.runner import Run
 from lab.bench.session import MIB, Side, available_gb
@@ -270,7 +270,6 @@ def flush(side: Side, watch: Watch, gb: int) -> Holds:
 
 def prezero(side: Side, watch: Watch, gb: int) -> Holds:
     """Zero free memory, much of it in pieces of 64 KiB; the holds of kzeropaged."""
-    side.sh(PACE)
     fill(side, fill_mb(gb, SMALL_PERCENT), more="--nothp --gaps 64", warm=False)
     side.sh(session.DROP)
     blocks = entries(side)

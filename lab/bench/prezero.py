@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0
 """Pre-zeroing: the job with free memory zeroed before, and the whole cost.
 
-Peers, another load, natively.
+Programs that run again, peers, another load, natively. kzeropaged has its default settings.
 """
 
 import itertools
@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from lab.bench import goals, kzeropaged
-from lab.bench.jobs import BASE_COUNTS, MODES
-from lab.bench.kzeropaged import DIRTY, FOLDER, OFF, ON, PACE, PAGES, WORDS
+from lab.bench.jobs import BASE_COUNTS, MODES, SPARE, allocate
+from lab.bench.kzeropaged import DIRTY, OFF, ON, PAGES, WORDS
 from lab.bench.repeat import Values, turns
 from lab.bench.runner import Pair, Run
-from lab.bench.session import DROP, MIB, Side, spec_for, warm_host
+from lab.bench.session import BALLOON, DELAY, DROP, MIB, Side, spec_for, warm_host
 from lab.build import programs as guest
 from lab.build.linux import VARIANTS
 from lab.core.errors import TestFailure
@@ -27,6 +27,12 @@ from lab.core.progress import step
 # Of the posted series: 24.3 to 10.6 s with 4 KiB pages, 15.9 to 1.9 s with huge pages.
 SAVINGS = {"nothp": 57.0, "thp": 88.0}
 SHARE = 0.75
+# A program that runs again: it may zero so many percent of its memory.
+AGAIN_MB, AGAIN_AFTER_S = 800, 2
+AGAIN, AGAIN_CACHED = 10.0, 20.0
+REPORT_DEFAULT_MS = 2000  # a bench has shorter delays
+# The descriptor keeps the pages of the device in the page cache.
+FILL_CACHE = "exec 3</dev/vda; dd if=/dev/vda of=/dev/null bs=1M count=2200 2>/dev/null"
 # The other ways to have zeros, on the base kernel; both are older than this series.
 PEERS = {"init_on_alloc": "init_on_alloc=1", "init_on_free": "init_on_free=1"}
 PEER_TURNS = 6
@@ -39,7 +45,6 @@ UM_MEMORY, UM_MB, UM_TURNS = "512M", 256, 6
 UM, WHERE = "prezero.um", ", User-Mode Linux"
 # To write to each page would take User-Mode Linux ten seconds.
 UM_DIRTY = f"alloc_once --size 384 --pages nothp --mode populate > /dev/null; {DROP}"
-DEFAULT_PACE = f"echo 100 > {FOLDER}/delay_millisecs"
 PEERS_NOTE = (
     "Peers: init_on_alloc=1 zeroes every page when it is allocated; init_on_free=1 when it is "
     "freed, and not again. Their whole CPU time includes that, and ours the work of kzeropaged "
@@ -59,7 +64,6 @@ def peers(run: Run, sides: list[Side], size_mb: int) -> None:
     The CPU time of the job, and of everything.
     """
     (ours,) = (side for side in sides if side.name == "ours")
-    ours.sh(PACE)
     for pages, word in WORDS.items():
         found = Values()
         argv = ["alloc_once", "--size", str(size_mb), "--mode", "touch_all", "--pages", pages]
@@ -95,17 +99,17 @@ def peers(run: Run, sides: list[Side], size_mb: int) -> None:
 
 
 def load(run: Run, both: Pair) -> None:
-    """Short processes that fill their memory, while the thread is on with default pauses."""
+    """Short processes that fill their memory, while the thread is on."""
     found = Values()
     with step(f"fork, exec, fault: {run.pairs} pairs of {LOAD[2]} processes"):
-        both.ours.sh(f"{DEFAULT_PACE}; {ON}")
+        both.ours.sh(ON)
         for side, counts in turns(both, run.pairs):
             with side.host_cost() as host:
                 answer = side.json(*LOAD)
             if counts:
                 whole = (host[0].user_s + host[0].system_s) * 1e3
                 found.note(side.name, wall=answer["wall_ns"] / 1e6, whole=whole)
-        both.ours.sh(f"{OFF}; {PACE}")
+        both.ours.sh(OFF)
     title = (
         f"{LOAD[2]} processes one after the other as in a build, with kzeropaged on as it is by "
         "default"
@@ -118,6 +122,42 @@ def load(run: Run, both: Pair) -> None:
     run.add("prezero.build_load.wall", "ms", found.both("wall"), words, goal)
     words = f"{title}: CPU time of the VMM, the thread's included."
     run.add("prezero.build_load.whole", "ms", found.both("whole"), words)
+
+
+def again(run: Run) -> None:
+    """A program that ends and runs again after two seconds, in guests as an operator has them."""
+    options = replace(run.options, size_mb=AGAIN_MB)
+    repeated = replace(run, options=options)  # with the same list of figures
+    disk = ["-drive", "driver=null-co,size=4G,read-zeroes=on,if=none,id=empty"]
+    devices = [BALLOON, "virtio-blk-pci,drive=empty"]
+    extra = dict.fromkeys(("base", "ours"), disk)
+    with run.kernels(devices=devices, extra=extra) as both:
+        for side in both:
+            side.sh(f"echo {REPORT_DEFAULT_MS} > {DELAY}")
+        both.ours.sh(ON)
+        for first, where in (("", ""), (FILL_CACHE, ", beside a full page cache")):
+            for side in both:
+                side.sh(first or "true")
+            for pages, word in WORDS.items():
+                job = f"alloc_once --size {AGAIN_MB} --mode touch_all --pages {pages} > /dev/null"
+
+                def run_before(side: Side, counts: bool, job: str = job) -> None:
+                    del counts
+                    side.sh(f"{job}; sleep {AGAIN_AFTER_S}")
+
+                phase = allocate(
+                    repeated,
+                    both,
+                    f"prezero.again{'.cached' if first else ''}.{word}",
+                    "touch_all",
+                    pages,
+                    prepare=run_before,
+                    warm=SPARE,
+                    kind=f" that ran {AGAIN_AFTER_S} s before, {PAGES[pages]}{where}",
+                    words="every byte written",
+                )
+                phase.zeroed(AGAIN_CACHED if first else AGAIN)
+                phase.clock()
 
 
 def natively(run: Run) -> None:
@@ -137,7 +177,6 @@ def natively(run: Run) -> None:
     specs = [(name, spec_for(options, kernel, None, **of_um)) for name, kernel in kernels.items()]
     with run.guests(specs) as sides:
         both = Pair(*sides)
-        both.ours.sh(PACE)
         for mode in ("populate", "touch_all"):
             name = f"{UM}.4k.{mode}"
             phase = kzeropaged.allocate(natively, both, name, mode, "nothp", cost, UM_DIRTY, WHERE)
@@ -194,7 +233,6 @@ def measure(run: Run) -> None:
     run.note(BASE_COUNTS, PEERS_NOTE)
     # Without a balloon: the host would be a second source of zeros.
     with run.kernels(devices=[]) as both:
-        both.ours.sh(PACE)
         cost = Values()
         for pages, mode in itertools.product(WORDS, MODES):
             phase = kzeropaged.allocate(
@@ -215,5 +253,6 @@ def measure(run: Run) -> None:
     with run.guests(specs) as sides:
         peers(run, sides, int(run.options.memory_mb * PEER_SHARE) // 2 * 2)
         load(run, Pair(sides[0], sides[1]))
+    again(run)
     natively(run)
     stores(run)

@@ -9,7 +9,7 @@ from typing import Any
 from lab.bench import goals
 from lab.bench import host as memory
 from lab.bench.host import MORE, SIZES, fill, needed_gb, release, sizes, until_back
-from lab.bench.kzeropaged import FOLDER, OFF, PACE, zero_all
+from lab.bench.kzeropaged import FOLDER, OFF, zero_all
 from lab.bench.repeat import NOTE as REPEATED
 from lab.bench.repeat import Values, turns
 from lab.bench.runner import Run
@@ -147,15 +147,13 @@ def measure(run: Run) -> None:
         rounds(ours, run.pairs, "flush", found)
     # Without a balloon: reported memory is not zeroed.
     with run.guests(specs(("ours",), [])) as sides:
-        for side in sides:
-            side.sh(PACE)
         rounds(sides, run.pairs, "prezero", found)
     figures(run, found, gbs)
     run.note(
         f"Each guest fills {FILL_PERCENT} % of its memory and frees it. A report is measured from "
         f"there until the host has {REPORTED_PERCENT} % back, so it includes the time to free it; "
         "a flush from the write to the parameter to its return; zeroing from turning kzeropaged "
-        "on, without pauses, until it has no more work. CPU time is that of QEMU, guest "
+        "on, with its default pauses, until it has no more work. CPU time is that of QEMU, guest "
         "included, and for zeroing that of kzeropaged.",
         REPEATED,
         "A cost grows faster than the memory when the whole 95 % bootstrap interval of the "

@@ -1,0 +1,230 @@
+# SPDX-License-Identifier: GPL-2.0
+"""Boots: what a fresh guest knows of its memory, what its first program gains, and the cost.
+
+All settings of the guest are the defaults.
+"""
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lab.bench import goals
+from lab.bench.jobs import zeroed_bytes
+from lab.bench.repeat import Values, turns
+from lab.bench.runner import Run
+from lab.bench.session import BALLOON, MIB, cpu_ns, resident, spec_for, warm_host
+from lab.boot.guest import Guest, running
+from lab.boot.spec import DAEMON, BootSpec
+from lab.build.linux import VARIANTS
+from lab.core.errors import TestFailure
+from lab.core.progress import step
+from lab.report.results import Goal, Metric, Target
+
+KERNELS = ("base", "ours")
+OTHER_PAIRS = 6  # of each guest but the first
+KNOWN_AT_LEAST = 95.0  # percent of free memory
+KNOWN_WITHIN = 100.0  # ms after the driver has registered
+ZEROED_AT_MOST = 2.0  # percent of the first program
+INIT_BEYOND = 5.0  # percent
+FILL_PERCENT = 90
+
+INIT = "Run /init as init process"
+REGISTERED = "Free page reporting enabled"
+REPORTED = "All free memory has been reported"
+LOG = f"dmesg | grep -e '{INIT}' -e '{REGISTERED}' -e '{REPORTED}'"
+UP, FULL = "@up", "@full"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A guest; its first program maps ``program_mb`` and writes to all of it."""
+
+    words: str
+    memory: str
+    program_mb: int
+    cpus: int = 1
+    devices: tuple[str, ...] = (BALLOON,)
+    arch: str = "x86_64"
+    reboot: bool = False
+
+    @property
+    def script(self) -> str:
+        """Print what is known, then do what the host says; a reset starts it again."""
+        program = f"alloc_once --size {self.program_mb} --mode touch_all"
+        fill = f"fillfree --share {FILL_PERCENT} > /dev/null; echo {FULL}"
+        return (
+            f"{LOG}; cat /proc/vmstat; echo {UP}; read word; "
+            f"case $word in fill) {fill}; read word;; *) {program};; esac"
+        )
+
+
+KINDS = {
+    "2g": Kind("2 GiB", "2G", 1024),
+    "512m": Kind("512 MiB", "512M", 256),
+    "8g": Kind("8 GiB", "8G", 1024),
+    "cpus4": Kind("2 GiB, 4 CPUs", "2G", 1024, cpus=4),
+    "daemon": Kind(
+        "2 GiB, vhost-user-balloon", "2G", 1024, devices=(f"{DAEMON},stats-interval=0",)
+    ),
+    "um": Kind("512 MiB, User-Mode Linux", "512M", 256, devices=(DAEMON,), arch="um"),
+    "reboot": Kind(f"2 GiB, a reboot after {FILL_PERCENT} % was used", "2G", 1024, reboot=True),
+}
+
+
+def _spec(run: Run, kind: Kind, kernel: str) -> BootSpec:
+    more: dict[str, Any] = {"memory": kind.memory, "devices": list(kind.devices)}
+    more["command"] = ["sh", "-c", kind.script]
+    if kind.arch == "um":
+        image = getattr(run.options, kernel)
+        return spec_for(run.options, image, None, arch="um", **(more | {"accel": "auto"}))
+    more["cpus"] = kind.cpus
+    if kind.reboot:
+        more["extra_qemu"] = ["-action", "reboot=reset"]
+    return run.spec(kernel, **more)
+
+
+def _until(guest: Guest, mark: str) -> list[str]:
+    """The guest's lines before the line ``mark``; TestFailure when it ends first."""
+    found: list[str] = []
+    for line in guest.lines:
+        if line.rstrip("\r\n") == mark:
+            return found
+        found.append(line.rstrip("\r\n"))
+    guest.fail_early()
+
+
+def _logged(lines: Sequence[str], message: str) -> float | None:
+    """When the kernel logged a message, in ms since it started; None when it did not."""
+    for line in lines:
+        if found := re.match(rf"\[ *([\d.]+)\] .*{message}", line):
+            return float(found[1]) * 1e3
+    return None
+
+
+def _facts(lines: Sequence[str], kernel: str) -> dict[str, float]:
+    """What a guest printed before UP: times in ms of its clock, and what it knows in percent."""
+    counts = {
+        name: int(value)
+        for name, value in re.findall(r"^(\w+) (\d+)$", "\n".join(lines), re.MULTILINE)
+    }
+    init, registered = _logged(lines, INIT), _logged(lines, REGISTERED)
+    reported = _logged(lines, REPORTED)
+    if init is None or registered is None or (kernel == "ours") != (reported is not None):
+        what = f"A guest with the kernel {kernel} did not log what is expected"
+        why = "\n".join(line for line in lines if line.startswith("["))
+        raise TestFailure(what, why, "boot it with `kz boot` and read its console")
+    known = sum(
+        value * (1 if name.startswith("pgzeroed_set") else -1)
+        for name, value in counts.items()
+        if re.match("pgzeroed_(set|skip|lost)", name)
+    )
+    return {
+        "init": init,
+        "pass": (reported or registered) - registered,
+        "known": known / counts["nr_free_pages"] * 100,
+    }
+
+
+def _boot(run: Run, kind: Kind, kernel: str) -> dict[str, float]:
+    """The figures of one boot, or of the reboot after it."""
+    warm_host(kind.program_mb * MIB)
+    with running(_spec(run, kind, kernel)) as guest:
+        if kind.arch != "um":
+            run.accel = run.accel or guest.accel
+            run.accel_reason = run.accel_reason or guest.accel_reason
+        lines, before = _until(guest, UP), 0
+        if kind.reboot:
+            guest.send("fill")
+            _until(guest, FULL)
+            before = cpu_ns(guest.pid)
+            guest.qmp("system_reset")
+            lines = _until(guest, UP)
+        found = _facts(lines, kernel)
+        found["cpu"] = (cpu_ns(guest.pid) - before) / 1e9
+        found["resident"] = float(resident(guest.pid))
+        guest.send("program")
+        answer = json.loads(next(line for line in guest.lines if line.startswith("{")))
+        guest.wait()
+    found["zeroed"] = zeroed_bytes(answer, kernel)
+    found["program"] = answer["wall_ns"] / 1e6
+    return found
+
+
+def _at_least(percent: float) -> Goal:
+    return lambda made: Target(f"at least {percent:.0f} %", made.ours.median >= percent)
+
+
+def _at_most(limit: float) -> Goal:
+    """For each of the boots."""
+
+    def judge(metric: Metric) -> Target:
+        worst = max(metric.values["ours"])
+        return Target(f"at most {limit:.0f} ms in each boot ({worst:.0f})", worst <= limit)
+
+    return judge
+
+
+def figures(run: Run, name: str, kind: Kind, found: Values) -> None:
+    size = kind.program_mb * MIB
+    not_slower = goals.within(0, INIT_BEYOND, "not slower than base beyond noise")
+    since = "the reset" if kind.reboot else "the start of the VMM"
+    for key, unit, title, goal in (
+        (
+            "zeroed",
+            "bytes",
+            "Bytes that the guest zeroes for its first program",
+            goals.share(ZEROED_AT_MOST, size),
+        ),
+        ("program", "ms", "Time of the first program, which writes to all its memory", None),
+        (
+            "known",
+            "percent",
+            "Free memory that is known to be zero when init runs",
+            _at_least(KNOWN_AT_LEAST),
+        ),
+        (
+            "pass",
+            "ms",
+            "Time from the driver's registration until all free memory is reported, by "
+            "the guest's clock; base has no such pass",
+            _at_most(KNOWN_WITHIN),
+        ),
+        ("init", "ms", "Time until init runs, by the guest's clock", not_slower),
+        ("cpu", "s", f"CPU time of the VMM from {since} until init is ready", None),
+        (
+            "resident",
+            "bytes",
+            "Host memory held by the VMM when init is ready",
+            goals.more_at_most(0, "not more than base"),
+        ),
+    ):
+        if kind.reboot and key in ("pass", "init", "resident"):
+            goal = None  # the bounds are those of a fresh guest
+        run.add(f"boot.{name}.{key}", unit, found.both(name, key), f"{title}: {kind.words}.", goal)
+
+
+def measure(run: Run) -> None:
+    run.job = {"pairs": run.pairs, "other_pairs": min(run.pairs, OTHER_PAIRS)}
+    run.note(
+        "Each boot is a guest of its own, base and ours by turns, with all settings at their "
+        "defaults. The first program starts as soon as init does, maps its memory and writes to "
+        "each byte of it.",
+        "Time until init runs is the kernel's: from its first message with a time to its message "
+        f"'{INIT}'.",
+        f"Reboot: the guest uses {FILL_PERCENT} % of its memory and is reset by QMP, so that the "
+        "host has to take memory back that it had given.",
+    )
+    found = Values()
+    for name, kind in KINDS.items():
+        if kind.arch == "um" and not {run.options.base, run.options.ours} <= set(VARIANTS):
+            run.note("User-Mode Linux was left out: it needs kernels that are named by variant.")
+            continue
+        pairs = run.pairs if name == "2g" else min(run.pairs, OTHER_PAIRS)
+        with step(f"{kind.words}: {pairs} boots of base and ours, by turns"):
+            for kernel, counts in turns(KERNELS, pairs):
+                values = _boot(run, kind, kernel)
+                if counts:
+                    found.note(kernel, name, **values)
+        figures(run, name, kind, found)
