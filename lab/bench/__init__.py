@@ -88,6 +88,7 @@ _ALL = (
     Bench("host", "host memory that returns when the guest frees"),
     Bench("churn", "memory allocated and freed all the time, by report delay"),
     Bench("prezero", "free memory zeroed before it is used"),
+    Bench("init-on-alloc", "small allocations with init_on_alloc=1, distributions' default"),
     Bench("fleet", "host memory of six guests with bursts, by policy", needs_gb=7.2),
     Bench("programs", "real programs in a Debian", "", "tcg", True, 6.0, "programs", PARTS),
     Bench(

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: GPL-2.0
+"""With init_on_alloc=1, as distributions boot: what small allocations zero, and what it costs."""
+
+import itertools
+from dataclasses import dataclass
+
+from lab.bench.kzeropaged import ON
+from lab.bench.repeat import NOTE as REPEATED
+from lab.bench.repeat import Values, turns
+from lab.bench.runner import Run
+from lab.bench.session import BALLOON, DELAY, MIB, PAGE, Side, cpu_ns, warm_host
+from lab.core.errors import TestFailure
+from lab.core.progress import step
+
+APPEND = "init_on_alloc=1"
+REPORT_DEFAULT_MS = 2000  # a bench has shorter delays
+REST_S = 2
+READ_MB, FILES, FILE_KB, PROCESSES = 300, 1000, 16, 500
+DISK = ("-drive", "driver=null-co,size=1G,read-zeroes=on,if=none,id=empty")
+ARCHIVE = (
+    f"mkdir -p /tmp/in /tmp/out; for i in $(seq {FILES}); do head -c {FILE_KB << 10} /dev/zero > "
+    "/tmp/in/$i; done; tar cf /tmp/archive.tar -C /tmp/in . && rm -r /tmp/in"
+)
+
+
+@dataclass(frozen=True)
+class Job:
+    """Work in the guest: ``command`` is measured, ``clean`` frees what it has allocated."""
+
+    words: str
+    command: str
+    clean: str = "true"
+
+
+JOBS = {
+    "read": Job(
+        f"{READ_MB} MB of a disk read into the page cache",
+        f"exec 3</dev/vda; dd if=/dev/vda of=/dev/null bs=1M count={READ_MB} 2>/dev/null",
+        "exec 3<&-; echo 3 > /proc/sys/vm/drop_caches",
+    ),
+    "unpack": Job(
+        f"an archive of {FILES} files of {FILE_KB} KB unpacked to a tmpfs",
+        "tar xf /tmp/archive.tar -C /tmp/out",
+        "rm -r /tmp/out; mkdir /tmp/out",
+    ),
+    "processes": Job(
+        f"{PROCESSES} short processes one after the other",
+        f"for i in $(seq {PROCESSES}); do /bin/true; done",
+    ),
+}
+OURS = ("ours", "kzeropaged")
+RUNS = {"first": "after all free memory was reported", "again": f"again {REST_S} s later"}
+
+
+def zeroed(side: Side, before: dict[str, int], after: dict[str, int]) -> int:
+    """Bytes that the kernel zeroed; the base kernel has no counter, and zeroes each page."""
+    change = {name: value - before[name] for name, value in after.items()}
+    if change.get("pgzeroed_bad"):
+        why = f"pgzeroed_bad rose by {change['pgzeroed_bad']} in the {side.name} guest"
+        fix = "run the same on the debug kernel: its oracle prints the page and its history"
+        raise TestFailure("Memory that should have been zero was not", why, fix)
+    if "pgzeroed_cleared" in change:
+        return change["pgzeroed_cleared"] * PAGE
+    return sum(pages for name, pages in change.items() if name.startswith("pgalloc_")) * PAGE
+
+
+def once(side: Side, job: Job) -> dict[str, float]:
+    """Run a job; what it cost."""
+    warm_host(READ_MB * MIB)
+    before, cpu = side.vmstat(), cpu_ns(side.guest.pid)
+    side.sh(job.command)
+    spent = (cpu_ns(side.guest.pid) - cpu) / 1e6
+    return {"zeroed": float(zeroed(side, before, side.vmstat())), "cpu": spent}
+
+
+def figures(run: Run, found: Values) -> None:
+    kinds = {"zeroed": ("bytes", "Bytes zeroed"), "cpu": ("ms", "CPU time of the VMM")}
+    for (name, job), (when, words), kernel in itertools.product(JOBS.items(), RUNS.items(), OURS):
+        label = "ours with kzeropaged" if kernel == "kzeropaged" else "ours"
+        for kind, (unit, title) in kinds.items():
+            values = found["base", name, when, kind], found[kernel, name, when, kind]
+            sentence = f"{title}, {job.words}: {words}, {label}."
+            run.add(f"init_on_alloc.{name}.{when}.{kernel}.{kind}", unit, values, sentence)
+
+
+def measure(run: Run) -> None:
+    run.job = {"memory": run.options.memory, "cpus": 1, "pairs": run.pairs, "append": APPEND}
+    run.note(
+        f"All guests boot with {APPEND}, Debian's and Ubuntu's default: each page is zeroed when "
+        "it is allocated, whatever for. The base kernel has no counter of that; its bytes are the "
+        "pages that were allocated.",
+        REPEATED,
+    )
+    found = Values()
+    more = {"append": APPEND, "devices": [BALLOON, "virtio-blk-pci,drive=empty"]}
+    more["extra_qemu"] = list(DISK)
+    specs = [
+        (name, run.spec("base" if name == "base" else "ours", **more)) for name in ("base", *OURS)
+    ]
+    with run.guests(specs) as sides:
+        for side in sides:
+            side.sh(ARCHIVE)
+        sides[-1].sh(ON)
+        for name, job in JOBS.items():
+            known = [found[side.name, name, when, "zeroed"] for side in sides for when in RUNS]
+            with step(f"{job.words}: up to {run.pairs} turns of two runs in {len(sides)} guests"):
+                for side, counts in turns(sides, run.pairs, known):
+                    side.settle()
+                    side.sh(f"echo {REPORT_DEFAULT_MS} > {DELAY}")
+                    for when in RUNS:
+                        values = once(side, job)
+                        side.sh(f"{job.clean}; sleep {REST_S}")
+                        if counts:
+                            found.note(side.name, name, when, **values)
+    figures(run, found)
