@@ -6,7 +6,6 @@ import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from lab.bench import host, hotpath
 from lab.bench.jobs import BASE_COUNTS, HUGE, MODES, TOUCHED, allocate
@@ -18,25 +17,19 @@ from lab.bench.session import DROP, MIB, PAGE, Side, settle_both
 from lab.boot import balloon
 from lab.core.errors import TestFailure
 from lab.core.progress import step
-from lab.report.results import Metric, Target
 
-# The savings of the posted series for populate and for surplus pages, and this project's target for
-# touch_all.
-SAVINGS: dict[str, float | None] = {"populate": 78.0, "touch_line": None, "touch_all": 40.0}
-SURPLUS_SAVING = 70.0
 ZEROED_LIMIT = 1.0  # percent
 CLEARED = "pgzeroed_cleared"
-SKIPPED_AT_LEAST = 21.0
 
 
 def thp(run: Run) -> None:
     run.note(BASE_COUNTS, TOUCHED)
     with run.kernels("base", "ours", "floor") as sides:
         for mode in MODES:
-            phase = allocate(run, sides, f"thp.{mode}", mode, "thp")
+            phase = allocate(run, sides, "thp.{mode}", mode, "thp", parameters={"mode": mode})
             phase.check_huge()
-            phase.zeroed(ZEROED_LIMIT)
-            phase.clock(SAVINGS[mode])
+            phase.zeroed()
+            phase.clock()
             phase.host()
         small_pages(run, sides, ("populate",))
         host.figures(run, Pair(*sides[:2]), least=run.pairs)
@@ -45,15 +38,9 @@ def thp(run: Run) -> None:
 
 def small_pages(run: Run, sides: Sequence[Side], modes: Iterable[str] = MODES) -> None:
     """The job with huge pages off."""
-
-    def enough(metric: Metric) -> Target:
-        return Target(f"at least {SKIPPED_AT_LEAST:.0f} %", metric.ours.median >= SKIPPED_AT_LEAST)
-
     for mode in modes:
-        phase = allocate(run, sides, f"order0.{mode}", mode, "nothp", kind=", 4 KiB pages")
-        values = phase.base.skipped_percent, phase.ours.skipped_percent
-        words = f"4 KiB pages whose zeroing was skipped: {MODES[mode]}."
-        run.add(f"order0.{mode}.skipped_percent", "percent", values, words, enough)
+        phase = allocate(run, sides, "order0.{mode}", mode, "nothp", parameters={"mode": mode})
+        phase.add("skipped_percent", "skipped_percent")
         phase.clock()
         phase.zeroed()
 
@@ -100,18 +87,18 @@ def hugetlb(run: Run) -> None:
     run.note(BASE_COUNTS, POOL_NOTE)
     pages = run.options.size_mb * MIB // HUGE
     with run.kernels("base", "ours", "floor") as sides:
-        for prepared, words in (
-            (surplus, "surplus pages"),
-            (persistent, "pages of a persistent pool"),
-        ):
-            around, name = (
-                functools.partial(prepared, pages=pages),
-                f"hugetlb.{prepared.__name__}.populate",
+        for pool, prepared in (("surplus", surplus), ("persistent", persistent)):
+            phase = allocate(
+                run,
+                sides,
+                "hugetlb.{pool}.populate",
+                "populate",
+                "hugetlb",
+                around=functools.partial(prepared, pages=pages),
+                parameters={"pool": pool},
             )
-            more: dict[str, Any] = {"around": around, "kind": ", hugetlb", "words": words}
-            phase = allocate(run, sides, name, "populate", "hugetlb", **more)
-            phase.clock(SURPLUS_SAVING)
-            phase.zeroed(ZEROED_LIMIT)
+            phase.clock()
+            phase.zeroed()
 
 
 LEFT_MB = 448  # memory of the guest while the balloon is full
@@ -144,17 +131,21 @@ def in_and_out(side: Side, counts: bool = True) -> None:
 
 def deflate(run: Run) -> None:
     run.note(BASE_COUNTS, REST_IN_USE)
-    of = ", memory that was in the balloon"
     # Without reporting: nothing else makes memory known to be zero.
     with run.kernels(devices=[balloon.device(device_init_on_inflate="on")]) as both:
-        for pages, words in (("thp", "huge pages"), ("nothp", "4 KiB pages")):
-            name = f"deflate.{pages}"
+        for pages in ("thp", "nothp"):
             phase = allocate(
-                run, both, name, "populate", pages, prepare=in_and_out, kind=of, words=words
+                run,
+                both,
+                "deflate.{pages}",
+                "populate",
+                pages,
+                prepare=in_and_out,
+                parameters={"pages": pages},
             )
             if pages == "thp":
                 phase.check_huge()
-            phase.zeroed(ZEROED_LIMIT)
+            phase.zeroed()
             phase.clock()
             phase.host()
 
@@ -185,9 +176,6 @@ def zerobytes(run: Run) -> None:
                 for side, _ in turns(both, run.pairs, found.both(mode), warm_ups=0, before=before):
                     found[side.name, mode].append(_job(side, size, mode, files[side.name]))
     for mode in ("populate", "touch_all"):
-        share = max(found["ours", mode]) / (size * MIB) * 100
-        target = Target(
-            f"at most {ZEROED_LIMIT:.0f} % of the memory ({share:.2f} %)", share <= ZEROED_LIMIT
+        run.add(
+            "zerobytes.{mode}.rep_stos_bytes", found.both(mode), {"mode": mode, "size_mb": size}
         )
-        words = f"Bytes the guest's kernel fills with rep stos for {size} MB: {MODES[mode]}."
-        run.add(f"zerobytes.{mode}.rep_stos_bytes", "bytes", found.both(mode), words, target)

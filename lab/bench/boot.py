@@ -10,24 +10,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lab.bench import goals
 from lab.bench.jobs import zeroed_bytes
 from lab.bench.repeat import Values, turns
-from lab.bench.runner import Run
+from lab.bench.runner import USER_MODE, Run
 from lab.bench.session import BALLOON, MIB, cpu_ns, resident, spec_for, warm_host
 from lab.boot.guest import Guest, running
 from lab.boot.spec import DAEMON, BootSpec
 from lab.build.linux import VARIANTS
 from lab.core.errors import TestFailure
 from lab.core.progress import step
-from lab.report.results import Goal, Metric, Target
 
 KERNELS = ("base", "ours")
 OTHER_PAIRS = 6  # of each guest but the first
-KNOWN_AT_LEAST = 95.0  # percent of free memory
-KNOWN_WITHIN = 100.0  # ms after the driver has registered
-ZEROED_AT_MOST = 2.0  # percent of the first program
-INIT_BEYOND = 5.0  # percent
 FILL_PERCENT = 90
 
 INIT = "Run /init as init process"
@@ -41,7 +35,6 @@ UP, FULL = "@up", "@full"
 class Kind:
     """A guest; its first program maps ``program_mb`` and writes to all of it."""
 
-    words: str
     memory: str
     program_mb: int
     cpus: int = 1
@@ -61,15 +54,13 @@ class Kind:
 
 
 KINDS = {
-    "2g": Kind("2 GiB", "2G", 1024),
-    "512m": Kind("512 MiB", "512M", 256),
-    "8g": Kind("8 GiB", "8G", 1024),
-    "cpus4": Kind("2 GiB, 4 CPUs", "2G", 1024, cpus=4),
-    "daemon": Kind(
-        "2 GiB, vhost-user-balloon", "2G", 1024, devices=(f"{DAEMON},stats-interval=0",)
-    ),
-    "um": Kind("512 MiB, User-Mode Linux", "512M", 256, devices=(DAEMON,), arch="um"),
-    "reboot": Kind(f"2 GiB, a reboot after {FILL_PERCENT} % was used", "2G", 1024, reboot=True),
+    "2g": Kind("2G", 1024),
+    "512m": Kind("512M", 256),
+    "8g": Kind("8G", 1024),
+    "cpus4": Kind("2G", 1024, cpus=4),
+    "daemon": Kind("2G", 1024, devices=(f"{DAEMON},stats-interval=0",)),
+    "um": Kind("512M", 256, devices=(DAEMON,), arch="um"),
+    "reboot": Kind("2G", 1024, reboot=True),
 }
 
 
@@ -152,57 +143,13 @@ def _boot(run: Run, kind: Kind, kernel: str) -> dict[str, float]:
     return found
 
 
-def _at_least(percent: float) -> Goal:
-    return lambda made: Target(f"at least {percent:.0f} %", made.ours.median >= percent)
-
-
-def _at_most(limit: float) -> Goal:
-    """For each of the boots."""
-
-    def judge(metric: Metric) -> Target:
-        worst = max(metric.values["ours"])
-        return Target(f"at most {limit:.0f} ms in each boot ({worst:.0f})", worst <= limit)
-
-    return judge
-
-
 def figures(run: Run, name: str, kind: Kind, found: Values) -> None:
-    size = kind.program_mb * MIB
-    not_slower = goals.within(0, INIT_BEYOND, "not slower than base beyond noise")
-    since = "the reset" if kind.reboot else "the start of the VMM"
-    for key, unit, title, goal in (
-        (
-            "zeroed",
-            "bytes",
-            "Bytes that the guest zeroes for its first program",
-            goals.share(ZEROED_AT_MOST, size),
-        ),
-        ("program", "ms", "Time of the first program, which writes to all its memory", None),
-        (
-            "known",
-            "percent",
-            "Free memory that is known to be zero when init runs",
-            _at_least(KNOWN_AT_LEAST),
-        ),
-        (
-            "pass",
-            "ms",
-            "Time from the driver's registration until all free memory is reported, by "
-            "the guest's clock; base has no such pass",
-            _at_most(KNOWN_WITHIN),
-        ),
-        ("init", "ms", "Time until init runs, by the guest's clock", not_slower),
-        ("cpu", "s", f"CPU time of the VMM from {since} until init is ready", None),
-        (
-            "resident",
-            "bytes",
-            "Host memory held by the VMM when init is ready",
-            goals.more_at_most(0, "not more than base"),
-        ),
-    ):
-        if kind.reboot and key in ("pass", "init", "resident"):
-            goal = None  # the bounds are those of a fresh guest
-        run.add(f"boot.{name}.{key}", unit, found.both(name, key), f"{title}: {kind.words}.", goal)
+    fresh = "no" if kind.reboot else "yes"
+    of = {"guest": name, "fresh": fresh, "size_mb": kind.program_mb}
+    accelerator = USER_MODE if kind.arch == "um" else ""
+    for key in ("zeroed", "program", "known", "pass", "init", "cpu", "resident"):
+        values = found.both(name, key)
+        run.add(f"boot.{{guest}}.{key}", values, of, accelerator=accelerator)
 
 
 def measure(run: Run) -> None:
@@ -222,7 +169,7 @@ def measure(run: Run) -> None:
             run.note("User-Mode Linux was left out: it needs kernels that are named by variant.")
             continue
         pairs = run.pairs if name == "2g" else min(run.pairs, OTHER_PAIRS)
-        with step(f"{kind.words}: {pairs} boots of base and ours, by turns"):
+        with step(f"{name}: {pairs} boots of base and ours, by turns"):
             for kernel, counts in turns(KERNELS, pairs):
                 values = _boot(run, kind, kernel)
                 if counts:

@@ -10,7 +10,6 @@ import shlex
 from dataclasses import replace
 from pathlib import Path
 
-from lab.bench import goals
 from lab.bench.jobs import BASE_COUNTS, HUGE, MODES, Runs
 from lab.bench.kzeropaged import FOLDER
 from lab.bench.repeat import Values, turns
@@ -25,14 +24,7 @@ from lab.core.progress import step
 # The kernels outside and inside; the others are compared with the first pair.
 ENDS = {"base-base": "base in both", "ours-base": "ours outside"}
 ENDS |= {"base-ours": "ours inside", "ours-ours": "ours in both"}
-# Unit and title of each figure.
-FIGURES = {
-    "use": ("bytes", "Bytes that both ends zero while memory is used"),
-    "outer": ("bytes", "Bytes that the host zeroes while memory is used"),
-    "inner": ("bytes", "Bytes that the guest zeroes while memory is used"),
-    "idle": ("bytes", "Bytes that the host zeroes between two uses"),
-    "ms": ("ms", "Time to use the memory"),
-}
+FIGURES = ("use", "outer", "inner", "idle", "ms")
 KEYS = {
     "rest": "after a rest",
     "busy": "on a host that was never idle",
@@ -48,7 +40,6 @@ NOTE = (
     "program runs in the outer guest until the use begins."
 )
 PREZEROED = "pgzeroed_set_prezeroed"
-SHARE = 5.0  # percent of the bytes used
 MORE_MB, OUTER_MB = (
     64,
     1024,
@@ -172,15 +163,13 @@ def measure(run: Run) -> None:
         name: build_linux(variant, config=nested.CONFIG) for name, variant in variants.items()
     }
     run.versions |= {f"image_outer_{name}": kernel.parent.name for name, kernel in kernels.items()}
-    found, size = Values(), run.options.size_mb * MIB
+    found = Values()
     memfd = ["-object", MEMFD + run.options.memory, "-machine", "memory-backend=memory"]
     rounds(run, kernels, ["rest", "busy"], [], found)
     rounds(run, kernels, ["memfd"], memfd, found)
     for key, what, name in itertools.product(KEYS, FIGURES, [*ENDS][1:]):
         for mode in JOBS[key]:
-            unit, title = FIGURES[what]
-            words = f"{title}, {KEYS[key]}: {ENDS[name]}, {MODES[mode].split(';')[0]}."
-            limit = SHARE if (name, key, what) == ("ours-ours", "rest", "use") else None
             values = found["base-base", mode, key, what], found[name, mode, key, what]
-            at = f"both-ends.{key}.{what}.{mode}.{name.replace('-', '_')}"
-            run.add(at, unit, values, words, goals.share(limit, size))
+            of = {"use": key, "mode": mode, "ends": name.replace("-", "_")}
+            metric = f"both-ends.{{use}}.{what}.{{mode}}.{{ends}}"
+            run.add(metric, values, {**of, "size_mb": run.options.size_mb})

@@ -54,16 +54,16 @@ POLICIES = {
     ),
     "targets": Policy("ours, balloon targets of autoballoon", "ours", TARGETS),
 }
-KINDS = {  # of figures: unit, title
-    "memory_time": ("GiB·s", "Host memory of all guests for the same work"),
-    "burst": ("ms", "Time to map and touch a burst"),
-    "burst_p99": ("ms", "99th percentile of the bursts"),
-    "zeroed": ("bytes", "Bytes a guest zeroes when memory is used"),
-    "prezeroed": ("bytes", "Bytes that kzeropaged zeroes in a guest"),
-    "host_faults": ("faults", "Page faults the host handles for a guest"),
-    "guest_faults": ("faults", "Page faults of a guest"),
-    "cpu": ("s", "CPU time of a guest's QEMU"),
-}
+KINDS = (
+    "memory_time",
+    "burst",
+    "burst_p99",
+    "zeroed",
+    "prezeroed",
+    "host_faults",
+    "guest_faults",
+    "cpu",
+)
 
 
 def trace(guest: int) -> list[str]:
@@ -182,10 +182,10 @@ AGAINST = "upstream"  # the policy that the others are compared with: it gives m
 def figures(run: Run, found: Values) -> None:
     """Each policy against base with reports."""
     others = [name for name in POLICIES if name != AGAINST]
-    for name, (kind, (unit, title)) in itertools.product(others, KINDS.items()):
+    for name, kind in itertools.product(others, KINDS):
         if any(found[name, kind]):
-            words = f"{title}: {POLICIES[name].words}."
-            run.add(f"fleet.{name}.{kind}", unit, (found[AGAINST, kind], found[name, kind]), words)
+            values = found[AGAINST, kind], found[name, kind]
+            run.add(f"fleet.{{policy}}.{kind}", values, {"policy": name})
 
 
 def measure(run: Run) -> None:

@@ -13,9 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from lab.bench import goals
 from lab.bench.plugin import Symbols, build_plugin, symbols
-from lab.bench.runner import Built, Run
+from lab.bench.runner import COUNTING, Built, Run
 from lab.bench.session import LATE, Side, spec_for
 from lab.boot.guest import boot, running
 from lab.boot.spec import BootSpec
@@ -26,7 +25,6 @@ from lab.report.evidence import SNAPSHOT
 
 BOOTS = 2
 REPS, FEW = 1001, 101
-LIMIT = 0.5
 WARM_UPS = 16  # of guest/hotpath.c
 SKIPPED, SKIPPED_AT_LEAST = "pgzeroed_skip", 0.9
 # The depth of the page table depends on the place of user space.
@@ -50,7 +48,6 @@ class HotPath:
     """
 
     name: str
-    words: str
     loop: str
     operations: int = 1
     reps: int = REPS
@@ -59,71 +56,33 @@ class HotPath:
     metric: str = ""
     length: str = "short"  # of its chart
 
+    @property
+    def path(self) -> str:
+        """The parameter of its metrics."""
+        return self.metric or self.name
+
 
 # Emulated, a huge page or a process takes as long as hundreds of the others: fewer repetitions.
 PATHS = (
-    HotPath("fault", "anonymous 4 KiB page fault; with its share of the unmapping", "fault", 32),
-    HotPath(
-        "alloc_free", "order-0 page through the per-CPU list; allocated and freed", "pipe_deep", 13
-    ),
-    HotPath(
-        "buddy",
-        "order-0 page through the buddy lists; allocated and freed, when the per-CPU list "
-        "overflows",
-        *("buddy", 221, FEW),
-        metric="buddy_alloc_free",
-        bound=False,
-    ),
-    HotPath(
-        "thp_fault", "2 MiB page fault; with its unmapping", "thp_fault", 1, FEW, length="long"
-    ),
+    HotPath("fault", "fault", 32),
+    HotPath("alloc_free", "pipe_deep", 13),
+    HotPath("buddy", "buddy", 221, FEW, metric="buddy_alloc_free", bound=False),
+    HotPath("thp_fault", "thp_fault", 1, FEW, length="long"),
 )
 MORE = (
-    HotPath(
-        "order3", "order-3 page (32 KiB); allocated and freed", "list3", metric="alloc_free_order3"
-    ),
-    HotPath(
-        "order9",
-        "order-9 page (2 MiB); allocated, freed",
-        "list9",
-        metric="alloc_free_order9",
-        length="long",
-    ),
-    HotPath(
-        "fork",
-        "fork and exit; with the wait",
-        "fork",
-        1,
-        FEW,
-        200.0,
-        metric="fork_exit",
-        length="long",
-    ),
-    HotPath(
-        "exec", "fork, exec and exit", "exec", 1, FEW, 200.0, metric="fork_exec", length="long"
-    ),
+    HotPath("order3", "list3", metric="alloc_free_order3"),
+    HotPath("order9", "list9", metric="alloc_free_order9", length="long"),
+    HotPath("fork", "fork", 1, FEW, 200.0, metric="fork_exit", length="long"),
+    HotPath("exec", "exec", 1, FEW, 200.0, metric="fork_exec", length="long"),
 )
 # Each repetition uses memory that was not used since it was reported.
 NEW = (
-    HotPath("new_fault", "4 KiB page fault in unused memory", "new_fault", 32),
-    HotPath(
-        "new_thp",
-        "2 MiB fault in unused memory",
-        "new_thp",
-        1,
-        FEW,
-        metric="new_thp_fault",
-        length="long",
-    ),
+    HotPath("new_fault", "new_fault", 32),
+    HotPath("new_thp", "new_thp", 1, FEW, metric="new_thp_fault", length="long"),
 )
 PAGES = {"new_fault": 32, "new_thp": 512}  # of a repetition
 
 IDLE, OFF, ACTIVE = "", "off.", "active."
-STATES = {
-    IDLE: "with no source of zeros",
-    OFF: "with the series applied and compiled out",
-    ACTIVE: "after a balloon has reported all free memory",
-}
 NOTE = (
     "Instructions are counted by the guest's own clock under -icount shift=0, where each emulated "
     "instruction takes one nanosecond; each boot gives the median of 1001 repetitions (of 101 "
@@ -243,16 +202,9 @@ def breakdown(run: Run, images: Built, path: HotPath, prefix: str = IDLE) -> Non
     for name in sorted(differs, key=lambda name: -abs(differs[name])):
         if abs(differs[name]) >= path.worth:
             values = [base.get(name, 0.0)], [ours.get(name, 0.0)]
-            words = (
-                f"Functions of {path.metric or path.name} that differ, {STATES[prefix]}: {name}; "
-                "all its callers together."
-            )
-            run.add(
-                f"hotpath.{prefix}{path.metric or path.name}.in.{name}",
-                "instructions",
-                values,
-                words,
-            )
+            metric = f"hotpath.{prefix}{{path}}.in.{{function}}"
+            of = {"path": path.path, "path_name": path.path, "function": name}
+            run.add(metric, values, of, accelerator=COUNTING)
 
 
 def _count(
@@ -279,14 +231,21 @@ def compare(run: Run, images: Built, rows: Rows, paths: Sequence[HotPath], prefi
 
     Without an active source it has a limit, and a breakdown beyond the limit.
     """
-    at_most = goals.more_at_most(LIMIT, f"at most {LIMIT} % more than base")
     for path in paths:
-        name = f"hotpath.{prefix}{path.metric or path.name}.instructions"
         limit = [row[path.name] for row in rows.get("floor", []) if path in NEW]
-        goal = at_most if path.bound and prefix != ACTIVE else None
         values = [row[path.name] for row in rows["base"]], [row[path.name] for row in rows["ours"]]
-        words = f"Instructions of the {path.length} paths {STATES[prefix]}: {path.words}."
-        made = run.add(name, "instructions", values, words, goal, limit)
+        made = run.add(
+            f"hotpath.{prefix}{{path}}.instructions",
+            values,
+            {
+                "path": path.path,
+                "counted": path.path,
+                "length": path.length,
+                "bound": "yes" if path.bound else "no",
+            },
+            floor=limit,
+            accelerator=COUNTING,
+        )
         if any(one and not one.met for one in (made.target, made.near_floor)):
             breakdown(run, images, path, prefix)
 

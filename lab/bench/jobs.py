@@ -6,7 +6,6 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
-from lab.bench import goals
 from lab.bench.repeat import turns
 from lab.bench.runner import Run
 from lab.bench.session import MIB, PAGE, HostCost, Side, settle_both, warm_host
@@ -15,11 +14,7 @@ from lab.core.progress import step
 
 HUGE = 2 * MIB
 SPARE = 64 * MIB  # of the host's memory, beside the job's
-MODES = {
-    "populate": "mapped, never touched; with MAP_POPULATE",
-    "touch_line": "mapped, a byte of each 4 KiB touched; with MAP_POPULATE",
-    "touch_all": "mapped, every byte written; with MAP_POPULATE",
-}
+MODES = ("populate", "touch_line", "touch_all")
 TOUCHED = (
     "A job that only populates hides the host's faults, which come when the memory is touched: "
     "the modes that touch it have them. Memory that the guest does not touch is not taken from "
@@ -98,48 +93,40 @@ class Runs:
 class Phase:
     """The values of a job in both guests.
 
-    ``name`` begins its metrics, ``kind`` and ``words`` are in its charts.
+    ``name`` begins the names of its metrics, which have these parameters.
     """
 
     run: Run
     name: str
     size: float
-    words: str
-    kind: str = ""
+    parameters: dict[str, object] = field(default_factory=dict)
     base: Runs = field(default_factory=Runs)
     ours: Runs = field(default_factory=Runs)
     floor: Runs = field(default_factory=Runs)
 
-    def _add(self, last: str, unit: str, values: str, title: str, *more: Any) -> None:
+    def add(self, last: str, values: str, floor: Sequence[float] = ()) -> None:
+        """Add the metric with this last name, of these values of ``Runs``."""
         both = getattr(self.base, values), getattr(self.ours, values)
-        self.run.add(f"{self.name}.{last}", unit, both, f"{title}{self.kind}: {self.words}.", *more)
+        size_mb = f"{self.size / MIB:.0f}"
+        self.run.add(
+            f"{self.name}.{last}", both, {"size_mb": size_mb, **self.parameters}, floor=floor
+        )
 
-    def zeroed(self, limit: float | None = None) -> None:
-        """Add the bytes that the guest zeroed.
+    def zeroed(self) -> None:
+        """Add the bytes that the guest zeroed."""
+        self.add("guest_zeroed_bytes", "zeroed")
 
-        ``limit``: the most of the job's size, in percent.
-        """
-        title = f"Bytes that the guest zeroes for {self.size / MIB:.0f} MB"
-        self._add("guest_zeroed_bytes", "bytes", "zeroed", title, goals.share(limit, self.size))
-
-    def clock(self, at_least: float | None = None) -> None:
-        """Add the CPU time; ``at_least`` is the saving that is the target, in percent."""
-        floor = self.floor.task_clock_ms
-        title = f"CPU time of a program that maps {self.size / MIB:.0f} MB"
-        self._add("task_clock", "ms", "task_clock_ms", title, goals.less(at_least), floor)
+    def clock(self) -> None:
+        """Add the CPU time."""
+        self.add("task_clock", "task_clock_ms", self.floor.task_clock_ms)
 
     def host(self) -> None:
         """Add the VMM's page faults, and the host kernel's share of CPU time.
 
         Of all turns, as it counts 10 ms steps.
         """
-        title = "Page faults the host handled for the VMM during the job"
-        self._add("host_faults", "faults", "host_faults", title)
-        title = (
-            "Part of the job's CPU time in which the host's kernel worked for the VMM, mostly "
-            "faults"
-        )
-        self._add("host_share", "percent", "host_share", title)
+        self.add("host_faults", "host_faults")
+        self.add("host_share", "host_share")
 
     def check_huge(self) -> None:
         """TestFailure unless the job got huge pages on both sides."""
@@ -163,22 +150,22 @@ def allocate(
     *,
     prepare: Callable[[Side, bool], None] | None = None,
     warm: int | None = None,
-    kind: str = "",
-    words: str = "",
     around: Callable[[Side], AbstractContextManager[object]] = nullcontext,
+    parameters: dict[str, object] | None = None,
 ) -> Phase:
     """Run the job in the guests by turns, --pairs times after the warm-up.
 
     ``prepare`` readies a guest for each job, with whether the turn counts; otherwise all free
     memory is reported. ``around`` prepares the guest right before the job and puts it back after
-    it. ``warm``: bytes of the host's memory to touch before, by default those of the job. The rest
-    is for ``Phase``.
+    it. ``warm``: bytes of the host's memory to touch before, by default those of the job.
+    ``name`` and ``parameters`` are for ``Phase``.
     """
     options = run.options
-    phase = Phase(run, name, options.size_mb * MIB, words or MODES[mode], kind)
+    phase = Phase(run, name, options.size_mb * MIB, parameters or {})
     argv = ["alloc_once", "--size", str(options.size_mb), "--mode", mode, "--pages", pages]
     before = (lambda: None) if prepare else (lambda: settle_both(sides))
-    with step(f"{name}, {pages} {mode}: {options.pairs} pairs of {options.size_mb} MB"):
+    called = name.format_map(phase.parameters)
+    with step(f"{called}, {pages} {mode}: {options.pairs} pairs of {options.size_mb} MB"):
         for side, counts in turns(sides, options.pairs, before=before):
             if prepare:
                 prepare(side, counts)

@@ -4,7 +4,6 @@
 import time
 from typing import Any
 
-from lab.bench import goals
 from lab.bench.jobs import SPARE, Phase
 from lab.bench.jobs import allocate as allocate_once
 from lab.bench.repeat import Values, turns
@@ -12,18 +11,15 @@ from lab.bench.runner import Pair, Run
 from lab.bench.session import DROP, PAGE, Side
 from lab.core.errors import TestFailure
 from lab.core.progress import step
-from lab.report.results import Metric, Target
 
 GIB = 1 << 30
 WORDS = {"nothp": "4k", "thp": "thp"}
-PAGES = {"nothp": "4 KiB pages", "thp": "huge pages"}
-SLOWDOWN_LIMIT = 1.0
 FOLDER = "/sys/kernel/mm/zero_page"
 OFF, ON = (f"echo {value} > {FOLDER}/enabled" for value in (0, 1))
 DIRTY = f"fillfree --share 90 > /dev/null; {DROP}"
 CORUNNER_MS = 1500
 CORUNNER_TURNS, CORUNNER_MOST = 10, 30
-FAULT_TURNS, FAULT_LIMIT = 10, 5.0
+FAULT_TURNS = 10
 ZEROED = "awk '/^pgzeroed_set_prezeroed/ { print $2 }' /proc/vmstat"
 KNOWN = (
     "awk '/^pgzeroed_set/ { n += $2 } /^pgzeroed_(skip|lost)/ { n -= $2 } END { print n }' "
@@ -69,12 +65,11 @@ def zero_all(side: Side, timeout: float = 300.0, look: float = 0.1) -> dict[str,
 def allocate(
     run: Run,
     both: Pair,
-    name: str,
     mode: str,
     pages: str,
     cost: Values,
     dirty: str = DIRTY,
-    where: str = "",
+    prefix: str = "prezero",
 ) -> Phase:
     """The job, each time with free memory dirty before, which ours zeroes first.
 
@@ -90,22 +85,29 @@ def allocate(
             if counts:
                 cost.note(**spent)
 
-    kind = f" after pre-zeroing, {PAGES[pages]}{where}"
-    return allocate_once(run, both, name, mode, pages, prepare=prepare, warm=SPARE, kind=kind)
+    return allocate_once(
+        run,
+        both,
+        f"{prefix}.{{pages}}.{{mode}}",
+        mode,
+        pages,
+        prepare=prepare,
+        warm=SPARE,
+        parameters={"pages": WORDS[pages], "mode": mode},
+    )
 
 
-def background(run: Run, cost: Values, prefix: str = "prezero", where: str = "") -> None:
+def background(run: Run, cost: Values, prefix: str = "prezero") -> None:
     """Add the figures of the thread, which no other figure includes; base has no such thread."""
-    for name, unit, key, words in (
-        ("background_cpu", "s", "cpu", "CPU time to zero all dirty memory once"),
-        ("background_bytes", "bytes", "bytes", "bytes zeroed"),
-        ("time_until_zero", "s", "seconds", "time until done"),
-        ("known_zero", "percent", "known", "free memory known to be zero then"),
-        ("gib_cpu", "s", "gib_cpu", "CPU time for each GiB"),
-        ("gib_time", "s", "gib_seconds", "time for each GiB, from idle"),
+    for name, key in (
+        ("background_cpu", "cpu"),
+        ("background_bytes", "bytes"),
+        ("time_until_zero", "seconds"),
+        ("known_zero", "known"),
+        ("gib_cpu", "gib_cpu"),
+        ("gib_time", "gib_seconds"),
     ):
-        both = [0.0] * len(cost[key,]), cost[key,]
-        run.add(f"{prefix}.{name}", unit, both, f"Work of kzeropaged beforehand{where}: {words}.")
+        run.add(f"{prefix}.{name}", ([0.0] * len(cost[key,]), cost[key,]))
 
 
 def beside(side: Side, works: bool, command: str, dirty: str = DIRTY) -> dict[str, Any]:
@@ -134,30 +136,15 @@ def faults(run: Run, side: Side) -> None:
                 found.note(
                     name, **{key: answer[f"{key}_ns"] / 1e3 for key in ("median", "p99", "longest")}
                 )
-    title = (
-        "Time to map a page, write to it and unmap it on our kernel, kzeropaged off, and at work "
-        "on the same CPU"
-    )
-    goal = goals.within(FAULT_LIMIT, FAULT_LIMIT, f"at most {FAULT_LIMIT:.0f} % more")
-    for key, label in (("median", "median"), ("p99", "99th percentile"), ("longest", "longest")):
-        words = f"{title}: {label}."
-        run.add(
-            f"prezero.fault.{key}", "us", found.both(key), words, goal if key == "p99" else None
-        )
+    for key in ("median", "p99", "longest"):
+        run.add("prezero.fault.{statistic}", found.both(key), {"statistic": key})
 
 
-def corunner(
-    run: Run, side: Side, prefix: str = "prezero", where: str = "", dirty: str = DIRTY
-) -> None:
+def corunner(run: Run, side: Side, prefix: str = "prezero", dirty: str = DIRTY) -> None:
     """Add the speed of another program on the only CPU, with the thread off and with the thread at
     work.
     """
     found = Values()
-
-    def goal(metric: Metric) -> Target:
-        least = -SLOWDOWN_LIMIT
-        return Target(f"at most {-least:.0f} % less", (metric.change_percent or 0.0) >= least)
-
     pairs = f"{CORUNNER_TURNS} to {CORUNNER_MOST} pairs of {CORUNNER_MS} ms"
     with step(f"co-runner: {pairs} on ours, the thread off and on"):
         known = found.both("rate")
@@ -166,8 +153,4 @@ def corunner(
         ):
             answer = beside(side, name == "ours", f"corunner --ms {CORUNNER_MS}", dirty)
             found[name, "rate"].append(answer["steps"] / answer["wall_ns"] * 1e9)
-    words = (
-        f"Steps of another program on our kernel{where}: kzeropaged off, and at work on the same "
-        "CPU."
-    )
-    run.add(f"{prefix}.corunner", "steps/s", found.both("rate"), words, goal)
+    run.add(f"{prefix}.corunner", found.both("rate"))

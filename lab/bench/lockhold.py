@@ -23,7 +23,6 @@ from lab.bench.session import MIB, Side, available_gb
 from lab.boot.spec import BootSpec
 from lab.core.errors import LabError, TestFailure
 from lab.core.progress import step
-from lab.report.results import Target
 
 # The plugin's file: magic, slots, lost, wrong, taken, released, number of locks, the locks; then
 # the holds.
@@ -49,12 +48,7 @@ USUAL = f"echo never > {PIECES}16kB/enabled; echo inherit > {PIECES}2048kB/enabl
 # Freed small pages stay in the lists of the CPU, up to a limit.
 SMALL = f"fillfree --size {MORE_MB} --nothp > /dev/null"
 REST_S = 1.0
-STEPS = {
-    "program": "memory used and freed",
-    "report": "reporting",
-    "flush": "all reported at once",
-    "prezero": "pre-zeroing",
-}
+STEPS = ("program", "report", "flush", "prezero")
 BASE_STEPS = ("program", "report")
 ALL_STEPS = [("base", name) for name in BASE_STEPS] + [("ours", name) for name in STEPS]
 NOTE = (
@@ -313,37 +307,37 @@ def growth(run: Run, found: Found, gbs: Sequence[int]) -> None:
     for (kernel, name), gb in itertools.product(ALL_STEPS, gbs[1:]):
         small, first = found[kernel, name, gbs[0]].longest
         large, second = found[kernel, name, gb].longest
-        target, times = None, gb / gbs[0]
-        if kernel == "ours" and gb == gbs[-1]:  # base is there for comparison
-            growth = f"{large / small:.2f} times, of {times:.0f} times the memory"
-            target = Target(f"grows no faster than the memory: {growth}", large <= small * times)
-        more, label = (
-            ("_base", f"{STEPS[name]}, base kernel") if kernel == "base" else ("", STEPS[name])
+        # Base is there for comparison.
+        judged = "yes" if kernel == "ours" and gb == gbs[-1] else "no"
+        run.add(
+            "lockhold.growth.{work}.{gb}gb",
+            ([float(small)], [float(large)]),
+            {
+                "work": f"{name}_base" if kernel == "base" else name,
+                "gb": gb,
+                "least_gb": gbs[0],
+                "judged": judged,
+                "function_small": first,
+                "function_large": second,
+            },
         )
-        title = f"The longest hold of a zone's lock, guests of {gbs[0]} GB and of {gb} GB"
-        words = f"{title}: {label}; in {first}() and in {second}()."
-        values = [float(small)], [float(large)]
-        run.add(f"lockhold.growth.{name}{more}.{gb}gb", "instructions", values, words, target)
 
 
 def against_base(run: Run, found: Found, gbs: Sequence[int]) -> None:
     for gb, name in itertools.product(gbs, STEPS):
-        ours, has, at = found["ours", name, gb], name in BASE_STEPS, f"lockhold.{name}.{gb}gb"
+        ours, has = found["ours", name, gb], name in BASE_STEPS
         steps = [found["base", step, gb] for step in ((name,) if has else BASE_STEPS)]
         base = max(steps, key=lambda one: one.longest)
         (one, first), (two, second) = base.longest, ours.longest
-        of = f"of a zone's lock, {STEPS[name]}: a guest of {gb} GB"
-        words = f"The longest hold {of}; in {first}() on base and in {second}() on ours."
-        words += (
-            ""
-            if has
-            else " Base has no such step: its figure is the longest hold of any of its steps."
-        )
-        run.add(f"{at}.longest", "instructions", ([float(one)], [float(two)]), words)
+        of = {"work": name, "gb": gb}
+        functions = {"function_base": first, "function_ours": second}
+        longest = [float(one)], [float(two)]
+        run.add("lockhold.{work}.{gb}gb.longest", longest, {**of, **functions})
         if has:
             p99 = [float(base.percentile(99))], [float(ours.percentile(99))]
-            run.add(f"{at}.p99", "instructions", p99, f"99th percentile of the holds {of}.")
-            run.add(f"{at}.holds", "", ([float(base.count)], [float(ours.count)]), f"Holds {of}.")
+            run.add("lockhold.{work}.{gb}gb.p99", p99, of)
+            holds = [float(base.count)], [float(ours.count)]
+            run.add("lockhold.{work}.{gb}gb.holds", holds, of)
 
 
 def notes(found: Found) -> list[str]:

@@ -4,7 +4,6 @@
 import itertools
 from dataclasses import dataclass
 
-from lab.bench import goals
 from lab.bench.host import fill, release
 from lab.bench.jobs import HUGE
 from lab.bench.repeat import NARROW, Values, turns
@@ -13,7 +12,6 @@ from lab.bench.session import DELAY, MIB, PAGE, Side, cpu_ns, warm_host
 from lab.boot import balloon
 from lab.core.errors import TestFailure
 from lab.core.progress import step
-from lab.report.results import Target
 
 CPUS = 2
 MAP_MB = 128  # mapped by each task, as in the tests of that name in will-it-scale
@@ -26,16 +24,14 @@ TASKS = {1: "one task", CPUS: "two tasks"}
 SEED_LOSS = 5.0  # percent, the least loss of the series that added reporting
 COMPARED = ("off", "bit6")  # the rows that must not differ
 MOST = 3  # times --pairs, until that is known
-BACK_AT_LEAST = 90.0
 SHUFFLE = "/sys/module/page_alloc/parameters/shuffle"
 SHUFFLED = "page_alloc.shuffle=1"
 
 
 @dataclass(frozen=True)
 class Row:
-    """A guest of the table: its words, its balloon, its kernel, its command line."""
+    """A guest of the table: its balloon, its kernel, its command line."""
 
-    words: str
     device: str = balloon.device()
     kernel: str = "ours"
     append: str = ""
@@ -45,11 +41,11 @@ PLAIN, BIT6 = (
     balloon.device(free_page_reporting="on", x_device_init_reported=bit) for bit in ("off", "on")
 )
 ROWS = {
-    "base": Row("reporting off", kernel="base"),
-    "off": Row("reporting off"),
-    "on": Row("reporting on", PLAIN),
-    "bit6": Row("reporting on, bit 6", BIT6),
-    "shuffle": Row("reporting on, bit 6, page shuffling", BIT6, append=SHUFFLED),
+    "base": Row(kernel="base"),
+    "off": Row(),
+    "on": Row(PLAIN),
+    "bit6": Row(BIT6),
+    "shuffle": Row(BIT6, append=SHUFFLED),
 }
 REPORTING = ("on", "bit6", "shuffle")
 
@@ -92,35 +88,28 @@ def faults(sides: list[Side], pairs: int, found: Values) -> None:
 
 
 def figures(run: Run, found: Values) -> None:
-    rows = {name: row for name, row in ROWS.items() if found["freed", name] and name != "base"}
-    no_loss = goals.within(0, SEED_LOSS, "nothing lost beyond noise", more_is_better=True)
-    pair = "our kernel with reporting off and on, with bit 6"
-    for pages, number in itertools.product(PAGES, TASKS):
-        loop, name = f"{PAGES[pages]}, {TASKS[number]}", f"page_fault.{pages}.{number}"
-        rate = {row: found["rate", pages, number, row] for row in ("base", *rows)}
-        for row, about in rows.items():
-            words = (
-                f"Page faults in a second, {loop}: {about.words}; against base with reporting off."
+    rows = [name for name in ROWS if found["freed", name] and name != "base"]
+    for pages, tasks in itertools.product(PAGES, TASKS):
+        of = {"pages": pages, "tasks": tasks}
+        rate = {row: found["rate", pages, tasks, row] for row in ("base", *rows)}
+        for row in rows:
+            run.add(
+                "page_fault.{pages}.{tasks}.{row}", (rate["base"], rate[row]), {**of, "row": row}
             )
-            run.add(f"{name}.{row}", "pages/s", (rate["base"], rate[row]), words)
-        words = f"Page faults in a second, {pair}: {loop}."
-        run.add(f"{name}.loss", "pages/s", (rate["off"], rate["bit6"]), words, no_loss)
-        cpu = found["cpu", pages, number, "off"], found["cpu", pages, number, "bit6"]
-        words = (
-            f"CPU time of QEMU for a page, {pair}: {loop}; reports and the host's faults included."
-        )
-        run.add(f"{name}.loss_cpu", "µs/page", cpu, words)
+        run.add("page_fault.{pages}.{tasks}.loss", (rate["off"], rate["bit6"]), of)
+        cpu = found["cpu", pages, tasks, "off"], found["cpu", pages, tasks, "bit6"]
+        run.add("page_fault.{pages}.{tasks}.loss_cpu", cpu, of)
     for row in (row for row in REPORTING if row in rows):
-        pairs = zip(found["full", row], found["freed", row], strict=True)
-        back = min((full - freed) / (FILL_MB * MIB) * 100 for full, freed in pairs)
-        words = f"at least {BACK_AT_LEAST:.0f} % of it comes back ({back:.1f} %)"
-        target = Target(words, back >= BACK_AT_LEAST)
-        words = (
-            f"Host memory after the guest freed {FILL_MB} MB, with reporting off, and: "
-            f"{rows[row].words}."
-        )
         freed = found["freed", "off"], found["freed", row]
-        run.add(f"page_fault.resident.{row}", "bytes", freed, words, target)
+        run.add("page_fault.resident.{row}", freed, {"row": row, "fill_mb": FILL_MB})
+        back = [
+            [
+                (full - freed) / (FILL_MB * MIB) * 100
+                for full, freed in zip(found["full", name], found["freed", name], strict=True)
+            ]
+            for name in ("off", row)
+        ]
+        run.add("page_fault.returned.{row}", (back[0], back[1]), {"row": row, "fill_mb": FILL_MB})
 
 
 def shuffles(side: Side) -> bool:

@@ -13,23 +13,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lab.bench import goals, kzeropaged
+from lab.bench import kzeropaged
 from lab.bench.jobs import BASE_COUNTS, MODES, SPARE, allocate
-from lab.bench.kzeropaged import DIRTY, OFF, ON, PAGES, WORDS
+from lab.bench.kzeropaged import DIRTY, OFF, ON, WORDS
 from lab.bench.repeat import Values, turns
-from lab.bench.runner import Pair, Run
+from lab.bench.runner import MACHINE, USER_MODE, Pair, Run
 from lab.bench.session import BALLOON, DELAY, DROP, MIB, Side, spec_for, warm_host
 from lab.build import programs as guest
 from lab.build.linux import VARIANTS
 from lab.core.errors import TestFailure
 from lab.core.progress import step
 
-# Of the posted series: 24.3 to 10.6 s with 4 KiB pages, 15.9 to 1.9 s with huge pages.
-SAVINGS = {"nothp": 57.0, "thp": 88.0}
 SHARE = 0.75
-# A program that runs again: it may zero so many percent of its memory.
-AGAIN_MB, AGAIN_AFTER_S = 800, 2
-AGAIN, AGAIN_CACHED = 10.0, 20.0
+AGAIN_MB, AGAIN_AFTER_S = 800, 2  # of a program that runs again
 REPORT_DEFAULT_MS = 2000  # a bench has shorter delays
 # The descriptor keeps the pages of the device in the page cache.
 FILL_CACHE = "exec 3</dev/vda; dd if=/dev/vda of=/dev/null bs=1M count=2200 2>/dev/null"
@@ -38,11 +34,10 @@ PEERS = {"init_on_alloc": "init_on_alloc=1", "init_on_free": "init_on_free=1"}
 PEER_TURNS = 6
 PEER_SHARE = 0.5
 LOAD = ("build_load", "--steps", "40", "--size", "8")
-LOAD_BEYOND = 5.0
 STORES_MS = 400
 STORES_TURNS = 10
 UM_MEMORY, UM_MB, UM_TURNS = "512M", 256, 6
-UM, WHERE = "prezero.um", ", User-Mode Linux"
+UM = "prezero.um"
 # To write to each page would take User-Mode Linux ten seconds.
 UM_DIRTY = f"alloc_once --size 384 --pages nothp --mode populate > /dev/null; {DROP}"
 PEERS_NOTE = (
@@ -79,23 +74,10 @@ def peers(run: Run, sides: list[Side], size_mb: int) -> None:
                 if counts:
                     whole = (host[0].user_s + host[0].system_s + before) * 1e3
                     found.note(side.name, job=answer["task_clock_ns"] / 1e6, whole=whole)
-        for name in ("ours", *PEERS):
-            other = f"base with {PEERS[name]}" if name in PEERS else "ours with kzeropaged"
-            words = f"base, and {other}"
-            at, pages_words = f"prezero.peers.{word}.{name}", PAGES[pages]
-            values = found["base", "job"], found[name, "job"]
-            title = f"CPU time of a job that fills {size_mb} MB, {pages_words}"
-            run.add(f"{at}.job", "ms", values, f"{title}: {words}.")
-            title = (
-                "CPU time of the VMM for that job, and of the zeroing before or after it, "
-                f"{pages_words}"
-            )
-            run.add(
-                f"{at}.whole",
-                "ms",
-                (found["base", "whole"], found[name, "whole"]),
-                f"{title}: {words}.",
-            )
+        for name, kind in itertools.product(("ours", *PEERS), ("job", "whole")):
+            values = found["base", kind], found[name, kind]
+            metric = f"prezero.peers.{{pages}}.{{peer}}.{kind}"
+            run.add(metric, values, {"pages": word, "peer": name, "size_mb": size_mb})
 
 
 def load(run: Run, both: Pair) -> None:
@@ -110,24 +92,15 @@ def load(run: Run, both: Pair) -> None:
                 whole = (host[0].user_s + host[0].system_s) * 1e3
                 found.note(side.name, wall=answer["wall_ns"] / 1e6, whole=whole)
         both.ours.sh(OFF)
-    title = (
-        f"{LOAD[2]} processes one after the other as in a build, with kzeropaged on as it is by "
-        "default"
-    )
-    goal = goals.within(0, LOAD_BEYOND, "not slower than base beyond noise")
-    words = (
-        f"{title}: time; each is forked, executes a program, fills {LOAD[4]} MB, uses files, and "
-        "ends."
-    )
-    run.add("prezero.build_load.wall", "ms", found.both("wall"), words, goal)
-    words = f"{title}: CPU time of the VMM, the thread's included."
-    run.add("prezero.build_load.whole", "ms", found.both("whole"), words)
+    more = {"processes": LOAD[2], "fill_mb": LOAD[4]}
+    run.add("prezero.build_load.wall", found.both("wall"), more)
+    run.add("prezero.build_load.whole", found.both("whole"), more)
 
 
 def again(run: Run) -> None:
     """A program that ends and runs again after two seconds, in guests as an operator has them."""
     options = replace(run.options, size_mb=AGAIN_MB)
-    repeated = replace(run, options=options)  # with the same list of figures
+    repeated = replace(run, options=options)  # with the same list of observations
     disk = ["-drive", "driver=null-co,size=4G,read-zeroes=on,if=none,id=empty"]
     devices = [BALLOON, "virtio-blk-pci,drive=empty"]
     extra = dict.fromkeys(("base", "ours"), disk)
@@ -135,9 +108,9 @@ def again(run: Run) -> None:
         for side in both:
             side.sh(f"echo {REPORT_DEFAULT_MS} > {DELAY}")
         both.ours.sh(ON)
-        for first, where in (("", ""), (FILL_CACHE, ", beside a full page cache")):
+        for prefix, first in (("prezero.again", "true"), ("prezero.again.cached", FILL_CACHE)):
             for side in both:
-                side.sh(first or "true")
+                side.sh(first)
             for pages, word in WORDS.items():
                 job = f"alloc_once --size {AGAIN_MB} --mode touch_all --pages {pages} > /dev/null"
 
@@ -148,15 +121,14 @@ def again(run: Run) -> None:
                 phase = allocate(
                     repeated,
                     both,
-                    f"prezero.again{'.cached' if first else ''}.{word}",
+                    f"{prefix}.{{pages}}",
                     "touch_all",
                     pages,
                     prepare=run_before,
                     warm=SPARE,
-                    kind=f" that ran {AGAIN_AFTER_S} s before, {PAGES[pages]}{where}",
-                    words="every byte written",
+                    parameters={"pages": word, "after": AGAIN_AFTER_S},
                 )
-                phase.zeroed(AGAIN_CACHED if first else AGAIN)
+                phase.zeroed()
                 phase.clock()
 
 
@@ -171,19 +143,19 @@ def natively(run: Run) -> None:
         )
         return
     options = replace(options, size_mb=UM_MB, memory=UM_MEMORY, pairs=min(run.pairs, UM_TURNS))
-    natively, cost = replace(run, options=options), Values()  # with the same list of figures
+    # With the same list of observations.
+    natively, cost = replace(run, options=options, accel=USER_MODE), Values()
     of_um: dict[str, Any] = {"arch": "um", "devices": [], "accel": "auto"}
     kernels = {"base": options.base, "ours": options.ours}
     specs = [(name, spec_for(options, kernel, None, **of_um)) for name, kernel in kernels.items()]
     with run.guests(specs) as sides:
         both = Pair(*sides)
         for mode in ("populate", "touch_all"):
-            name = f"{UM}.4k.{mode}"
-            phase = kzeropaged.allocate(natively, both, name, mode, "nothp", cost, UM_DIRTY, WHERE)
+            phase = kzeropaged.allocate(natively, both, mode, "nothp", cost, UM_DIRTY, UM)
             phase.clock()
             phase.zeroed()
-        kzeropaged.background(run, cost, UM, WHERE)
-        kzeropaged.corunner(run, both.ours, UM, WHERE, UM_DIRTY)
+        kzeropaged.background(natively, cost, UM)
+        kzeropaged.corunner(natively, both.ours, UM, UM_DIRTY)
     run.note(UM_NOTE)
 
 
@@ -210,22 +182,11 @@ def stores(run: Run) -> None:
                 found.note(how, steps=answer["steps"] / answer["wall_ns"] * 1e9)
                 if how:
                     found.note(how, rate=answer["cleared_bytes"] / answer["clear_ns"] * 1e9)
-    title = "Steps of a program through 1 MiB, alone, and with 2 MiB zeroed after each, natively"
-    words = f"at most {kzeropaged.SLOWDOWN_LIMIT:.0f} % less beyond noise"
-    goal = goals.within(kzeropaged.SLOWDOWN_LIMIT, LOAD_BEYOND, words, more_is_better=True)
-    for how, label, target in (
-        ("stos", "rep stosb, as memory is zeroed on demand", None),
-        ("movnti", "non-temporal stores, as kzeropaged has them", goal),
-    ):
-        values = found["", "steps"], found[how, "steps"]
-        run.add(f"prezero.native.corunner.{how}", "steps/s", values, f"{title}: {label}.", target)
-    words = "Natively, bytes zeroed in a second with rep stosb, and with non-temporal stores."
-    run.add(
-        "prezero.native.clear_rate",
-        "bytes/s",
-        (found["stos", "rate"], found["movnti", "rate"]),
-        words,
-    )
+    for store in ("stos", "movnti"):
+        values = found["", "steps"], found[store, "steps"]
+        run.add("prezero.native.corunner.{store}", values, {"store": store}, accelerator=MACHINE)
+    rates = found["stos", "rate"], found["movnti", "rate"]
+    run.add("prezero.native.clear_rate", rates, accelerator=MACHINE)
 
 
 def measure(run: Run) -> None:
@@ -235,12 +196,10 @@ def measure(run: Run) -> None:
     with run.kernels(devices=[]) as both:
         cost = Values()
         for pages, mode in itertools.product(WORDS, MODES):
-            phase = kzeropaged.allocate(
-                run, both, f"prezero.{WORDS[pages]}.{mode}", mode, pages, cost
-            )
+            phase = kzeropaged.allocate(run, both, mode, pages, cost)
             if pages == "thp":
                 phase.check_huge()
-            phase.clock(SAVINGS[pages] if mode == "populate" else None)
+            phase.clock()
             phase.zeroed()
         kzeropaged.background(run, cost)
         kzeropaged.corunner(run, both.ours)

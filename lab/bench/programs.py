@@ -27,14 +27,8 @@ from lab.series.parts import split
 
 MAKER = PROGRAMS.with_name("debian-disk.sh")
 ROUNDS = 2  # at most, of --pairs: one takes about ten minutes
-PAGES = {"thp": ("always", "2 MiB pages"), "4k": ("never", "4 KiB pages")}
-FIGURES = {  # of a run: unit, title
-    "zeroed": ("bytes", "Bytes that the guest zeroes"),
-    "faults": ("faults", "Page faults of the guest"),
-    "time": ("s", "Time"),
-    "instructions": ("instructions", "Instructions of the guest"),
-    "host": ("bytes", "Host memory of the guest after the run"),
-}
+PAGES = {"thp": ("always", "huge pages"), "4k": ("never", "4 KiB pages")}
+FIGURES = ("zeroed", "faults", "time", "instructions", "host")  # of a run
 NOTE = (
     "Before the first run of a program (cold), caches are dropped and all free memory is "
     "reported; the second (warm) follows at once. Reports come after 2000 ms. A program prints "
@@ -136,12 +130,6 @@ def measure(run: Run) -> None:
                     )
                     raise TestFailure(f"{name} computes something else on our kernel", why, fix)
     for what, phase, pages, name in itertools.product(FIGURES, ("cold", "warm"), PAGES, names):
-        unit, title = FIGURES[what]
-        words = re.findall(r"(?m)^# (.+)\n# packages: ", (PROGRAMS / f"{name}.sh").read_text())[0]
-        text = f"{title}, {PAGES[pages][1]}, {phase}: {words}."
-        run.add(
-            f"programs.{name}.{pages}.{phase}.{what}",
-            unit,
-            found.both(pages, name, phase, what),
-            text,
-        )
+        metric = f"programs.{{program}}.{{pages}}.{{run}}.{what}"
+        values = found.both(pages, name, phase, what)
+        run.add(metric, values, {"program": name, "pages": pages, "run": phase})

@@ -1,35 +1,25 @@
 # SPDX-License-Identifier: GPL-2.0
 """Memory that starts with a pattern: memset() against refpage_create() on one kernel."""
 
+import itertools
 from typing import Any
 
-from lab.bench import goals
 from lab.bench.repeat import Values, turns
-from lab.bench.runner import Run
+from lab.bench.runner import COUNTING, Run
 from lab.bench.session import Side
 from lab.core.errors import TestFailure
 from lab.core.progress import step
 
 MAPPED = 4096000
-# The part of the mapping that is used, and the least savings of the posted series in time and peak
-# RSS.
-TOUCHED: dict[str, tuple[int, float, float]] = {
-    "page": (4096, 98.8, 49.0),
-    "half": (2048000, 61.8, 31.0),
-    "all": (4096000, 15.1, 0.0),
-}
-TOUCHED_WORDS = {"page": "one page touched", "half": "half touched", "all": "all touched"}
+TOUCHED = {"page": 4096, "half": 2048000, "all": 4096000}  # the part of the mapping that is used
 # Mappings in a run of about a second. Each figure is per mapping.
 REFPAGE = {"page": 400, "half": 30, "all": 20}
 LOOPS = {
     name: {"memset": 20, "refpage": loops, "memset_huge": 20} for name, loops in REFPAGE.items()
 }
 METHODS = tuple(LOOPS["page"])
-# The methods that refpage_create() is compared with.
-WORDS = {
-    "memset": "against memset; anonymous memory in 4 KiB pages",
-    "memset_huge": "against memset with huge pages, where they fit",
-}
+# The methods that refpage_create() is compared with, and what their metrics have in the name.
+AGAINST = {"memset": "", "memset_huge": ".against_memset_huge"}
 NOTES = (
     "Both columns are the same kernel, ours: 'base' is memory initialised by the other method, "
     "'knownzero' a private mapping from refpage_create(). Each figure is of one child process "
@@ -45,8 +35,7 @@ NOTES = (
 FEW, MANY = 2, 6
 COUNTS = 3
 THP = "/sys/kernel/mm/transparent_hugepage"
-# Folios, and the least savings of instructions for a page, half, and all.
-FOLIOS = {"": ("4 KiB pages", 99.0, 53.0, 6.0), "folio64.": ("64 KiB folios", 98.0, 65.0, 30.0)}
+FOLIOS = ("", "folio64.")  # with 4 KiB pages, and with folios of 64 KiB
 READERS = (1, 8)  # threads, with 8 mappings each
 READ_LOOPS = 5
 
@@ -59,7 +48,7 @@ def _method(side: Side, method: str, touch: int, loops: int, huge: bool = False)
 
 
 def methods(run: Run, side: Side) -> None:
-    for name, (touch, time_saved, rss_saved) in TOUCHED.items():
+    for name, touch in TOUCHED.items():
         loops, found = LOOPS[name], Values()
         with step(
             f"{touch} of {MAPPED} bytes touched: {run.pairs} repetitions of {len(METHODS)} methods"
@@ -67,20 +56,10 @@ def methods(run: Run, side: Side) -> None:
             for method, _ in turns(METHODS, run.pairs, warm_ups=0):
                 answer = _method(side, method, touch, loops[method])
                 time = answer["wall_ns"] / loops[method] / 1e6
-                found.note(method, time=time, rss=answer["max_rss_kb"] * 1024.0)
-        # The peak may differ by a page of the program itself.
-        no_more = goals.more_at_most(1.0, "no more than with memset")
-        rss_goal = goals.less(rss_saved, "at least {:g} % less") if rss_saved else no_more
-        for method, words in WORDS.items():
-            posted = method == "memset"
-            at = f"refpage.{name}" + ("" if posted else f".against_{method}")
-            goal = goals.less(time_saved if posted else None, "at least {:g} % less")
-            values = found[method, "time"], found["refpage", "time"]
-            sentence = f"Time of a mapping of 4 MB, {TOUCHED_WORDS[name]}: {words}."
-            run.add(f"{at}.time", "ms", values, sentence, goal)
-            values = found[method, "rss"], found["refpage", "rss"]
-            sentence = f"Peak resident size, {TOUCHED_WORDS[name]}: {words}."
-            run.add(f"{at}.max_rss", "bytes", values, sentence, rss_goal if posted else None)
+                found.note(method, time=time, max_rss=answer["max_rss_kb"] * 1024.0)
+        for (method, at), kind in itertools.product(AGAINST.items(), ("time", "max_rss")):
+            values = found[method, kind], found["refpage", kind]
+            run.add(f"refpage.{{touched}}{at}.{kind}", values, {"touched": name})
 
 
 def instructions(run: Run, side: Side) -> None:
@@ -94,18 +73,13 @@ def instructions(run: Run, side: Side) -> None:
         f"echo never > {THP}/hugepages-2048kB/enabled; echo always > {THP}/hugepages-64kB/enabled"
     )
     with step(f"instructions, counted {COUNTS} times"):
-        for folio, (size, *least) in FOLIOS.items():
-            for (name, (touch, _, _)), goal in zip(TOUCHED.items(), least, strict=True):
-                both = [
-                    [count(m, touch, bool(folio)) for _ in range(COUNTS)]
-                    for m in ("memset", "refpage")
-                ]
-                words = (
-                    f"Instructions of a mapping, {size}: {TOUCHED_WORDS[name]}; against memset()."
-                )
-                less = goals.less(goal, "at least {:g} % less")
-                at = f"refpage.{folio}{name}.instructions"
-                run.add(at, "instructions", (both[0], both[1]), words, less)
+        for folio, (name, touch) in itertools.product(FOLIOS, TOUCHED.items()):
+            both = [
+                [count(method, touch, bool(folio)) for _ in range(COUNTS)]
+                for method in ("memset", "refpage")
+            ]
+            metric, values = f"refpage.{folio}{{touched}}.instructions", (both[0], both[1])
+            run.add(metric, values, {"touched": name}, accelerator=COUNTING)
 
 
 def readers(run: Run, side: Side) -> None:
@@ -116,12 +90,8 @@ def readers(run: Run, side: Side) -> None:
         for method, _ in turns(("memset", "refpage"), run.pairs):
             time = side.json("refpage_bench", "--method", method, *argv, str(threads))["wall_ns"]
             found.note(method, time=time / pages)
-        words = (
-            f"Time of a first read of a page, 8 CPUs: {threads} threads, 8 mappings each; against "
-            "zeros."
-        )
         values = found["memset", "time"], found["refpage", "time"]
-        run.add(f"refpage.readers.{threads}.time", "ns", values, words)
+        run.add("refpage.readers.{threads}.time", values, {"threads": threads})
 
 
 def measure(run: Run) -> None:

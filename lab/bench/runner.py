@@ -10,13 +10,14 @@ import platform
 import shlex
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from lab.bench import Bench, BenchOptions, goals
+from lab.bench import Bench, BenchOptions
 from lab.bench.session import SHARED, Side, available_gb, guests, spec_for
 from lab.boot import resolve
 from lab.boot.spec import BootSpec
@@ -26,14 +27,20 @@ from lab.core.errors import LabError, UsageError
 from lab.core.paths import REPO
 from lab.core.run import ask
 from lab.report.evidence import machine
-from lab.report.results import SIDES, Floats, Metric, Result, Verdict
+from lab.report.observations import BASE, FLOOR, OURS, Observation, metrics, observe
+from lab.report.results import SIDES, Floats, Metric, Result
 from lab.series.parts import split
 
-FLOOR = (
+FLOOR_NOTE = (
     "The dashed line in a chart is the floor: the base kernel with a patch (linux/measure) that "
     "leaves the memory of mappings of 64 MiB or more as it is."
 )
 
+
+# The accelerators of figures that are not of a run's guests.
+MACHINE = "the machine itself, no guest"
+COUNTING = "tcg, counting instructions"
+USER_MODE = "User-Mode Linux"
 
 Both = tuple[Floats, Floats]  # the values of base and ours
 
@@ -79,7 +86,7 @@ class Run:
     images: Built
     accel: str = ""  # of the first guests, unless the bench has a fixed one
     accel_reason: str = ""
-    metrics: list[Metric] = field(default_factory=list)
+    observations: list[Observation] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     job: dict[str, Any] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
@@ -92,19 +99,23 @@ class Run:
 
     def add(
         self,
-        name: str,
-        unit: str,
+        metric: str,
         values: Both,
-        sentence: str,
-        target: Verdict = None,
+        parameters: Mapping[str, object] = MappingProxyType({}),
+        *,
         floor: Floats = (),
+        accelerator: str = "",
     ) -> Metric:
-        """Add a figure with the values of base and ours; see ``Metric``."""
-        made = Metric.of(name, unit, *values, sentence=sentence, target=target, floor=floor)
-        if floor:
-            made = replace(made, near_floor=goals.near_floor(made, floor))
-        self.metrics.append(made)
-        return made
+        """Add what was observed of a metric of metrics.toml on base and ours; the metric."""
+        sides = {BASE: values[0], OURS: values[1], FLOOR: floor}
+        found = observe(metric, sides, accelerator or self.accel, parameters)
+        self.observations += found
+        return metrics(found)[0]
+
+    @property
+    def metrics(self) -> list[Metric]:
+        """The metrics so far."""
+        return metrics(self.observations)
 
     def note(self, *texts: str) -> None:
         """Add sentences about the method, each once."""
@@ -124,7 +135,7 @@ class Run:
         """The kernel that does not zero the job's memory."""
         image = build_linux("floor")
         self.versions |= {"image_floor": image.parent.name}
-        self.note(FLOOR)
+        self.note(FLOOR_NOTE)
         return image
 
     @contextmanager

@@ -3,7 +3,6 @@
 
 import functools
 import os
-import re
 import tomllib
 from collections import Counter
 from pathlib import Path
@@ -16,7 +15,7 @@ from markupsafe import Markup, escape
 from lab.core import lock
 from lab.core.paths import REPO
 from lab.core.units import human, percent
-from lab.report import charts
+from lab.report import charts, registry
 from lab.report.evidence import GUESTS, HOST, QEMU
 from lab.report.groups import groups
 from lab.report.results import Metric, Result, Sample
@@ -24,43 +23,24 @@ from lab.report.significance import CONSTANT, LEVEL, TOO_FEW, outside
 
 TEMPLATES = Path(__file__).parent / "templates"
 POSTED = REPO / "docs" / "results" / "posted.toml"
-# The large figures at the top of the page.
-HEADLINES = (
-    ("thp.populate.guest_zeroed_bytes", "bytes zeroed by the guest"),
-    ("thp.populate.task_clock", "CPU time to populate"),
-    ("thp.touch_all.task_clock", "CPU time to populate and touch all"),
-    ("order0.populate.skipped_percent", "of 4 KiB pages not zeroed again"),
-    ("hotpath.alloc_free.instructions", "instructions to allocate and free a page, feature idle"),
-    ("host.resident_after_free_bytes", "held by the VMM after the guest freed"),
-)
 
 
 def _headlines(result: Result) -> list[tuple[str, str, bool | None]]:
     """The large figures at the top: figure, words, and whether its target is met."""
     found: list[tuple[str, str, bool | None]] = []
-    for name, words in HEADLINES:
-        if metric := result.metric(name):
-            absolute = metric.unit == "percent" or name.startswith("host.")
-            figure = (
-                human(metric.ours.median, metric.unit)
-                if absolute
-                else percent(metric.change_percent)
-            )
-            decided = metric.target and metric.target.decided
-            found.append((figure, words, metric.target.met if metric.target and decided else None))
+    for metric in result.metrics:
+        about = registry.definitions().get(metric.kind)
+        rule = registry.first(about.headlines, metric.parameters) if about else None
+        if rule:
+            change = percent(metric.change_percent)
+            value = human(metric.ours.median, metric.unit)
+            met = metric.target.met if metric.target and metric.target.decided else None
+            found.append((value if rule.more.get("value") else change, rule.more["words"], met))
     return found
 
 
-# Metrics that another accelerator than that of their run measures.
-ELSEWHERE = (
-    (re.compile(r"prezero\.um\."), "User-Mode Linux"),
-    (re.compile(r"prezero\.native\.|device\.punch\."), "the machine itself, no guest"),
-    (re.compile(r"hotpath\.|.*\.instructions$"), "tcg, counting instructions"),
-)
-
-
 def ran_on(result: Result, metric: Metric) -> str:
-    return next((words for name, words in ELSEWHERE if name.match(metric.name)), result.accelerator)
+    return metric.accelerator or result.accelerator
 
 
 def _charts(result: Result) -> list[dict[str, str]]:
@@ -69,7 +49,7 @@ def _charts(result: Result) -> list[dict[str, str]]:
     return [over_time] * bool(result.series) + [
         {
             "title": group.title,
-            "caption": group.caption,
+            "caption": "More is better. " if group.metrics[0].better == "more" else "",
             "svg": Markup(
                 charts.bars(
                     group.metrics, group.labels, group.title, result.sides, [*result.series]

@@ -2,7 +2,6 @@
 """``kz publish RUN``: results, reduced, and their main charts into docs/results/."""
 
 import json
-import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +10,7 @@ from lab.core import lock
 from lab.core.errors import LabError, TestFailure
 from lab.core.paths import REPO
 from lab.core.units import digits, scale
-from lab.report import charts
+from lab.report import charts, registry
 from lab.report.groups import Group, groups
 from lab.report.page import change, runs
 from lab.report.results import FILE_NAME, Metric, Result, Sample, load
@@ -19,16 +18,6 @@ from lab.report.results import FILE_NAME, Metric, Result, Sample, load
 FOLDER = REPO / "docs" / "results"
 LIMIT = 1 << 20  # bytes, of all published results
 MANY = 100  # figures; a bench with more has a wide table, and one chart
-# The charts of a published run, by the names of their figures; of other runs, the first group of
-# figures.
-CHARTS = {
-    "demo": (r"thp\..*\.task_clock",),
-    "demo-stock": (r"thp\..*\.task_clock",),
-    "fleet": tuple(rf"fleet\.\w+\.{kind}" for kind in ("memory_time", "burst", "burst_p99", "cpu")),
-    "both-ends": tuple(
-        rf"both-ends\.rest\.{kind}\.touch_all\..*" for kind in ("use", "idle", "ms")
-    ),
-}
 HEAD = """<!-- SPDX-License-Identifier: GPL-2.0 -->
 <!-- Written by `kz publish`. -->
 # Published results
@@ -155,7 +144,7 @@ def _files(result: Result) -> dict[str, str]:
     main = main_charts(whole)
     about = (
         f"Measured on {result.accelerator}. Bars: medians; lines: 10th to 90th percentile. "
-        "Less is better, except rates."
+        f"{_better(main)}"
     )
     for scheme in charts.SCHEMES if main else ():
         stem = main[0].metrics[0].name.partition(".")[0].replace("_", "-")
@@ -164,20 +153,24 @@ def _files(result: Result) -> dict[str, str]:
     return found
 
 
+def _better(charted: list[Group]) -> str:
+    """The direction that is better in charts."""
+    known = {metric.better for chart in charted for metric in chart.metrics if metric.better}
+    if len(known) > 1:
+        return "Less is better, except rates."
+    return "".join(f"{one.capitalize()} is better." for one in known)
+
+
 def main_charts(result: Result) -> list[Group]:
-    """The charts of a published run."""
+    """The charts of a published run: its main metrics, or else its first chart."""
     every = groups(result)
-    if result.name not in CHARTS:
-        return every[:1]
-    found = []
-    for wanted in CHARTS[result.name]:
-        for group in every:
-            rows = zip(group.metrics, group.labels, strict=True)
-            chosen = [row for row in rows if re.fullmatch(wanted, row[0].name)]
-            if chosen:
-                metrics, labels = zip(*chosen, strict=True)
-                found.append(Group(group.title, group.caption, [*metrics], [*labels]))
-    return found
+    chosen = [metric for metric in result.metrics if _is_main(metric)]
+    return groups(replace(result, metrics=chosen)) if chosen else every[:1]
+
+
+def _is_main(metric: Metric) -> bool:
+    about = registry.definitions().get(metric.kind)
+    return bool(about and about.main and about.main.applies(metric.parameters))
 
 
 def _reduced(result: Result) -> str:

@@ -8,7 +8,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from lab.core.units import digits, human
 from lab.report.significance import Significance, change_interval, judge
 
 FILE_NAME = "result.json"
-FORMAT = 1
+FORMAT = 2
 SIDES = ("base", "knownzero")  # the usual names of both sides of a result
 Floats = Sequence[float]
 
@@ -89,7 +89,7 @@ class Target:
 class Metric:
     """One figure for base and ours; ``unit`` is that of the medians.
 
-    ``lab/report/groups.py`` reads the ``sentence``.
+    ``kind`` is its name in metrics.toml, which the other words come from.
     """
 
     name: str
@@ -98,17 +98,30 @@ class Metric:
     ours: Sample
     change_percent: float | None
     change_interval: tuple[float, float] | None = None
-    sentence: str = ""
     target: Target | None = None
     values: dict[str, list[float]] = field(default_factory=dict)
     significance: Significance | None = None
     floor: float | None = None  # the median of a kernel that does not zero the job's memory
     near_floor: Target | None = None  # whether ours is as good as that kernel
+    title: str = ""  # of its chart
+    label: str = ""  # in the chart
+    more: str = ""
+    better: str = "less"  # less, more, or "" where neither is better
+    kind: str = ""
+    parameters: dict[str, str] = field(default_factory=dict)
+    accelerator: str = ""  # "" for that of the run
 
     @property
     def paired(self) -> bool:
         """Whether the values of both sides are pairs, measured by turns."""
         return bool(self.values) and len(self.values["base"]) == len(self.values["ours"])
+
+    @property
+    def sentence(self) -> str:
+        """All its words."""
+        about = ": ".join(filter(None, (self.title, self.label)))
+        words = "; ".join(filter(None, (about, self.more)))
+        return f"{words}." if words else ""
 
     @classmethod
     def of(
@@ -117,25 +130,26 @@ class Metric:
         unit: str,
         base: Floats,
         ours: Floats,
-        sentence: str = "",
-        target: Verdict = None,
+        target: Target | None = None,
         floor: Floats = (),
     ) -> Metric:
-        """Make a metric from both sides' values; equally many are pairs.
-
-        ``target`` may judge the metric.
-        """
+        """Make a metric from both sides' values; equally many are pairs."""
         one, two = Sample.of(base), Sample.of(ours)
-        change, interval = change_percent(one.median, two.median), change_interval(base, ours)
-        values = {"base": list(base), "ours": list(ours)}
-        test = judge(base, ours, paired=len(base) == len(ours))
-        limit = statistics.median(floor) if floor else None
-        made = cls(name, unit, one, two, change, interval, sentence, None, values, test, limit)
-        return replace(made, target=target(made) if callable(target) else target)
+        return cls(
+            name,
+            unit,
+            one,
+            two,
+            change_percent(one.median, two.median),
+            change_interval(base, ours),
+            target,
+            {"base": list(base), "ours": list(ours)},
+            judge(base, ours, paired=len(base) == len(ours)),
+            statistics.median(floor) if floor else None,
+        )
 
 
-Goal = Callable[[Metric], Target | None]
-Verdict = Target | Goal | None
+Goal = Callable[[Metric], Target]
 
 
 @dataclass
@@ -206,8 +220,6 @@ def _metric(data: dict[str, Any]) -> Metric:
         "values": values,
         "significance": Significance(**test) if test else None,
     }
-    for name in ("chart", "label"):  # of older files
-        given.pop(name, None)
     return Metric(**given)
 
 

@@ -77,7 +77,7 @@ def test_ours_has_counters_of_the_kernel() -> None:
 
 
 def test_a_job_without_huge_pages_is_no_result() -> None:
-    phase = jobs.Phase(run_of(), "thp.populate", 256 * MIB, "populate")
+    phase = jobs.Phase(run_of(), "thp.populate", 256 * MIB)
     for runs in (phase.base, phase.ours):
         runs.huge_pages += [128, 128]
     phase.check_huge()
@@ -153,7 +153,7 @@ def test_the_runner_makes_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def measure(run: runner.Run) -> None:
         run.accel = run.accel or "kvm"
-        run.add("a.b", "ms", ([2.0], [1.0]), "A time.")
+        run.add("prezero.gib_time", ([2.0], [1.0]))
         run.note("One.", "One.")
 
     def built(wanted: BenchOptions, config: str) -> runner.Built:

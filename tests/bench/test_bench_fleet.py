@@ -137,9 +137,7 @@ def result() -> Result:
     series = {
         name.words: [2.0, 1.0 + number, 0.5] for number, name in enumerate(fleet.POLICIES.values())
     }
-    metrics = [
-        Metric.of("fleet.late.memory_time", "GiB·s", [9.0], [4.0], sentence="Host memory: late.")
-    ]
+    metrics = [Metric.of("fleet.late.memory_time", "GiB·s", [9.0], [4.0])]
     return Result("fleet", "tcg", {}, "./kz bench fleet", metrics, series=series)
 
 

@@ -4,14 +4,15 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from lab.bench import BENCHES, BenchOptions, churn, goals, host, page_fault, runner, scale, session
+from lab.bench import BENCHES, BenchOptions, churn, host, page_fault, runner, scale, session
 from lab.bench.repeat import Values
 from lab.core.errors import LabError, TestFailure
-from lab.report import page, plain
+from lab.report import goals, page, plain
 from lab.report.results import Metric, Result
 from tests.bench.fakes import MIB, FakeSide, by_name, run_of
 
@@ -100,9 +101,10 @@ def times(factor: float) -> list[float]:
 def test_a_limit_is_judged_by_the_interval(
     ours: list[float], limit: float, beyond: float, more_is_better: bool, verdict: str, text: str
 ) -> None:
-    goal = goals.within(limit, beyond, "not worse", more_is_better=more_is_better)
-    target = Metric.of("a.b", "ms", LEVEL, ours, target=goal).target
-    assert target and target.verdict == verdict and text in target.text
+    metric = Metric.of("a.b", "ms", LEVEL, ours)
+    metric = replace(metric, better="more" if more_is_better else "less")
+    target = goals.within(limit, beyond, "not worse")(metric)
+    assert target.verdict == verdict and text in target.text
 
 
 @pytest.mark.parametrize(
@@ -112,8 +114,7 @@ def test_a_limit_is_judged_by_the_interval(
 def test_a_saving_that_only_the_interval_reaches_is_not_decided(
     ours: list[float], verdict: str
 ) -> None:
-    target = Metric.of("a.b", "ms", LEVEL, ours, target=goals.less(70)).target
-    assert target and target.verdict == verdict
+    assert goals.less(70)(Metric.of("a.b", "ms", LEVEL, ours)).verdict == verdict
 
 
 @pytest.mark.parametrize(
@@ -122,12 +123,13 @@ def test_a_saving_that_only_the_interval_reaches_is_not_decided(
 )
 def test_the_floor_has_a_verdict_of_its_own(floor: list[float], verdict: str) -> None:
     run = run_of()
-    made = run.add("a.b", "ms", (times(10.0), LEVEL), "CPU time: a job.", goals.less(78), floor)
+    of = {"mode": "populate", "size_mb": 256}
+    made = run.add("thp.{mode}.task_clock", (times(10.0), LEVEL), of, floor=floor)
     assert made.target and made.target.verdict == "met" and "floor" not in made.target.text
     assert made.near_floor and made.near_floor.distance == verdict
     result = Result("a", "tcg", {}, "./kz demo", [made])
     assert [line.split(": ")[1] for line in result.missed()] == (
-        ["a.b is above the floor"] if verdict == "above" else []
+        ["thp.populate.task_clock is above the floor"] if verdict == "above" else []
     )
     for text in (page.html([result]), page.markdown([result]), plain.text(result)):
         assert "MISSED" not in text and verdict in text
@@ -135,7 +137,7 @@ def test_the_floor_has_a_verdict_of_its_own(floor: list[float], verdict: str) ->
 
 def test_a_limit_without_an_interval_or_a_base() -> None:
     def judged(base: float, ours: float) -> Any:
-        return Metric.of("a.b", "ms", [base], [ours], target=goals.within(0, 5, "not worse")).target
+        return goals.within(0, 5, "not worse")(Metric.of("a.b", "ms", [base], [ours]))
 
     assert judged(100, 98).met and "interval" not in judged(100, 98).text
     assert not judged(100, 102).met and not judged(0, 1).met
@@ -167,6 +169,7 @@ def test_page_faults_are_counted_in_all_rows() -> None:
     assert set(metrics) == {
         *(f"page_fault.{pages}.{tasks}.{row}" for pages, tasks, row in loops),
         *(f"page_fault.resident.{row}" for row in ("on", "bit6", "shuffle")),
+        *(f"page_fault.returned.{row}" for row in ("on", "bit6", "shuffle")),
     }
     assert metrics["page_fault.thp.1.loss_cpu"].ours.median == 1.0
     targets = [one.target for one in metrics.values() if one.target]
@@ -189,7 +192,7 @@ def test_memory_that_stays_with_the_guest_and_lost_page_faults_miss_their_target
     found["rate", "thp", 1, "bit6"] = [900.0, 905, 895, 900]
     metrics = page_faults(found)
     missed = {name for name, one in metrics.items() if one.target and not one.target.met}
-    assert missed == {"page_fault.resident.bit6", "page_fault.thp.1.loss"}
+    assert missed == {"page_fault.returned.bit6", "page_fault.thp.1.loss"}
     lost = metrics["page_fault.thp.1.loss"].target
     assert lost and "-10.0 %" in lost.text
 
@@ -338,5 +341,4 @@ def test_dirty_memory_that_stays_dirty_ends_the_bench(monkeypatch: pytest.Monkey
 
 
 def test_a_goal_of_less_than_zero_is_missed() -> None:
-    metric = Metric.of("a.b", "pages", [0.0], [5.0], target=goals.less(10))
-    assert metric.target and not metric.target.met
+    assert not goals.less(10)(Metric.of("a.b", "pages", [0.0], [5.0])).met

@@ -24,7 +24,7 @@ from lab.build import linux as build
 from lab.core.errors import LabError, TestFailure, UsageError
 from lab.core.run import Argv
 from lab.machine import apt, debs, tools
-from lab.report.groups import groups, words
+from lab.report.groups import groups
 from lab.report.results import Result
 from tests.bench.fakes import FakeSide, by_name, run_of
 
@@ -231,9 +231,9 @@ def test_each_chart_has_every_program(tmp_path: Path, monkeypatch: pytest.Monkey
     run, _, _ = measured(monkeypatch, tmp_path, "")
     charts = groups(Result("programs", "tcg", {}, "", run.metrics))
     assert len(charts) == 4 * len(programs.FIGURES)
-    assert charts[0].title == "Bytes that the guest zeroes, 2 MiB pages, cold"
+    assert charts[0].title == "Bytes that the guest zeroes, huge pages, cold"
     assert {len(chart.labels) for chart in charts} == {len(NAMES)}
-    labels = [words(metric)[1] for metric in charts[0].metrics]
+    labels = charts[0].labels
     assert labels[sorted(NAMES).index("redis")] == "Redis filled with 200 MB, then BGSAVE"
 
 

@@ -154,7 +154,7 @@ def test_base_and_ours_are_compared() -> None:
         longest.base.median == 100 and longest.ours.median == 250 and longest.change_percent == 150
     )
     assert "in free_one_page() on base and in page_reporting_pass()" in longest.sentence
-    assert "Base has no such step" in metrics["lockhold.flush.4gb.longest"].sentence
+    assert "base without such a step" in metrics["lockhold.flush.4gb.longest"].sentence
     assert metrics["lockhold.program.1gb.holds"].base.median == 102
     assert metrics["lockhold.report.1gb.p99"].base.median == 100
     assert len(lockhold.notes(found(250))) == 12

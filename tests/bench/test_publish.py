@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,19 +24,17 @@ BENCHES = ["thp", "order0"]
 BASE = [100.0, 104, 98, 101, 99, 103]
 
 
+def titled(metric: Metric, title: str) -> Metric:
+    return replace(metric, title=title, label="a job")
+
+
 def result(name: str, met: bool = True, **more: Any) -> Result:
-    job, size = "CPU time of the job: populate.", "Bytes that the guest zeroes: populate."
+    half, target = [v / 2 for v in BASE], Target("less", met)
+    clock = Metric.of("thp.populate.task_clock", "ms", BASE, half, target)
     metrics = [
-        Metric.of("thp.populate.zeroed", "bytes", BASE, BASE[::-1], sentence=size),
-        Metric.of(
-            "thp.populate.task_clock",
-            "ms",
-            BASE,
-            [v / 2 for v in BASE],
-            sentence=job,
-            target=Target("less", met),
-        ),
-        Metric.of("thp.third", "faults", BASE, BASE, sentence="Faults."),
+        titled(Metric.of("thp.populate.zeroed", "bytes", BASE, BASE[::-1]), "Bytes zeroed"),
+        replace(titled(clock, "CPU time of the job"), kind="thp.{mode}.task_clock"),
+        titled(Metric.of("thp.third", "faults", BASE, BASE), "Faults"),
     ]
     fields: dict[str, Any] = {
         "versions": {"knownzero": "v1-3-gabc"},
@@ -73,11 +72,7 @@ def test_a_run_is_published_reduced_with_its_main_charts(tmp_path: Path, to: Pat
         assert (two.significance, two.target, two.values) == (one.significance, one.target, {})
     svg = (to / "demo" / "thp-dark.svg").read_text()
     # The chart of the README.
-    assert (
-        "CPU time of the job" in svg
-        and "Bytes that the guest zeroes" not in svg
-        and "Faults" not in svg
-    )
+    assert "CPU time of the job" in svg and "Bytes zeroed" not in svg and "Faults" not in svg
     assert svg != (to / "demo" / "thp-light.svg").read_text()
 
 
@@ -135,14 +130,11 @@ def test_a_bench_with_many_figures_has_a_row_for_each_job(tmp_path: Path, to: Pa
         metric
         for job in range(60)
         for metric in (
-            Metric.of(
-                f"many.job{job}.zeroed",
-                "bytes",
-                [3 << 20, 5 << 20],
-                [1 << 19] * 2,
-                sentence="Zeroed: a.",
+            titled(
+                Metric.of(f"many.job{job}.zeroed", "bytes", [3 << 20, 5 << 20], [1 << 19] * 2),
+                "Zeroed",
             ),
-            Metric.of(f"many.job{job}.time", "s", [2.0, 2.0], [1.0, 1.0], sentence="Time: a."),
+            titled(Metric.of(f"many.job{job}.time", "s", [2.0, 2.0], [1.0, 1.0]), "Time"),
         )
     ]
     result("many", metrics=metrics).save(tmp_path / "run")
@@ -192,8 +184,8 @@ def test_an_undecided_target_is_refused(tmp_path: Path, to: Path) -> None:
 
 def test_a_run_of_another_format_or_without_a_result_is_refused(tmp_path: Path, to: Path) -> None:
     path = result("demo").save(tmp_path / "run")
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"format": 2}))
-    assert "its format is 2" in refused(tmp_path / "run", to)
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"format": 1}))
+    assert "its format is 1" in refused(tmp_path / "run", to)
     (tmp_path / "empty").mkdir()
     assert "result.json" in refused(tmp_path / "empty", to)
     result("demo", metrics=[]).save(tmp_path / "bare")

@@ -381,7 +381,7 @@ def test_a_letter_names_missing_figures() -> None:
 
 def test_a_letter_takes_a_figure_from_its_bench_then_from_the_demo() -> None:
     def run(name: str, ours: float) -> Result:
-        metric = Metric.of("thp.populate.task_clock", "ms", [2.0], [ours], sentence="Time.")
+        metric = Metric.of("thp.populate.task_clock", "ms", [2.0], [ours])
         return Result(name, "tcg", {}, "", [metric])
 
     stock, demo, own = run("demo-stock", 3.0), run("demo", 4.0), run("thp", 5.0)

@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: GPL-2.0
+"""The kinds of targets that metrics.toml names. Each makes a function that judges a metric."""
+
+import statistics
+from collections.abc import Callable
+from typing import Any
+
+from lab.report.results import Floats, Goal, Metric, Target
+
+# An interval may reach this many times as far as the change that would miss the target at once.
+TOO_NOISY = 4
+
+
+def judge(kind: str, arguments: dict[str, Any], metric: Metric) -> Target:
+    """The target of a kind with its arguments, judged by the values of a metric."""
+    return KINDS[kind](**arguments)(metric)
+
+
+def less(percent: float, words: str = "at least {:g} % less than base") -> Goal:
+    """At least so many percent less than base.
+
+    Not decided when the change is smaller, but its interval reaches that far.
+    """
+
+    def judged(metric: Metric) -> Target:
+        change = metric.change_percent
+        met = change is not None and change <= -percent
+        low, _ = metric.change_interval or (change, change)
+        return Target(words.format(percent), met, met or low is None or low > -percent)
+
+    return judged
+
+
+def most_more(percent: float, words: str) -> Goal:
+    """At most so many percent more than base, without regard to noise: for counts."""
+
+    def judged(metric: Metric) -> Target:
+        change = metric.change_percent
+        return Target(words, change is not None and change <= percent)
+
+    return judged
+
+
+def most_less(percent: float, words: str) -> Goal:
+    """At most so many percent less than base, without regard to noise."""
+
+    def judged(metric: Metric) -> Target:
+        return Target(words, (metric.change_percent or 0.0) >= -percent)
+
+    return judged
+
+
+def within(limit: float, beyond: float, words: str) -> Goal:
+    """At most ``limit`` percent worse than base, as far as the measurement can show.
+
+    Missed when the whole interval of the change is worse than that. Not decided when only the
+    change itself is worse than ``beyond`` percent, or when the interval reaches so far beyond that
+    the measurement shows nothing.
+    """
+
+    def judged(metric: Metric) -> Target:
+        if (change := metric.change_percent) is None:
+            return Target(f"{words} (base is zero)", False)
+        low, high = metric.change_interval or (change, change)
+        least, worse, worst = low, change, high
+        if metric.better == "more":
+            least, worse, worst = -high, -change, -low
+        missed = least > limit
+        decided = missed or (worse <= beyond and worst <= TOO_NOISY * beyond)
+        return Target(f"{words} ({_interval(metric)})", decided and not missed, decided)
+
+    return judged
+
+
+def not_worse(words: str) -> Goal:
+    """The interval of the change reaches 0 or what is better."""
+
+    def judged(metric: Metric) -> Target:
+        change = metric.change_percent or 0.0
+        low, high = metric.change_interval or (change, change)
+        return Target(words, high >= 0 if metric.better == "more" else low <= 0)
+
+    return judged
+
+
+def share(percent: float, each: bool = False) -> Goal:
+    """Ours is at most so many percent of the parameter size_mb: its median, or each value."""
+
+    def judged(metric: Metric) -> Target:
+        size = float(metric.parameters["size_mb"]) * (1 << 20)
+        ours = metric.values["ours"]
+        part = (max(ours) if each else statistics.median(ours)) / size * 100
+        return Target(f"at most {percent:.0f} % of the memory ({part:.2f} %)", part <= percent)
+
+    return judged
+
+
+def least(value: float, words: str, each: bool = False) -> Goal:
+    """Ours is at least ``value``: its median, or each value."""
+
+    def judged(metric: Metric) -> Target:
+        ours = metric.values["ours"]
+        found = min(ours) if each else statistics.median(ours)
+        return Target(f"{words} ({found:.1f} %)" if each else words, found >= value)
+
+    return judged
+
+
+def most(value: float, words: str) -> Goal:
+    """Each value of ours is at most ``value``."""
+
+    def judged(metric: Metric) -> Target:
+        worst = max(metric.values["ours"])
+        return Target(f"{words} ({worst:.0f})", worst <= value)
+
+    return judged
+
+
+def each_less(words: str) -> Goal:
+    """Each value of ours is less than each of base."""
+
+    def judged(metric: Metric) -> Target:
+        return Target(words, max(metric.values["ours"]) < min(metric.values["base"]))
+
+    return judged
+
+
+def times(words: str) -> Goal:
+    """Ours is at most as many times base as the parameter gb is of least_gb."""
+
+    def judged(metric: Metric) -> Target:
+        memory = float(metric.parameters["gb"]) / float(metric.parameters["least_gb"])
+        small, large = metric.base.median, metric.ours.median
+        growth = f"{large / small:.2f} times, of {memory:.0f} times the memory"
+        return Target(f"{words}: {growth}", large <= small * memory)
+
+    return judged
+
+
+KINDS: dict[str, Callable[..., Goal]] = {
+    "less": less,
+    "most_more": most_more,
+    "most_less": most_less,
+    "within": within,
+    "not_worse": not_worse,
+    "share": share,
+    "least": least,
+    "most": most,
+    "each_less": each_less,
+    "times": times,
+}
+
+
+def _interval(metric: Metric) -> str:
+    """The change with its interval."""
+    text = f"{metric.change_percent:+.1f} %"
+    if not metric.change_interval:
+        return text
+    low, high = metric.change_interval
+    return f"{text}, 95 % interval {low:+.1f} … {high:+.1f} %"
+
+
+def near_floor(metric: Metric, floor: Floats, percent: float) -> Target:
+    """Whether ours is at most so many percent more than the floor.
+
+    Decided if the whole interval is on one side.
+    """
+    against = Metric.of(metric.name, metric.unit, floor, metric.values["ours"])
+    if (change := against.change_percent) is None:
+        return Target("the floor is zero", metric.ours.median == 0)
+    low, high = against.change_interval or (change, change)
+    met = high <= percent
+    return Target(_interval(against), met, met or low > percent)
