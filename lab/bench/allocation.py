@@ -9,7 +9,7 @@ from pathlib import Path
 
 from lab.bench import host, hotpath
 from lab.bench.jobs import BASE_COUNTS, HUGE, MODES, TOUCHED, allocate
-from lab.bench.plugin import build_plugin, stored
+from lab.bench.plugin import stored
 from lab.bench.repeat import NOTE as REPEATED
 from lab.bench.repeat import Values, turns
 from lab.bench.runner import Pair, Run
@@ -165,7 +165,7 @@ def _job(side: Side, size_mb: int, mode: str, file: Path) -> float:
 
 def zerobytes(run: Run) -> None:
     run.note(STOS_NOTE, REPEATED)
-    plugin, found, size = build_plugin("zerobytes"), Values(), run.options.size_mb
+    plugin, found, size = run.images.plugins["zerobytes"], Values(), run.options.size_mb
     with tempfile.TemporaryDirectory(prefix="zerobytes-") as folder:
         files = {name: Path(folder) / name for name in ("base", "ours")}
         extra = {name: ["-plugin", f"{plugin},out={file}"] for name, file in files.items()}

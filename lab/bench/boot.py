@@ -16,7 +16,6 @@ from lab.bench.runner import USER_MODE, Run
 from lab.bench.session import BALLOON, MIB, cpu_ns, resident, spec_for, warm_host
 from lab.boot.guest import Guest, running
 from lab.boot.spec import DAEMON, BootSpec
-from lab.build.linux import VARIANTS
 from lab.core.errors import TestFailure
 from lab.core.progress import step
 
@@ -68,8 +67,8 @@ def _spec(run: Run, kind: Kind, kernel: str) -> BootSpec:
     more: dict[str, Any] = {"memory": kind.memory, "devices": list(kind.devices)}
     more["command"] = ["sh", "-c", kind.script]
     if kind.arch == "um":
-        image = getattr(run.options, kernel)
-        return spec_for(run.options, image, None, arch="um", **(more | {"accel": "auto"}))
+        more |= {"arch": "um", "accel": "auto", "daemon_program": run.images.daemon}
+        return spec_for(run.options, run.images.kernels[f"um_{kernel}"], None, **more)
     more["cpus"] = kind.cpus
     if kind.reboot:
         more["extra_qemu"] = ["-action", "reboot=reset"]
@@ -121,7 +120,7 @@ def _facts(lines: Sequence[str], kernel: str) -> dict[str, float]:
 def _boot(run: Run, kind: Kind, kernel: str) -> dict[str, float]:
     """The figures of one boot, or of the reboot after it."""
     warm_host(kind.program_mb * MIB)
-    with running(_spec(run, kind, kernel)) as guest:
+    with running(_spec(run, kind, kernel), run.keep) as guest:
         if kind.arch != "um":
             run.accel = run.accel or guest.accel
             run.accel_reason = run.accel_reason or guest.accel_reason
@@ -165,7 +164,7 @@ def measure(run: Run) -> None:
     )
     found = Values()
     for name, kind in KINDS.items():
-        if kind.arch == "um" and not {run.options.base, run.options.ours} <= set(VARIANTS):
+        if kind.arch == "um" and "um_base" not in run.images.kernels:
             run.note("User-Mode Linux was left out: it needs kernels that are named by variant.")
             continue
         pairs = run.pairs if name == "2g" else min(run.pairs, OTHER_PAIRS)

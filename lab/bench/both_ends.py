@@ -7,23 +7,24 @@ Bytes zeroed by a host and by its guest, with base and ours in each place, on an
 import itertools
 import json
 import shlex
-from dataclasses import replace
-from pathlib import Path
 
 from lab.bench.jobs import BASE_COUNTS, HUGE, MODES, Runs
 from lab.bench.kzeropaged import FOLDER
 from lab.bench.repeat import Values, turns
 from lab.bench.runner import Run
-from lab.bench.session import DELAY, DELAY_MS, MIB, PAGE, HostCost, Side, settled
+from lab.bench.session import DELAY, DELAY_MS, MIB, PAGE, HostCost, Side, Wanted, settled
 from lab.boot import nested
 from lab.boot.spec import BootSpec
-from lab.build.linux import build_linux
 from lab.core.errors import TestFailure
 from lab.core.progress import step
 
 # The kernels outside and inside; the others are compared with the first pair.
-ENDS = {"base-base": "base in both", "ours-base": "ours outside"}
-ENDS |= {"base-ours": "ours inside", "ours-ours": "ours in both"}
+ENDS = {
+    "base_base": ("base", "base"),
+    "ours_base": ("ours", "base"),
+    "base_ours": ("base", "ours"),
+    "ours_ours": ("ours", "ours"),
+}
 FIGURES = ("use", "outer", "inner", "idle", "ms")
 KEYS = {
     "rest": "after a rest",
@@ -124,24 +125,22 @@ def use(inner: Inner, size_mb: int, mode: str, rest: bool = True) -> dict[str, f
     }
 
 
-def rounds(
-    run: Run, kernels: dict[str, Path], keys: list[str], extra: list[str], found: Values
-) -> None:
-    """Turns of use, free, report and rest in a guest for each of ENDS; ``extra``.
+def rounds(run: Run, keys: list[str], extra: list[str], found: Values) -> None:
+    """Turns of use, free, report and rest in a guest for each of ENDS.
 
-    Options of the inner QEMU.
+    ``extra``: options of the inner QEMU.
     """
     memory, inner = f"{run.options.memory_mb + OUTER_MB}M", {}
     specs = []
-    for name in ENDS:
-        outside, inside = name.split("-")
+    for name, (outside, inside) in ENDS.items():
         inner[name] = run.spec(inside, extra_qemu=extra)
-        spec = replace(run.spec(outside, devices=[], memory=memory), kernel=kernels[outside])
-        specs.append((name, nested.outer(spec, inner[name], run.images.qemu)))
+        spec = run.spec(f"outer_{outside}", devices=[], memory=memory)
+        wanted = nested.outer(spec, inner[name], run.images.qemu)
+        specs.append(Wanted(name, wanted, outside))
     with run.guests(specs) as sides:
-        insides = [Inner(side.name.partition("-")[2], side, inner[side.name]) for side in sides]
+        insides = [Inner(ENDS[side.name][1], side, inner[side.name]) for side in sides]
         for one in insides:
-            if one.outer.name.startswith("ours"):
+            if one.outer.kernel == "ours":
                 one.outer.sh(ALL)
                 one.settled(PREZEROED, REST_S)
         for key, mode in [(one, mode) for one in keys for mode in JOBS[one]]:
@@ -158,18 +157,13 @@ def measure(run: Run) -> None:
     """All ways to use memory, for each pair of kernels."""
     run.sides = ["base in both", "these kernels"]
     run.note(NOTE, BASE_COUNTS)
-    variants = {"base": "base", "ours": "knownzero"}
-    kernels = {
-        name: build_linux(variant, config=nested.CONFIG) for name, variant in variants.items()
-    }
-    run.versions |= {f"image_outer_{name}": kernel.parent.name for name, kernel in kernels.items()}
     found = Values()
     memfd = ["-object", MEMFD + run.options.memory, "-machine", "memory-backend=memory"]
-    rounds(run, kernels, ["rest", "busy"], [], found)
-    rounds(run, kernels, ["memfd"], memfd, found)
+    rounds(run, ["rest", "busy"], [], found)
+    rounds(run, ["memfd"], memfd, found)
     for key, what, name in itertools.product(KEYS, FIGURES, [*ENDS][1:]):
         for mode in JOBS[key]:
-            values = found["base-base", mode, key, what], found[name, mode, key, what]
-            of = {"use": key, "mode": mode, "ends": name.replace("-", "_")}
+            values = found["base_base", mode, key, what], found[name, mode, key, what]
+            of = {"use": key, "mode": mode, "ends": name}
             metric = f"both-ends.{{use}}.{what}.{{mode}}.{{ends}}"
             run.add(metric, values, {**of, "size_mb": run.options.size_mb})

@@ -11,7 +11,7 @@ from lab.bench.host import fill, release, until_back
 from lab.bench.repeat import NOTE as REPEATED
 from lab.bench.repeat import Values, turns, until_known
 from lab.bench.runner import Run
-from lab.bench.session import DELAY, MIB, PAGE, Side, warm_host
+from lab.bench.session import DELAY, MIB, PAGE, Side, Wanted, warm_host
 from lab.boot import balloon
 from lab.core.progress import step
 
@@ -55,8 +55,8 @@ TIMES = ("alloc_wall", "alloc_task_clock")
 
 
 def key(side: Side) -> tuple[str, int]:
-    name, delay = side.name.split("-")
-    return name, int(delay)
+    """The kernel and the delay of a guest."""
+    return side.kernel, side.amount
 
 
 def allocations(sides: Sequence[Side], pairs: int, found: Values) -> None:
@@ -94,7 +94,7 @@ def give_back(sides: Sequence[Side], pairs: int, found: Values) -> None:
     what = f"host memory: {FILL_MB} MB freed, up to {pairs} times in each of {len(sides)} guests"
     with step(what), ThreadPoolExecutor(max_workers=2) as pool:
         for delay in RUN_MS:
-            both = [side for side in sides if key(side)[1] == delay]
+            both = [side for side in sides if side.amount == delay]
             done = [found[(*key(side), "back")] for side in both]
             for _ in until_known(pairs, done):
                 for series, seconds in zip(done, pool.map(time_until_back, both), strict=True):
@@ -137,7 +137,12 @@ def measure(run: Run) -> None:
     )
     device = balloon.device(free_page_reporting="on")
     specs = [
-        (f"{name}-{delay}", run.spec(name, cpus=CPUS, memory=MEMORY, devices=[device]))
+        Wanted(
+            f"{name}-{delay}",
+            run.spec(name, cpus=CPUS, memory=MEMORY, devices=[device]),
+            name,
+            delay,
+        )
         for delay in RUN_MS
         for name in ("base", "ours")
     ]

@@ -3,7 +3,6 @@
 
 import json
 import os
-import re
 import sys
 import time
 from collections.abc import Sequence
@@ -14,10 +13,12 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from lab.bench import ACCELS, BENCHES, BenchOptions
-from lab.boot.spec import BootSpec
+from lab.bench.plan import BenchOptions, Plan, build, check
+from lab.bench.plan import plan as make_plan
+from lab.bench.runner import measure
+from lab.bench.table import BENCHES
 from lab.core import paths
-from lab.core.errors import LabError, TestFailure, UsageError, from_oserror
+from lab.core.errors import LabError, TestFailure, from_oserror
 from lab.core.options import one_of, unpacked, writable_folder
 from lab.core.progress import note
 from lab.report.results import FILE_NAME, Result
@@ -33,29 +34,6 @@ class RunOptions(BenchOptions):
     output: Annotated[Path | None, Option(help="Folder (default: out/NAME/TIME).")] = None
     strict: Annotated[bool, Option("--strict", help="Exit with 1 when a target is missed.")] = False
     as_json: Annotated[bool, Option("--json", help="Print result.json.")] = False
-
-    def checked(self) -> BenchOptions:
-        """The options of a bench; UsageError when they cannot work."""
-        if self.accel not in ACCELS:
-            raise UsageError(
-                f"Bad --accel: {self.accel}", "it is not an accelerator", "use auto, kvm or tcg"
-            )
-        if not re.fullmatch(r"\d+[MG]", self.memory):
-            raise UsageError(
-                f"Bad --memory: {self.memory}", "it is not a size", "write it as 2G or 2048M"
-            )
-        if self.memory_mb < self.size_mb + 512:
-            why = (
-                f"{self.size_mb} MB in a guest of {self.memory_mb} MB leaves less than 512 MB for "
-                "the rest"
-            )
-            fix = "give the guest more with --memory, or take a smaller --size"
-            raise UsageError("The job does not fit", why, fix)
-        from lab.boot import resolve
-
-        for kernel in (self.base, self.ours):
-            resolve.check(BootSpec(kernel=kernel, qemu=self.qemu))
-        return self
 
 
 def output_folder(given: Path | None, name: str) -> Path:
@@ -79,18 +57,14 @@ def show(result: Result, folder: Path, as_json: bool) -> None:
     print(folder)
 
 
-def run_one(name: str, options: BenchOptions, folder: Path, called: str = "") -> Result:
-    """Measure a bench and write result.json, the reports, and the files of the guests."""
+def run_one(plan: Plan, folder: Path) -> Result:
+    """Measure a plan and write result.json, the reports, and the files of the guests."""
     from lab.report import evidence
     from lab.report.page import write_reports
 
+    images = build(plan)
     with evidence.collecting() as found:
-        result = BENCHES[name].run(options)
-        if called:
-            result.name = called
-            result.reproduce = result.reproduce.replace(f"./kz bench {name}", f"./kz {called}", 1)
-        if options.qemu == "stock":
-            result.name += "-stock"  # published beside that of the patched QEMU
+        result = measure(plan, images, found.take)
         found.publish(folder)
         result.save(folder)
         write_reports([result], folder)
@@ -111,9 +85,9 @@ def run_all(options: BenchOptions, parent: Path, as_json: bool) -> list[Result]:
     """Every bench once, and one report of all; the first error of a bench is raised at the end."""
     results: list[Result] = []
     failed: list[LabError] = []
-    for name in BENCHES:
+    for name, bench in BENCHES.items():
         try:
-            results.append(run_one(name, options, parent / name))
+            results.append(run_one(make_plan(bench, options), parent / name))
         except (LabError, OSError) as caught:
             error = (
                 caught
@@ -142,11 +116,14 @@ def run_all(options: BenchOptions, parent: Path, as_json: bool) -> list[Result]:
 
 def _run(name: str, chosen: RunOptions, called: str = "") -> None:
     """A bench, or all; ``called`` is the verb, if it is not the bench's name."""
-    options, folder = chosen.checked(), output_folder(chosen.output, called or name)
+    check(chosen)
     if name == ALL:
-        results = run_all(options, folder, chosen.as_json)
+        folder = output_folder(chosen.output, name)
+        results = run_all(chosen, folder, chosen.as_json)
     else:
-        results = [run_one(name, options, folder, called)]
+        plan = make_plan(BENCHES[name], chosen, (called,) if called else ())
+        folder = output_folder(chosen.output, called or name)
+        results = [run_one(plan, folder)]
         show(results[0], folder, chosen.as_json)
     if chosen.strict:
         check_targets(results, folder)

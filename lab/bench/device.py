@@ -18,7 +18,18 @@ from typing import Any
 
 from lab.bench.repeat import Values, turns
 from lab.bench.runner import MACHINE, Pair, Run
-from lab.bench.session import DROP, FLUSH, LATE, MIB, PAGE, Side, cpu_ns, raise_priority, warm_host
+from lab.bench.session import (
+    DROP,
+    FLUSH,
+    LATE,
+    MIB,
+    PAGE,
+    Side,
+    Wanted,
+    cpu_ns,
+    raise_priority,
+    warm_host,
+)
 from lab.boot import balloon
 from lab.build import daemon
 from lab.core.errors import LabError, TestFailure
@@ -214,8 +225,8 @@ def measure(run: Run) -> None:
     shared = f"memory-backend-memfd,id=shared,size={run.options.memory},share=on"
     memory = ["-object", shared, "-machine", "memory-backend=shared"]
     specs = [
-        ("base", run.spec("ours", devices=[IN_TREE], extra_qemu=memory)),
-        ("ours", run.spec("ours", devices=[VHOST_USER])),
+        Wanted("base", run.spec("ours", devices=[IN_TREE], extra_qemu=memory)),
+        Wanted("ours", run.spec("ours", devices=[VHOST_USER])),
     ]
     with run.guests(specs) as sides:
         for side in sides:

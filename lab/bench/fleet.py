@@ -22,7 +22,7 @@ from lab.bench.jobs import BASE_COUNTS, Runs
 from lab.bench.kzeropaged import DIRTY, ON
 from lab.bench.repeat import Values
 from lab.bench.runner import Run
-from lab.bench.session import DELAY, PAGE, Side
+from lab.bench.session import DELAY, PAGE, Side, Wanted
 from lab.boot import balloon, console
 from lab.core.errors import TestFailure
 from lab.core.paths import REPO
@@ -154,24 +154,23 @@ def over_time(run: Run, name: str, found: Values) -> list[float]:
     """Add the figures of a policy; its GiB in each second."""
     policy = POLICIES[name]
     with tempfile.TemporaryDirectory(prefix="kz-fleet-") as folder:
-        sockets = {
-            f"{policy.kernel}-{name}-{number}": Path(folder) / str(number)
-            for number in range(GUESTS)
-        }
+        sockets = [Path(folder) / str(number) for number in range(GUESTS)]
         more = {"memory": MEMORY, "devices": [policy.device], "timeout": 400.0}
         specs = [
-            (
-                guest,
+            Wanted(
+                f"{policy.kernel}-{name}-{number}",
                 run.spec(
                     policy.kernel, extra_qemu=["-qmp", f"unix:{path},server=on,wait=off"], **more
                 ),
+                policy.kernel,
+                number,
             )
-            for guest, path in sockets.items()
+            for number, path in enumerate(sockets)
         ]
         with run.guests(specs) as sides, step(f"{policy.words}: {GUESTS} guests, {SECONDS} s"):
             for side in sides:
                 side.sh(f"{policy.command}; {DIRTY}")  # as in a guest that has run for a while
-            with autoballoon([*sockets.values()]) if name == "targets" else nullcontext():
+            with autoballoon(sockets) if name == "targets" else nullcontext():
                 time.sleep(SETTLE_S)
                 return play(sides, name, found)
 

@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from lab.bench.plugin import Symbols, build_plugin, symbols
-from lab.bench.runner import COUNTING, Built, Run
+from lab.bench.plan import Image
+from lab.bench.plugin import Symbols, symbols
+from lab.bench.runner import COUNTING, FLOOR_NOTE, Run
 from lab.bench.session import LATE, Side, spec_for
 from lab.boot.guest import boot, running
 from lab.boot.spec import BootSpec
-from lab.build.linux import build_linux
 from lab.core.errors import TestFailure
 from lab.core.progress import step
 from lab.report.evidence import SNAPSHOT
@@ -97,7 +97,7 @@ ACTIVE_NOTE = (
     "on ours known to be zero; the other paths reuse their own."
 )
 
-Image = str | Path
+Kernels = Mapping[str, Image]
 Counts = dict[str, float]
 Rows = dict[str, list[Counts]]  # the counts of each boot, by kernel
 
@@ -119,7 +119,8 @@ def _boot(run: Run, kernel: Image, paths: Sequence[HotPath], extra: Sequence[str
     # A process for each, so that no path starts with the memory of another.
     steps = [f"hotpath --reps {path.reps} {path.name}" for path in paths]
     command = ["sh", "-ec", "; ".join((SNAPSHOT, *steps, SNAPSHOT))]
-    done = boot(_spec(run, kernel, extra, devices=[], timeout=900.0, command=command))
+    spec = _spec(run, kernel, extra, devices=[], timeout=900.0, command=command)
+    done = boot(spec, keep=run.keep)
     if done.exit_code:
         why = (
             f"hotpath ended with exit code {done.exit_code} on kernel {kernel}; console: "
@@ -144,7 +145,7 @@ def _active(run: Run, kernel: Image, paths: Sequence[HotPath]) -> Counts:
     The median of each path.
     """
     found: Counts = {}
-    with running(_spec(run, kernel)) as guest:
+    with running(_spec(run, kernel), run.keep) as guest:
         side = Side(str(kernel), guest)
         side.find_flush()
         side.free_and_report()
@@ -170,7 +171,7 @@ def by_function(counted: str, table: Symbols) -> Counter[str]:
 
 def _functions(run: Run, kernel: Path, path: HotPath) -> Counts:
     """Instructions in each function of the kernel for one operation of a path."""
-    plugin, table = build_plugin("functions"), symbols(kernel.parent / "System.map")
+    plugin, table = run.images.plugins["functions"], symbols(kernel.parent / "System.map")
     counts, repetitions = [], (path.reps // 10, path.reps)
     with tempfile.TemporaryDirectory(prefix="functions-") as folder:
         for reps in repetitions:
@@ -183,13 +184,13 @@ def _functions(run: Run, kernel: Path, path: HotPath) -> Counts:
     return {function: (many[function] - few[function]) / done for function in many | few}
 
 
-def breakdown(run: Run, images: Built, path: HotPath, prefix: str = IDLE) -> None:
+def breakdown(run: Run, images: Kernels, path: HotPath, prefix: str = IDLE) -> None:
     """Add the functions that make the difference: those with another share of a path in ours."""
-    kernels = [Path(images.base), Path(images.ours)]
+    kernels = [Path(images["base"]), Path(images["ours"])]
     # A plugin fits the QEMU that it was compiled for.
-    if run.options.qemu != "knownzero" or not all(
-        (one.parent / "System.map").is_file() for one in kernels
-    ):
+    if run.options.qemu != "knownzero" or "functions" not in run.images.plugins:
+        return
+    if not all((one.parent / "System.map").is_file() for one in kernels):
         return
     with (
         step(f"instructions of {path.name} by function"),
@@ -209,7 +210,7 @@ def breakdown(run: Run, images: Built, path: HotPath, prefix: str = IDLE) -> Non
 
 def _count(
     run: Run,
-    kernels: Mapping[str, Image],
+    kernels: Kernels,
     paths: Sequence[HotPath],
     boots: int,
     active: bool = False,
@@ -226,7 +227,7 @@ def _count(
     return found
 
 
-def compare(run: Run, images: Built, rows: Rows, paths: Sequence[HotPath], prefix: str) -> None:
+def compare(run: Run, images: Kernels, rows: Rows, paths: Sequence[HotPath], prefix: str) -> None:
     """Add one comparison.
 
     Without an active source it has a limit, and a breakdown beyond the limit.
@@ -253,19 +254,20 @@ def compare(run: Run, images: Built, rows: Rows, paths: Sequence[HotPath], prefi
 def idle(run: Run, boots: int = BOOTS) -> None:
     """Both kernels without a source of zeros. One boot is enough: the counts of boots are equal."""
     kernels = {"base": run.images.base, "ours": run.images.ours}
-    compare(run, run.images, _count(run, kernels, PATHS, boots), PATHS, IDLE)
+    compare(run, kernels, _count(run, kernels, PATHS, boots), PATHS, IDLE)
     run.note(NOTE)
 
 
 def measure(run: Run) -> None:
-    images, off = run.images, build_linux("off")
+    images = run.images
     paths, every = [*PATHS, *MORE], [*NEW, *PATHS, *MORE]
+    known = images.kernels
     kernels = {"base": images.base, "ours": images.ours}
-    reported = _count(run, kernels | {"floor": run.floor()}, every, BOOTS, active=True)
-    rows = _count(run, kernels | {"off": off}, paths, BOOTS)
-    compare(run, images, rows, paths, IDLE)
-    compare(run, replace(images, ours=off), rows | {"ours": rows["off"]}, paths, OFF)
-    compare(run, images, reported, every, ACTIVE)
-    run.versions |= {"image_off": off.parent.name}
+    run.note(FLOOR_NOTE)
+    reported = _count(run, kernels | {"floor": known["floor"]}, every, BOOTS, active=True)
+    rows = _count(run, kernels | {"off": known["off"]}, paths, BOOTS)
+    compare(run, kernels, rows, paths, IDLE)
+    compare(run, kernels | {"ours": known["off"]}, rows | {"ours": rows["off"]}, paths, OFF)
+    compare(run, kernels, reported, every, ACTIVE)
     run.job = {"memory": run.options.memory, "cpus": 1, "boots": BOOTS, "icount": "shift=0"}
     run.note(NOTE, ACTIVE_NOTE)

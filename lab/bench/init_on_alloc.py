@@ -3,12 +3,13 @@
 
 import itertools
 from dataclasses import dataclass
+from typing import Any
 
 from lab.bench.kzeropaged import ON
 from lab.bench.repeat import NOTE as REPEATED
 from lab.bench.repeat import Values, turns
 from lab.bench.runner import Run
-from lab.bench.session import BALLOON, DELAY, MIB, PAGE, Side, cpu_ns, warm_host
+from lab.bench.session import BALLOON, DELAY, MIB, PAGE, Side, Wanted, cpu_ns, warm_host
 from lab.core.errors import TestFailure
 from lab.core.progress import step
 
@@ -49,7 +50,7 @@ JOBS = {
     ),
 }
 OURS = ("ours", "kzeropaged")
-RUNS = {"first": "after all free memory was reported", "again": f"again {REST_S} s later"}
+RUNS = ("first", "again")  # after all free memory was reported, and REST_S s later
 
 
 def zeroed(side: Side, before: dict[str, int], after: dict[str, int]) -> int:
@@ -74,13 +75,10 @@ def once(side: Side, job: Job) -> dict[str, float]:
 
 
 def figures(run: Run, found: Values) -> None:
-    kinds = {"zeroed": ("bytes", "Bytes zeroed"), "cpu": ("ms", "CPU time of the VMM")}
-    for (name, job), (when, words), kernel in itertools.product(JOBS.items(), RUNS.items(), OURS):
-        label = "ours with kzeropaged" if kernel == "kzeropaged" else "ours"
-        for kind, (unit, title) in kinds.items():
-            values = found["base", name, when, kind], found[kernel, name, when, kind]
-            sentence = f"{title}, {job.words}: {words}, {label}."
-            run.add(f"init_on_alloc.{name}.{when}.{kernel}.{kind}", unit, values, sentence)
+    for job, when, kernel, kind in itertools.product(JOBS, RUNS, OURS, ("zeroed", "cpu")):
+        values = found["base", job, when, kind], found[kernel, job, when, kind]
+        of = {"job": job, "when": when, "with": kernel}
+        run.add(f"init_on_alloc.{{job}}.{{when}}.{{with}}.{kind}", values, of)
 
 
 def measure(run: Run) -> None:
@@ -92,10 +90,11 @@ def measure(run: Run) -> None:
         REPEATED,
     )
     found = Values()
-    more = {"append": APPEND, "devices": [BALLOON, "virtio-blk-pci,drive=empty"]}
+    more: dict[str, Any] = {"append": APPEND, "devices": [BALLOON, "virtio-blk-pci,drive=empty"]}
     more["extra_qemu"] = list(DISK)
     specs = [
-        (name, run.spec("base" if name == "base" else "ours", **more)) for name in ("base", *OURS)
+        Wanted(name, run.spec(kernel, **more), kernel)
+        for name, kernel in (("base", "base"), *((name, "ours") for name in OURS))
     ]
     with run.guests(specs) as sides:
         for side in sides:

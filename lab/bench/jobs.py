@@ -28,7 +28,7 @@ BASE_COUNTS = (
 )
 
 
-def zeroed_bytes(answer: dict[str, Any], side: str) -> float:
+def zeroed_bytes(answer: dict[str, Any], kernel: str) -> float:
     """Bytes that the guest zeroed for a run of alloc_once: see ``BASE_COUNTS``.
 
     ``answer``: of alloc_once. TestFailure when memory was not zero, or when our kernel has no
@@ -36,11 +36,11 @@ def zeroed_bytes(answer: dict[str, Any], side: str) -> float:
     """
     vmstat: dict[str, int | None] = answer["vmstat"]
     if vmstat["pgzeroed_bad"]:
-        why = f"pgzeroed_bad rose by {vmstat['pgzeroed_bad']} in the {side} guest"
+        why = f"pgzeroed_bad rose by {vmstat['pgzeroed_bad']} in a guest with the kernel {kernel}"
         fix = "run the same on the debug kernel: its oracle prints the page and its history"
         raise TestFailure("Memory that should have been zero was not", why, fix)
     cleared = vmstat["pgzeroed_cleared"]
-    if cleared is None and side.startswith("ours"):
+    if cleared is None and kernel == "ours":
         why = "its /proc/vmstat has no pgzeroed_cleared"
         fix = "build it with CONFIG_PAGE_ZEROED (`kz build linux --variant knownzero`)"
         raise TestFailure("Cannot count the pages that our kernel zeroes", why, fix)
@@ -73,7 +73,7 @@ class Runs:
         # User-Mode Linux has no performance counters; the job has its only CPU to itself.
         clock = answer["wall_ns"] if answer["task_clock_ns"] is None else answer["task_clock_ns"]
         self.task_clock_ms.append(clock / 1e6)
-        self.zeroed.append(zeroed_bytes(answer, side.name))
+        self.zeroed.append(zeroed_bytes(answer, side.kernel))
         skipped = answer["vmstat"]["pgzeroed_skip"] or 0
         self.skipped_percent.append(min(100.0, skipped * PAGE / answer["bytes"] * 100))
         self.huge_pages.append(huge_pages(answer))

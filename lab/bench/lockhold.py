@@ -17,9 +17,11 @@ from typing import NamedTuple
 from lab.bench import session
 from lab.bench.host import fill, fill_mb, release, sizes, until_back
 from lab.bench.kzeropaged import zero_all
-from lab.bench.plugin import Symbols, build_plugin, symbols
+from lab.bench.plan import available_gb
+from lab.bench.plugin import Symbols, symbols
 from lab.bench.runner import Run
-from lab.bench.session import MIB, Side, available_gb
+from lab.bench.session import MIB, Side, Wanted
+from lab.boot.guest import Keep, forget
 from lab.boot.spec import BootSpec
 from lab.core.errors import LabError, TestFailure
 from lab.core.progress import step
@@ -195,7 +197,9 @@ class Watch(NamedTuple):
 
 
 @contextmanager
-def watched(name: str, spec: BootSpec) -> Iterator[tuple[Side, Watch]]:
+def watched(
+    name: str, spec: BootSpec, plugin: Path, keep: Keep = forget
+) -> Iterator[tuple[Side, Watch]]:
     """Boot a guest with one CPU under the plugin; LabError without the kernel's symbols."""
     system_map = Path(spec.kernel).parent / "System.map"
     if not system_map.is_file():
@@ -204,9 +208,9 @@ def watched(name: str, spec: BootSpec) -> Iterator[tuple[Side, Watch]]:
     table = symbols(system_map)
     with tempfile.TemporaryDirectory(prefix="lockhold-") as folder:
         out = Path(folder) / "holds"
-        plugin = ",".join([str(build_plugin("lockhold")), f"out={out}", *ranges(table)])
-        spec = replace(spec, accel="tcg", append="nokaslr", extra_qemu=["-plugin", plugin])
-        with session.guests([(name, spec)]) as sides:
+        words = ",".join([str(plugin), f"out={out}", *ranges(table)])
+        spec = replace(spec, accel="tcg", append="nokaslr", extra_qemu=["-plugin", words])
+        with session.guests([Wanted(name, spec)], keep) as sides:
             yield sides[0], Watch(out, table)
 
 
@@ -286,7 +290,8 @@ def _guest(run: Run, kind: str, gb: int, found: Found) -> None:
         [] if kind == "prezero" else [session.BALLOON],
     )
     spec = run.spec(kernel, memory=f"{gb}G", devices=devices)
-    with watched(f"locks-{kind}-{gb}", spec) as (side, watch):
+    plugin = run.images.plugins["lockhold"]
+    with watched(f"locks-{kind}-{gb}", spec, plugin, run.keep) as (side, watch):
         for one in GUESTS[kind]:
             found[kernel, one.__name__, gb] = one(side, watch, gb)
 

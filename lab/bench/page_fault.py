@@ -8,7 +8,7 @@ from lab.bench.host import fill, release
 from lab.bench.jobs import HUGE
 from lab.bench.repeat import NARROW, Values, turns
 from lab.bench.runner import Run
-from lab.bench.session import DELAY, MIB, PAGE, Side, cpu_ns, warm_host
+from lab.bench.session import DELAY, MIB, PAGE, Side, Wanted, cpu_ns, warm_host
 from lab.boot import balloon
 from lab.core.errors import TestFailure
 from lab.core.progress import step
@@ -131,7 +131,7 @@ def measure(run: Run) -> None:
         "that added reporting (5 to 8 % with huge pages).",
     )
     specs = [
-        (name, run.spec(row.kernel, cpus=CPUS, devices=[row.device], append=row.append))
+        Wanted(name, run.spec(row.kernel, cpus=CPUS, devices=[row.device], append=row.append))
         for name, row in ROWS.items()
     ]
     with run.guests(specs) as sides:

@@ -18,9 +18,8 @@ from lab.bench.jobs import BASE_COUNTS, MODES, SPARE, allocate
 from lab.bench.kzeropaged import DIRTY, OFF, ON, WORDS
 from lab.bench.repeat import Values, turns
 from lab.bench.runner import MACHINE, USER_MODE, Pair, Run
-from lab.bench.session import BALLOON, DELAY, DROP, MIB, Side, spec_for, warm_host
+from lab.bench.session import BALLOON, DELAY, DROP, MIB, Side, Wanted, spec_for, warm_host
 from lab.build import programs as guest
-from lab.build.linux import VARIANTS
 from lab.core.errors import TestFailure
 from lab.core.progress import step
 
@@ -137,7 +136,7 @@ def natively(run: Run) -> None:
     file.
     """
     options = run.options
-    if options.base not in VARIANTS or options.ours not in VARIANTS:
+    if "um_base" not in run.images.kernels:
         run.note(
             "Nothing was measured as User-Mode Linux: that needs kernels that are named by variant."
         )
@@ -146,8 +145,10 @@ def natively(run: Run) -> None:
     # With the same list of observations.
     natively, cost = replace(run, options=options, accel=USER_MODE), Values()
     of_um: dict[str, Any] = {"arch": "um", "devices": [], "accel": "auto"}
-    kernels = {"base": options.base, "ours": options.ours}
-    specs = [(name, spec_for(options, kernel, None, **of_um)) for name, kernel in kernels.items()]
+    specs = [
+        Wanted(name, spec_for(options, run.images.kernels[f"um_{name}"], None, **of_um))
+        for name in ("base", "ours")
+    ]
     with run.guests(specs) as sides:
         both = Pair(*sides)
         for mode in ("populate", "touch_all"):
@@ -207,7 +208,8 @@ def measure(run: Run) -> None:
     rows = {"base": "", "ours": "", **PEERS}
     kernels = {name: "ours" if name == "ours" else "base" for name in rows}
     specs = [
-        (name, run.spec(kernels[name], devices=[], append=append)) for name, append in rows.items()
+        Wanted(name, run.spec(kernels[name], devices=[], append=append))
+        for name, append in rows.items()
     ]
     with run.guests(specs) as sides:
         peers(run, sides, int(run.options.memory_mb * PEER_SHARE) // 2 * 2)

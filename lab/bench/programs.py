@@ -12,19 +12,21 @@ import tempfile
 import time
 from pathlib import Path
 
-from lab.bench import PROGRAMS
-from lab.bench.plugin import build_plugin, stored
+from lab.bench.plugin import stored
 from lab.bench.repeat import Values, by_turns
 from lab.bench.runner import Run
 from lab.bench.session import Side, settle_both
 from lab.boot import nested
 from lab.core import lock, paths
 from lab.core.errors import TestFailure
+from lab.core.paths import REPO
 from lab.core.progress import step
 from lab.core.run import Argv, logged
 from lab.machine import apt, debs, stock, tools
 from lab.series.parts import split
 
+PROGRAMS = REPO / "guest" / "programs"
+NAMES = tuple(sorted(file.stem for file in PROGRAMS.glob("*.sh")))
 MAKER = PROGRAMS.with_name("debian-disk.sh")
 ROUNDS = 2  # at most, of --pairs: one takes about ten minutes
 PAGES = {"thp": ("always", "huge pages"), "4k": ("never", "4 KiB pages")}
@@ -87,11 +89,8 @@ def play(side: Side, name: str, counts: Path, size_mb: int) -> tuple[dict[str, f
 
 def measure(run: Run) -> None:
     run.note(NOTE)
-    names, plugin, found = (
-        split(run.options.only) or run.bench.parts,
-        build_plugin("zerobytes"),
-        Values(),
-    )
+    names, found = split(run.options.only) or NAMES, Values()
+    plugin, disk_image = run.images.plugins["zerobytes"], str(run.images.disk)
     rounds = min(run.pairs, ROUNDS)
     run.job = {
         "memory": run.options.memory,
@@ -99,7 +98,7 @@ def measure(run: Run) -> None:
         "rounds": rounds,
         "programs": ", ".join(names),
     }
-    drive = f"if=virtio,format=raw,snapshot=on,file={str(disk()).replace(',', ',,')}"
+    drive = f"if=virtio,format=raw,snapshot=on,file={disk_image.replace(',', ',,')}"
     more = ["-drive", drive, "-cpu", nested.CPU, "-plugin"]
     added = [
         (PROGRAMS / "setup", "/kz/"),

@@ -6,7 +6,7 @@ from typing import Any
 
 from lab.bench.repeat import Values, turns
 from lab.bench.runner import COUNTING, Run
-from lab.bench.session import Side
+from lab.bench.session import Side, Wanted
 from lab.core.errors import TestFailure
 from lab.core.progress import step
 
@@ -103,7 +103,7 @@ def measure(run: Run) -> None:
         "pairs": run.pairs,
     }
     run.note(*NOTES)
-    with run.guests([("ours", run.spec("ours", devices=[]))]) as (side,):
+    with run.guests([Wanted("ours", run.spec("ours", devices=[]))]) as (side,):
         if side.sh("refpage_bench --method refpage --loops 1 >/dev/null; echo $?")[-1] != "0":
             why = f"refpage_bench failed in the guest (kernel {run.images.ours})"
             fix = "build it with CONFIG_REFPAGE (`kz build linux --variant knownzero`)"
@@ -115,7 +115,7 @@ def measure(run: Run) -> None:
             )
         methods(run, side)
     counting = run.spec("ours", devices=[], accel="tcg", extra_qemu=["-icount", "shift=0"])
-    with run.guests([("ours", counting)]) as (side,):
+    with run.guests([Wanted("ours", counting)]) as (side,):
         instructions(run, side)
-    with run.guests([("ours", run.spec("ours", devices=[], cpus=8))]) as (side,):
+    with run.guests([Wanted("ours", run.spec("ours", devices=[], cpus=8))]) as (side,):
         readers(run, side)

@@ -1,35 +1,28 @@
 # SPDX-License-Identifier: GPL-2.0
-"""The runner of all benches.
-
-Builds, boots, times, and makes the Result from the figures of a bench.
-"""
+"""The runner of all benches: boots, times, and makes the Result from what a bench observes."""
 
 import contextlib
 import hashlib
 import platform
-import shlex
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from lab.bench import Bench, BenchOptions
-from lab.bench.session import SHARED, Side, available_gb, guests, spec_for
-from lab.boot import resolve
+from lab.bench.plan import Bench, BenchOptions, Image, Images, Plan
+from lab.bench.session import SHARED, Side, Wanted, guests, spec_for
+from lab.boot.guest import Keep, forget
 from lab.boot.spec import BootSpec
 from lab.build.images import metadata
-from lab.build.linux import VARIANTS, build_linux
-from lab.core.errors import LabError, UsageError
 from lab.core.paths import REPO
 from lab.core.run import ask
 from lab.report.evidence import machine
 from lab.report.observations import BASE, FLOOR, OURS, Observation, metrics, observe
 from lab.report.results import SIDES, Floats, Metric, Result
-from lab.series.parts import split
 
 FLOOR_NOTE = (
     "The dashed line in a chart is the floor: the base kernel with a patch (linux/measure) that "
@@ -52,44 +45,19 @@ class Pair(NamedTuple):
     ours: Side
 
 
-@dataclass(frozen=True)
-class Built:
-    """The images of a run. They stay the same when the sources change meanwhile."""
-
-    qemu: Path
-    base: str | Path
-    ours: str | Path
-
-    def versions(self) -> dict[str, str]:
-        """QEMU's version, this repository's commit, and the names of the images in the cache."""
-        found = {"qemu": _first_line([str(self.qemu), "--version"]), "knownzero": commit()}
-        for side, image in (("base", self.base), ("ours", self.ours)):
-            found[f"image_{side}"] = image.parent.name if isinstance(image, Path) else image
-            if about := kernel_facts(image):
-                found[f"linux_{side}"] = about
-        return found
-
-
-def built(options: BenchOptions, config: str = "") -> Built:
-    """Build or find QEMU and both kernels, with a fragment; LabError when that fails."""
-    named = options.base, options.ours
-    base, ours = (build_linux(one, config=config) if one in VARIANTS else one for one in named)
-    return Built(resolve.qemu(options.qemu), base, ours)
-
-
 @dataclass
 class Run:
     """A bench that is being measured: its images, and the figures so far."""
 
     bench: Bench
     options: BenchOptions
-    images: Built
+    images: Images
+    keep: Keep = forget  # gets each guest that has ended
     accel: str = ""  # of the first guests, unless the bench has a fixed one
     accel_reason: str = ""
     observations: list[Observation] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     job: dict[str, Any] = field(default_factory=dict)
-    versions: dict[str, str] = field(default_factory=dict)
     sides: Sequence[str] = SIDES
     series: dict[str, list[float]] = field(default_factory=dict)  # see Result
 
@@ -122,26 +90,20 @@ class Run:
         self.notes = list(dict.fromkeys([*self.notes, *texts]))
 
     def spec(self, kernel: str, **more: Any) -> BootSpec:
-        """The boot of a guest with the kernel base or floor, or with ours for any other name."""
-        image = self.images.base if kernel == "base" else self.images.ours
-        image = self.floor() if kernel == "floor" else image
-        spec = spec_for(self.options, image, self.images.qemu, **more)
+        """The boot of a guest with this kernel of the images."""
+        if kernel == "floor":
+            self.note(FLOOR_NOTE)
+        more = {"daemon_program": self.images.daemon, **more}
+        spec = spec_for(self.options, self.images.kernels[kernel], self.images.qemu, **more)
         if self.options.qemu == "stock" and spec.daemon_options() is not None:
             backing = "a tmpfs with huge=always" if spec.shared_memory else "a memfd of 4 KiB pages"
             self.note(SHARED.format(backing))
         return spec
 
-    def floor(self) -> Path:
-        """The kernel that does not zero the job's memory."""
-        image = build_linux("floor")
-        self.versions |= {"image_floor": image.parent.name}
-        self.note(FLOOR_NOTE)
-        return image
-
     @contextmanager
-    def guests(self, specs: Sequence[tuple[str, BootSpec]]) -> Iterator[list[Side]]:
+    def guests(self, specs: Sequence[Wanted]) -> Iterator[list[Side]]:
         """Running guests, prepared; the accelerator of the run is that of the first ones."""
-        with guests(specs) as sides:
+        with guests(specs, self.keep) as sides:
             self.accel = self.accel or sides[0].guest.accel
             self.accel_reason = self.accel_reason or sides[0].guest.accel_reason
             yield sides
@@ -150,35 +112,28 @@ class Run:
     def kernels(
         self, *names: str, extra: dict[str, list[str]] | None = None, **more: Any
     ) -> Iterator[Any]:
-        """Guests with base and ours, or these kernels, and the same device; ``extra``.
+        """Guests with base and ours, or these kernels, and the same device.
 
-        Arguments of QEMU by side.
+        ``extra``: arguments of QEMU by side.
         """
         names, extra = names or ("base", "ours"), extra or {}
-        specs = [(name, self.spec(name, extra_qemu=extra.get(name, []), **more)) for name in names]
+        specs = [
+            Wanted(name, self.spec(name, extra_qemu=extra.get(name, []), **more)) for name in names
+        ]
         with self.guests(specs) as sides:
             yield Pair(*sides) if len(sides) == 2 else sides
 
 
-def measure(bench: Bench, options: BenchOptions) -> Result:
+def measure(plan: Plan, images: Images, keep: Keep = forget) -> Result:
+    """Run a plan on its images; ``keep`` gets each guest that has ended."""
     began = time.monotonic()
-    if (available := available_gb()) < bench.needs_gb:
-        why = f"{available:.1f} GB of memory are available, {bench.needs_gb:.1f} GB are needed"
-        raise LabError(
-            f"Cannot run the bench {bench.name}", why, "end other programs on the machine"
-        )
-    if unknown := set(split(options.only)).difference(bench.parts):
-        why = f"{bench.name} has no part {min(unknown)}"
-        raise UsageError(
-            f"Bad --only: {options.only}", why, f"use {', '.join(bench.parts) or 'all of it'}"
-        )
-    if bench.parts:
-        bench.call("disk")  # with all that its parts need
-    if bench.accel:
-        options = replace(options, accel=bench.accel)
-    images = built(options if bench.both else replace(options, base=options.ours), bench.config)
-    run = Run(bench, options, images, accel=bench.accel)
-    bench.measure(run)
+    run = Run(plan.bench, plan.options, images, keep, plan.bench.accel)
+    plan.bench.measure(run)
+    return result(plan, run, time.monotonic() - began)
+
+
+def result(plan: Plan, run: Run, seconds: float) -> Result:
+    """The result of a run that has ended."""
     options = run.options
     usual = {
         "size_mb": options.size_mb,
@@ -187,21 +142,31 @@ def measure(bench: Bench, options: BenchOptions) -> Result:
         "pairs": options.pairs,
     }
     return Result(
-        name=bench.name,
+        name=plan.name,
         accelerator=run.accel,
-        versions=images.versions() | run.versions,
-        reproduce=reproduce(bench.name, options, run.accel),
+        versions=versions(run.images),
+        reproduce=plan.reproduce(options, run.accel),
         metrics=run.metrics,
         job=run.job or usual,
         host=host_facts() | {"accelerator": run.accel_reason},
         notes=run.notes,
         sides=list(run.sides),
         series=run.series,
-        seconds=round(time.monotonic() - began, 1),
+        seconds=round(seconds, 1),
     )
 
 
-def kernel_facts(image: str | Path) -> str:
+def versions(images: Images) -> dict[str, str]:
+    """QEMU's version, this repository's commit, and the names of the images in the cache."""
+    found = {"qemu": _first_line([str(images.qemu), "--version"]), "knownzero": commit()}
+    for name, image in images.kernels.items():
+        found[f"image_{name}"] = image.parent.name if isinstance(image, Path) else image
+        if name in ("base", "ours") and (about := kernel_facts(image)):
+            found[f"linux_{name}"] = about
+    return found
+
+
+def kernel_facts(image: Image) -> str:
     """Release, configuration and compiler of a kernel, as far as the files beside its image have
     them.
     """
@@ -233,13 +198,3 @@ def host_facts() -> dict[str, str]:
         "cpus": found["cpus"],
         "kernel": platform.release(),
     }
-
-
-def reproduce(name: str, options: BenchOptions, accel: str) -> str:
-    chosen = {"pairs": options.pairs, "size": options.size_mb, "accel": accel}
-    usual = BenchOptions()
-    for flag in ("memory", "base", "ours", "qemu", "only"):
-        if (value := getattr(options, flag)) != getattr(usual, flag):
-            chosen[flag] = value
-    words = (word for flag, value in chosen.items() for word in (f"--{flag}", str(value)))
-    return shlex.join(["./kz", "bench", name, *words])

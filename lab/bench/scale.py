@@ -9,6 +9,7 @@ from typing import Any
 from lab.bench import host as memory
 from lab.bench.host import MORE, SIZES, fill, needed_gb, release, sizes, until_back
 from lab.bench.kzeropaged import FOLDER, OFF, zero_all
+from lab.bench.plan import available_gb
 from lab.bench.repeat import NOTE as REPEATED
 from lab.bench.repeat import Values, turns
 from lab.bench.runner import Run
@@ -20,11 +21,10 @@ from lab.bench.session import (
     LATE,
     MIB,
     Side,
-    available_gb,
+    Wanted,
     cpu_ns,
     resident,
 )
-from lab.boot.spec import BootSpec
 from lab.core.errors import TestFailure
 from lab.core.progress import step
 
@@ -42,12 +42,8 @@ ACTIONS = ("report_base", "report", "flush", "prezero")
 Cost = tuple[float, float, float]
 
 
-def gb_of(side: Side) -> int:
-    return int(side.name.split("-")[1])
-
-
 def fill_mb(side: Side) -> int:
-    return memory.fill_mb(gb_of(side), FILL_PERCENT)
+    return memory.fill_mb(side.amount, FILL_PERCENT)
 
 
 def report(side: Side, timeout: float = 120.0) -> Cost:
@@ -96,8 +92,10 @@ def prezero(side: Side) -> Cost:
 
 def rounds(sides: Sequence[Side], pairs: int, name: str, found: Values) -> None:
     what = {"report": report, "flush": flush, "prezero": prezero}[name]
-    bases = [side.name for side in sides if side.name.startswith("base")]
-    keys = {one.name: (f"{name}_base" if one.name in bases else name, gb_of(one)) for one in sides}
+    keys = {
+        side.name: (f"{name}_base" if side.kernel == "base" else name, side.amount)
+        for side in sides
+    }
     with step(f"{name}: up to {pairs} runs in each of {len(sides)} guests"):
         known = [found[(*key, kind)] for key in keys.values() for kind in ("wall", "cpu")]
         for side, counts in turns(sides, pairs, known):
@@ -122,19 +120,19 @@ def measure(run: Run) -> None:
     run.sides = SIDES
     run.job = {"sizes_gb": list(gbs), "cpus": CPUS, "pairs": run.pairs}
 
-    def specs(kernels: Sequence[str], devices: list[str]) -> list[tuple[str, BootSpec]]:
-        sizes = [(kernel, gb, f"{gb}G") for kernel in kernels for gb in gbs]
+    def specs(kernels: Sequence[str], devices: list[str]) -> list[Wanted]:
         more: dict[str, Any] = {"cpus": CPUS, "devices": devices}
         return [
-            (f"{kernel}-{gb}", run.spec(kernel, memory=memory, **more))
-            for kernel, gb, memory in sizes
+            Wanted(f"{kernel}-{gb}", run.spec(kernel, memory=f"{gb}G", **more), kernel, gb)
+            for kernel in kernels
+            for gb in gbs
         ]
 
     with run.guests(specs(("base", "ours"), [BALLOON])) as sides:
         for side in sides:
             side.sh(AT_ONCE)
         rounds(sides, run.pairs, "report", found)
-        ours = [side for side in sides if side.name.startswith("ours")]
+        ours = [side for side in sides if side.kernel == "ours"]
         for side in ours:
             side.sh(LATE)
         rounds(ours, run.pairs, "flush", found)

@@ -5,7 +5,6 @@ import contextlib
 import json
 import mmap
 import os
-import re
 import shlex
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -14,9 +13,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lab.bench import BenchOptions
+from lab.bench.plan import BenchOptions
 from lab.boot.argv import HUGE, WITH_HUGE
-from lab.boot.guest import Guest, running
+from lab.boot.guest import Guest, Keep, forget, running
 from lab.boot.spec import DAEMON, BootSpec
 from lab.core import run
 from lab.core.errors import LabError, TestFailure
@@ -60,12 +59,6 @@ class HostCost(NamedTuple):
     faults: int
     system_s: float
     user_s: float
-
-
-def available_gb() -> float:
-    """Memory that the machine can give to guests, in GB."""
-    found = re.search(r"^MemAvailable: +(\d+)", Path("/proc/meminfo").read_text(), re.MULTILINE)
-    return int(found[1]) / 2**20 if found else 0.0
 
 
 def resident(pid: int) -> int:
@@ -115,14 +108,21 @@ def raise_priority(pid: int) -> bool:
 
 @dataclass
 class Side:
-    """One running guest: ``name`` is base or ours, or that of a row."""
+    """One running guest: ``name`` is base or ours, or that of a row.
+
+    ``kernel``: base or ours, and ``amount``: what sides of one kernel differ in, as the GB of the
+    guest or its delay of reports in ms.
+    """
 
     name: str
     guest: Guest
     has_flush: bool = False
+    kernel: str = ""
+    amount: int = 0
     lines: Iterator[str] = field(init=False)
 
     def __post_init__(self) -> None:
+        self.kernel = self.kernel or self.name
         self.lines = iter(self.guest.lines)
 
     def sh(self, command: str, *, check: bool = True) -> list[str]:
@@ -271,13 +271,26 @@ def spec_for(options: BenchOptions, kernel: str | Path, qemu: Path | None, **mor
     return BootSpec(**fields)
 
 
+class Wanted(NamedTuple):
+    """The name and the boot of a side; ``kernel`` and ``amount`` as of ``Side``."""
+
+    name: str
+    spec: BootSpec
+    kernel: str = ""
+    amount: int = 0
+
+
 @contextmanager
-def guests(specs: Sequence[tuple[str, BootSpec]]) -> Iterator[list[Side]]:
-    """Boot and prepare guests by the names of their sides; LabError for unlike accelerators."""
+def guests(specs: Sequence[Wanted], keep: Keep = forget) -> Iterator[list[Side]]:
+    """Boot and prepare guests; LabError for unlike accelerators.
+
+    ``keep`` gets each guest that has ended.
+    """
     with ExitStack() as stack:
         sides = []
-        for name, spec in specs:
-            side = Side(name, stack.enter_context(running(replace(spec, label=name))))
+        for name, spec, kernel, amount in specs:
+            guest = stack.enter_context(running(replace(spec, label=name), keep))
+            side = Side(name, guest, kernel=kernel, amount=amount)
             # One after the other: the CPUs of many guests that boot at once time out waiting for
             # each other.
             side.sh("true")

@@ -42,6 +42,8 @@ class Images:
     front_end: str = ""  # of the daemon: QEMU's device and its properties
     tsc_khz: int = 0  # of the machine's time stamp counter; 0: the guest measures it
     reason: str = ""  # for the accelerator
+    archive: Path | None = None  # the programs of the guest's initramfs
+    daemon: Path | None = None  # the program of the device daemon
 
 
 @dataclass(frozen=True)

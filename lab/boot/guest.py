@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from lab.boot import argv, console, initramfs, resolve
+from lab.boot.argv import Images
 from lab.boot.spec import BootSpec
 from lab.boot.verdict import EmulatorFault, Ending, NeverCameUp
 from lab.build import daemon
@@ -34,8 +35,6 @@ Sink = Callable[[bytes], None] | None
 
 # The last lines of guests that were started again; a test run lists them at its end.
 started_again: list[str] = []
-# Called with each guest that has ended, by the thread that ends it, while its logs exist.
-ended: list[Callable[[Guest], None]] = []
 
 
 @dataclass
@@ -57,13 +56,21 @@ class Guest:
     """A guest that runs. Made by ``running`` and ``boot``; ended by ``close`` at the latest."""
 
     def __init__(
-        self, spec: BootSpec, interactive: bool = False, talks: bool = True, *sinks: Sink
+        self,
+        spec: BootSpec,
+        images: Images,
+        interactive: bool = False,
+        talks: bool = True,
+        *sinks: Sink,
     ) -> None:
-        """``sinks`` get what the command writes to stdout and stderr, as it comes."""
+        """Start a guest on images that exist (see ``resolve.images``).
+
+        ``sinks`` get what the command writes to stdout and stderr, as it comes.
+        """
         self.spec = spec
-        self.images = resolve.images(spec)
-        self.kernel, self.qemu, self.accel = self.images.kernel, self.images.qemu, self.images.accel
-        self.accel_reason = self.images.reason
+        self.images = images
+        self.kernel, self.qemu, self.accel = images.kernel, images.qemu, images.accel
+        self.accel_reason = images.reason
         self.folder = paths.run_folder("boot")
         self.console = self.folder / "console.log"
         self.console.touch()
@@ -93,12 +100,13 @@ class Guest:
         for name in names:
             self._ours[name], theirs[name] = socket.socketpair()
         try:
-            if (options := spec.daemon_options()) is not None:
-                self.daemon = daemon.Daemon(daemon.build(spec.daemon_profile), options, self.folder)
+            if images.daemon is not None:
+                options = spec.daemon_options() or []
+                self.daemon = daemon.Daemon(images.daemon, options, self.folder)
             fds = {name: end.fileno() for name, end in theirs.items()}
             socket_path = self.daemon.socket if self.daemon else None
             ends = argv.Ends(self._initrd(talks), self.console, fds, socket_path, interactive)
-            words = argv.make(spec, self.images, ends)
+            words = argv.make(spec, images, ends)
             (self.folder / "command").write_bytes(os.fsencode("\n".join([*words, ""])))
             self._began = time.monotonic()
             self.process = self._start(words, theirs)
@@ -119,8 +127,15 @@ class Guest:
         target = self._initrd_file
         channels = "ssl" if self.spec.arch == "um" else "tty" if self.interactive else "ports"
         mode = f"{channels} in" if talks else channels
-        modules = list(self.images.modules)
-        initramfs.write(target, self.spec.command, mode, self.spec.add, modules, self.spec.arch)
+        initramfs.write(
+            target,
+            self.spec.command,
+            mode,
+            self.spec.add,
+            list(self.images.modules),
+            self.spec.arch,
+            base=self.images.archive,
+        )
         return target
 
     def _start(self, words: list[str], ends: dict[str, socket.socket]) -> subprocess.Popen[bytes]:
@@ -329,19 +344,29 @@ class Guest:
                 self._monitor.close()
         self._close_ends()
         self._initrd_file.unlink(missing_ok=True)
-        for call in ended:
-            call(self)
+
+
+Keep = Callable[[Guest], None]
+
+
+def forget(guest: Guest) -> None:
+    """Keep nothing of a guest that has ended."""
 
 
 @contextlib.contextmanager
-def running(spec: BootSpec) -> Iterator[Guest]:
-    """A running guest, ended with the block; judged, and started again, as by ``boot``."""
-    guest = Guest(spec)
+def running(spec: BootSpec, keep: Keep = forget) -> Iterator[Guest]:
+    """A running guest, ended with the block; judged, and started again, as by ``boot``.
+
+    ``keep`` gets each guest that has ended, while its logs exist.
+    """
+    images = resolve.images(spec)
+    guest = Guest(spec, images)
     if not guest.comes_up():
         ending = guest.ending()
         _note_again(f"{ending.shown()}\n{console.last_lines(ending.log())}".rstrip())
         guest.close()
-        guest = Guest(spec)
+        keep(guest)
+        guest = Guest(spec, images)
     try:
         try:
             yield guest
@@ -356,20 +381,22 @@ def running(spec: BootSpec) -> Iterator[Guest]:
             raise fault
     finally:
         guest.close()
+        keep(guest)
 
 
-def boot(spec: BootSpec, *sinks: Sink) -> BootResult:
+def boot(spec: BootSpec, *sinks: Sink, keep: Keep = forget) -> BootResult:
     """Boot, run the command to its end, and return its output; see ``Guest.wait`` for errors.
 
     Under emulation one boot in some hundreds hangs before user space, or dies there of
     ``console.timer_race`` or ``console.stale_section``: such a guest is started again, once, with a
-    note. No other fault is forgiven.
+    note. No other fault is forgiven. ``keep`` as for ``running``.
     """
+    images = resolve.images(spec)
     try:
-        return _boot_once(spec, sinks)
+        return _boot_once(spec, images, sinks, keep)
     except NeverCameUp as early:
         _note_again(f"{early.what}: {early.why}")
-    return _boot_once(spec, sinks)
+    return _boot_once(spec, images, sinks, keep)
 
 
 def _note_again(why: str) -> None:
@@ -377,15 +404,19 @@ def _note_again(why: str) -> None:
     progress.note(f"starting the guest again, since it did not reach user space: {why}")
 
 
-def _boot_once(spec: BootSpec, sinks: Sequence[Sink]) -> BootResult:
-    with contextlib.closing(Guest(spec, False, False, *sinks)) as guest:
+def _boot_once(spec: BootSpec, images: Images, sinks: Sequence[Sink], keep: Keep) -> BootResult:
+    guest = Guest(spec, images, False, False, *sinks)
+    try:
         return guest.wait()
+    finally:
+        guest.close()
+        keep(guest)
 
 
 def interactive(spec: BootSpec) -> int:
     """A guest on this terminal; returns the exit code of its command."""
     saved = termios.tcgetattr(0) if sys.stdin.isatty() else None
-    guest = Guest(spec, interactive=True)
+    guest = Guest(spec, resolve.images(spec), interactive=True)
     try:
         if saved is not None:
             tty.setraw(0)

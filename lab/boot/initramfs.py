@@ -113,8 +113,12 @@ def write(
     modules: list[Path],
     arch: str = "x86_64",
     only: tuple[str, ...] = (),
+    base: Path | None = None,
 ) -> None:
-    """Write the archive of one boot: the base, then the files of this boot."""
+    """Write the archive of one boot: the base, then the files of this boot.
+
+    ``base``: the file of ``base_archive``, if it is known.
+    """
     archive = Archive()
     archive.file(
         "kz/argv", b"".join(word.encode(errors="surrogateescape") + b"\0" for word in command)
@@ -134,5 +138,5 @@ def write(
             why = error.strerror or str(error)
             raise UsageError(f"Bad --add: {file}", why, "name a file that can be read") from None
     with target.open("wb") as out:
-        out.write(base_archive(arch, only).read_bytes())
+        out.write((base or base_archive(arch, only)).read_bytes())
         out.write(archive.finish())

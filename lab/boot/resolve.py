@@ -5,9 +5,10 @@ import functools
 import os
 from pathlib import Path
 
-from lab.boot import accel, argv
+from lab.boot import accel, argv, initramfs
 from lab.boot.argv import Images
 from lab.boot.spec import DAEMON, BootSpec
+from lab.build import daemon
 from lab.build import linux as build
 from lab.build.qemu import QEMU_VARIANTS, build_qemu
 from lab.core import run
@@ -18,15 +19,28 @@ from lab.machine import stock
 def images(spec: BootSpec) -> Images:
     """Everything that a guest runs on; UsageError for a guest that cannot be."""
     check(spec)
+    archive = None if spec.initrd else initramfs.base_archive(spec.arch)
+    program = None
+    if spec.daemon_options() is not None:
+        program = spec.daemon_program or daemon.build(spec.daemon_profile)
     if spec.arch == "um":
-        return Images(kernel(spec.kernel, "um")[0], "um")
+        image, _ = kernel(spec.kernel, "um")
+        return Images(image, "um", archive=archive, daemon=program)
     image, modules = kernel(spec.kernel, spec.arch)
-    program = qemu(spec.qemu, spec.arch)
-    chosen = accel.choose(spec.accel, program, spec.arch)
-    front_end = _front_end(program) if spec.daemon_options() is not None else ""
+    vmm = qemu(spec.qemu, spec.arch)
+    chosen = accel.choose(spec.accel, vmm, spec.arch)
     counts = spec.arch == "x86_64" and chosen.name == "tcg"
-    khz = accel.tsc_khz() if counts else 0
-    return Images(image, chosen.name, program, tuple(modules), front_end, khz, chosen.reason)
+    return Images(
+        image,
+        chosen.name,
+        vmm,
+        tuple(modules),
+        front_end=_front_end(vmm) if program else "",
+        tsc_khz=accel.tsc_khz() if counts else 0,
+        reason=chosen.reason,
+        archive=archive,
+        daemon=program,
+    )
 
 
 def check(spec: BootSpec) -> None:

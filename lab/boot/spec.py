@@ -39,6 +39,7 @@ class BootSpec:
     allow_warnings: bool = False
     arch: str = "x86_64"
     daemon_profile: str = "dev"  # of cargo: dev or release
+    daemon_program: Path | None = None  # instead of a build
     # More options of the daemon's memory backend, as hugetlb=on,hugetlbsize=2M; or huge: a tmpfs
     # with huge pages.
     shared_memory: str = ""

@@ -60,14 +60,20 @@ def build(profile: str = "dev") -> Path:
     return target_dir() / PROFILES[profile] / NAME
 
 
+PUNCH = ("bench", "--locked", "-p", NAME, "--bench", "punch")
+
+
+def build_punch() -> None:
+    """Build what ``punch`` runs."""
+    log = paths.log_file("punch")
+    cargo([*PUNCH, "--no-run"], log, "the bench of the daemon does not build")
+
+
 def punch(rounds: int, size_mb: int) -> dict[str, list[float]]:
     """MB/s at which a loop of fallocate(2) and a release build punch the same holes, by turns."""
     log = paths.log_file("punch")
-    program = ["bench", "--locked", "-p", NAME, "--bench", "punch"]
-    # Not measured while the compiler still runs.
-    cargo([*program, "--no-run"], log, "the bench of the daemon does not build")
     amounts = ["--rounds", str(rounds), "--mib", str(size_mb)]
-    cargo([*program, "--", *amounts], log, "the daemon cannot be measured")
+    cargo([*PUNCH, "--", *amounts], log, "the daemon cannot be measured")
     lines = [line for line in log.read_text(errors="replace").splitlines() if line.startswith("{")]
     try:
         rates = json.loads(lines[-1])

@@ -12,7 +12,7 @@ from typing import Any
 
 import jinja2
 
-from lab.bench import BENCHES
+from lab.bench.table import BENCHES
 from lab.core import paths
 from lab.core.errors import LabError
 from lab.core.units import percent, scale

@@ -64,7 +64,7 @@ class Stage:
 
 def stages(select: str = "", pytest_options: Sequence[str] = ()) -> list[Stage]:
     """All stages. ``select`` (pytest's -k) and ``pytest_options`` are for those that run tests."""
-    from lab.bench import BENCHES
+    from lab.bench.table import BENCHES
 
     chosen = ["--select", select] if select else []
 

@@ -10,13 +10,21 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-from lab.bench import BENCHES, BenchOptions
-from lab.bench.runner import Built, Pair, Run
+from lab.bench.plan import BenchOptions, Images
+from lab.bench.runner import Pair, Run
 from lab.bench.session import HostCost, Side
+from lab.bench.table import BENCHES
 from lab.report.results import Metric
 
 MIB = 1 << 20
-IMAGES = Built(Path("q"), "base", "knownzero")
+KERNELS = ("base", "ours", "floor", "off", "um_base", "um_ours", "outer_base", "outer_ours")
+IMAGES = Images(
+    Path("q"),
+    {name: Path(name) / "bzImage" for name in KERNELS},
+    {name: Path(name) for name in ("zerobytes", "lockhold", "functions")},
+    Path("daemon"),
+    Path("disk"),
+)
 
 
 class FakeSide:
@@ -31,7 +39,8 @@ class FakeSide:
         answer: Callable[..., dict[str, Any]] = lambda *argv: {},
         line: str = "1000",
     ) -> None:
-        self.name = name
+        self.name = self.kernel = name
+        self.amount = 0
         self.guest: Any = SimpleNamespace(
             pid=os.getpid(), accel="tcg", accel_reason="", daemon=None
         )

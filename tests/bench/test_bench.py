@@ -3,18 +3,20 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import shlex
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 from typer.testing import CliRunner
 
-from lab.bench import BENCHES, Bench, BenchOptions, jobs, runner, session
-from lab.bench.commands import RunOptions, app
+from lab.bench import commands, jobs, runner, session
+from lab.bench.commands import app
+from lab.bench.plan import BenchOptions, Images, Plan, plan
+from lab.bench.table import BENCHES
 from lab.boot.guest import Guest
 from lab.core.errors import FAILED, USAGE, TestFailure, UsageError
 from lab.report.results import Metric, Result, Target, load
@@ -113,27 +115,44 @@ def test_a_process_settles_only_when_it_stops_growing(monkeypatch: pytest.Monkey
         session.settle_resident(1, timeout=0.1, what="this", still_s=0.02)
 
 
-def options(**more: Any) -> BenchOptions:
-    return RunOptions(**more).checked()
-
-
 @pytest.mark.parametrize(
     "more",
-    [{"accel": "xen"}, {"memory": "much"}, {"memory": "600M"}, {"size_mb": 1800}, {"memory": "2"}],
+    [
+        {"accel": "xen"},
+        {"memory": "much"},
+        {"memory": "600M"},
+        {"size_mb": 1800},
+        {"memory": "2"},
+        {"ours": "/none"},
+        {"only": "emacs"},
+    ],
 )
 def test_options_that_cannot_work_are_bad_usage(more: dict[str, Any]) -> None:
     with pytest.raises(UsageError) as caught:
-        options(**more)
+        plan(BENCHES["thp"], BenchOptions(**more))
     assert caught.value.code == USAGE and caught.value.fix
 
 
-@pytest.mark.parametrize("name", BENCHES)
-def test_a_bench_has_its_function(name: str) -> None:
-    module, function = (
-        BENCHES[name].module or name.replace("-", "_"),
-        name if BENCHES[name].module else "measure",
-    )
-    assert callable(getattr(importlib.import_module(f"lab.bench.{module}"), function))
+def test_a_plan_names_each_kernel_before_one_is_built() -> None:
+    variants = {
+        name: {
+            side: (kernel.named, kernel.arch, kernel.config)
+            for side, kernel in plan(BENCHES[name], BenchOptions(ours="off")).kernels.items()
+        }
+        for name in ("thp", "refpage", "prezero", "both-ends", "programs")
+    }
+    base, ours = ("base", "x86_64", ""), ("off", "x86_64", "")
+    assert variants["thp"] == {"base": base, "ours": ours, "floor": ("floor", "x86_64", "")}
+    assert variants["refpage"] == {"base": ours, "ours": ours}
+    assert variants["prezero"]["um_ours"] == ("off", "um", "")
+    assert variants["both-ends"]["outer_ours"] == ("knownzero", "x86_64", "kvm")
+    assert variants["programs"]["base"] == ("base", "x86_64", "programs")
+
+
+def test_a_kernel_that_is_a_file_has_no_user_mode_linux(tmp_path: Path) -> None:
+    file = tmp_path / "vmlinux"
+    file.write_bytes(b"\x7fELF" + bytes(600))
+    assert "um_ours" not in plan(BENCHES["prezero"], BenchOptions(ours=str(file))).kernels
 
 
 @pytest.mark.parametrize("side", ["base", "ours"])
@@ -147,25 +166,16 @@ def test_the_balloon_on_stock_qemu_is_the_daemon(side: str) -> None:
     assert run_of("thp").spec(side).devices == [session.BALLOON]
 
 
-def test_the_runner_makes_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Accelerator rule, kernels that are built, the job and the command that repeats it."""
-    asked: list[BenchOptions] = []
-
-    def measure(run: runner.Run) -> None:
-        run.accel = run.accel or "kvm"
-        run.add("prezero.gib_time", ([2.0], [1.0]))
-        run.note("One.", "One.")
-
-    def built(wanted: BenchOptions, config: str) -> runner.Built:
-        asked.append(wanted)
-        return IMAGES
-
-    monkeypatch.setattr(Bench, "measure", lambda self, run: measure(run))
-    monkeypatch.setattr(runner, "built", built)
-    given = options(pairs=12, memory="4096M", size_mb=512, ours="off")
-    result = runner.measure(BENCHES["thp"], given)
+def test_the_result_is_made_of_the_plan_and_the_run() -> None:
+    given = BenchOptions(pairs=12, memory="4096M", size_mb=512, ours="off")
+    run = run_of("thp", **{name: getattr(given, name) for name in ("pairs", "memory", "size_mb")})
+    run.accel = "kvm"
+    run.add("prezero.gib_time", ([2.0], [1.0]))
+    run.note("One.", "One.")
+    result = runner.result(plan(BENCHES["thp"], given), replace(run, options=given), 1.0)
     assert (result.accelerator, result.notes, len(result.metrics)) == ("kvm", ["One."], 1)
     assert result.job == {"size_mb": 512, "memory": "4096M", "cpus": 1, "pairs": 12}
+    assert result.versions["image_floor"] == "floor"
     argv = shlex.split(result.reproduce)
     assert argv[:3] == ["./kz", "bench", "thp"]
     assert dict(zip(argv[3::2], argv[4::2], strict=True)) == {
@@ -175,13 +185,22 @@ def test_the_runner_makes_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
         "--memory": "4096M",
         "--ours": "off",
     }
-    assert runner.measure(BENCHES["hotpath"], given).accelerator == "tcg"
-    runner.measure(BENCHES["refpage"], given)
-    assert [(one.base, one.accel) for one in asked] == [
-        ("base", "auto"),
-        ("base", "tcg"),
-        ("off", "auto"),
-    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "accel", "base"),
+    [("thp", "auto", "base"), ("hotpath", "tcg", "base"), ("refpage", "auto", "off")],
+)
+def test_a_bench_chooses_its_accelerator_and_kernels(name: str, accel: str, base: str) -> None:
+    wanted = plan(BENCHES[name], BenchOptions(ours="off"))
+    assert (wanted.options.accel, wanted.kernels["base"].named) == (accel, base)
+
+
+def test_a_run_has_the_name_of_its_verb_and_of_its_qemu() -> None:
+    stock = plan(BENCHES["thp"], BenchOptions(qemu="stock"), ("demo",))
+    assert stock.name == "demo-stock"
+    assert stock.reproduce(stock.options, "tcg").startswith("./kz demo --pairs 10 ")
+    assert plan(BENCHES["thp"], BenchOptions()).name == "thp"
 
 
 def test_help_names_every_bench() -> None:
@@ -201,8 +220,26 @@ def result_of(name: str, **met: bool) -> Result:
     return Result(name, "tcg", {}, f"./kz bench {name}", metrics)
 
 
-def test_all_benches_make_one_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Bench, "run", lambda self, options: result_of(self.name))
+@pytest.fixture
+def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Stands for builds and guests: the results of the benches, by name, or their errors."""
+    found: dict[str, Any] = {}
+
+    def measure(wanted: Plan, images: Images, keep: object) -> Result:
+        del images, keep
+        result = found.get(wanted.bench.name, found.get("", {}))
+        if isinstance(result, Exception):
+            raise result
+        return result_of(wanted.name, **result)
+
+    monkeypatch.setattr(commands, "build", lambda plan: IMAGES)
+    monkeypatch.setattr(commands, "measure", measure)
+    monkeypatch.setattr("lab.core.paths.out", lambda: tmp_path)
+    return found
+
+
+@pytest.mark.usefixtures("measured")
+def test_all_benches_make_one_page(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["bench", "all", "--output", str(tmp_path / "here")])
     assert done.exit_code == 0, done.output
     for name in BENCHES:
@@ -217,13 +254,9 @@ def test_all_benches_make_one_page(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("verb", [["demo"], ["bench", "order0"], ["bench", "all"]], ids=" ".join)
 def test_a_missed_target_is_an_error_only_when_asked(
-    verb: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    verb: list[str], tmp_path: Path, measured: dict[str, Any]
 ) -> None:
-    bad = False
-    monkeypatch.setattr(
-        Bench, "run", lambda self, options: result_of(self.name, fine=True, bad=bad)
-    )
-    monkeypatch.setattr("lab.core.paths.out", lambda: tmp_path)
+    measured[""] = {"fine": True, "bad": False}
     assert CliRunner().invoke(app, verb).exit_code == 0
     folder = tmp_path / "here"
     strict = [*verb, "--strict", "--output", str(folder)]
@@ -238,29 +271,15 @@ def test_a_missed_target_is_an_error_only_when_asked(
     # The result is written and printed all the same.
     assert done.stdout.splitlines()[-1] == str(folder)
     assert (folder / "report.html").is_file() and str(folder) in done.exception.fix
-    bad = True
+    measured[""] = {"fine": True, "bad": True}
     assert CliRunner().invoke(app, strict).exit_code == 0
 
 
-def test_a_run_on_stock_qemu_has_a_name_of_its_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Bench, "run", lambda self, options: result_of(self.name))
-    done = CliRunner().invoke(app, ["demo", "--qemu", "stock", "--output", str(tmp_path / "here")])
-    assert done.exit_code == 0 and load(tmp_path / "here").name == "demo-stock"
-
-
 def test_a_bench_that_fails_does_not_stop_the_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, measured: dict[str, Any]
 ) -> None:
-    def run(bench: Bench, options: BenchOptions) -> Result:
-        del options
-        if bench.name in ("order0", "churn"):
-            raise TestFailure(f"{bench.name} broke", "so it is", "mend it")
-        return result_of(bench.name)
-
-    monkeypatch.setattr("lab.core.paths.out", lambda: tmp_path)
-    monkeypatch.setattr(Bench, "run", run)
+    for name in ("order0", "churn"):
+        measured[name] = TestFailure(f"{name} broke", "a reason", "a fix")
     done = CliRunner().invoke(app, ["bench", "all"])
     assert isinstance(done.exception, TestFailure) and "order0" in done.exception.what
     (folder,) = (tmp_path / "all").iterdir()

@@ -16,8 +16,10 @@ from typing import Any
 
 import pytest
 
-from lab.bench import BENCHES, BenchOptions, fleet, runner
+from lab.bench import fleet, plan
+from lab.bench.plan import BenchOptions
 from lab.bench.repeat import Values
+from lab.bench.table import BENCHES
 from lab.core.errors import LabError, TestFailure
 from lab.report import charts, page, publish
 from lab.report.results import Metric, Result, load
@@ -53,10 +55,10 @@ def test_the_policies_differ_in_what_they_should() -> None:
 def test_too_little_memory_is_an_error_before_anything_is_built(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(runner, "available_gb", lambda: 7.0)
-    monkeypatch.setattr(runner, "built", lambda *_: pytest.fail("it built something"))
+    monkeypatch.setattr(plan, "available_gb", lambda: 7.0)
+    monkeypatch.setattr(plan, "build_linux", lambda *_: pytest.fail("it built something"))
     with pytest.raises(LabError, match="fleet") as error:
-        runner.measure(BENCHES["fleet"], BenchOptions())
+        plan.build(plan.plan(BENCHES["fleet"], BenchOptions()))
     assert "7.0 GB of memory are available, 7.2 GB are needed" in error.value.why
     assert BENCHES["fleet"].needs_gb >= 1.2 * fleet.GUESTS
 

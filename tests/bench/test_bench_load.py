@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
-from lab.bench import BENCHES, BenchOptions, churn, host, page_fault, runner, scale, session
+from lab.bench import churn, host, page_fault, plan, scale, session
+from lab.bench.plan import BenchOptions
 from lab.bench.repeat import Values
+from lab.bench.table import BENCHES
 from lab.core.errors import LabError, TestFailure
 from lab.report import goals, page, plain
 from lab.report.results import Metric, Result
@@ -29,8 +31,9 @@ USUAL = {
 class LoadSide(FakeSide):
     """A guest that frees at once; ``back`` is the part of freed memory that the host gets."""
 
-    def __init__(self, name: str, back: float = 1.0) -> None:
+    def __init__(self, name: str, back: float = 1.0, amount: int = 0) -> None:
         super().__init__(name, lambda *argv: USUAL, "Y")
+        self.amount = amount
         self.back = back
         self.resident = 100 * MIB
         self.late = False
@@ -70,7 +73,7 @@ def no_machine(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "warm_host", lambda size: None)
 
 
-def sides(names: list[str], **more: float) -> list[Any]:
+def sides(names: list[str], **more: Any) -> list[Any]:
     return [LoadSide(name, **more) for name in names]
 
 
@@ -223,11 +226,12 @@ def test_rows_differ_in_what_they_should() -> None:
     assert not page_fault.shuffles(guest)
 
 
-NAMES = [f"{name}-{delay}" for delay in churn.RUN_MS for name in ("base", "ours")]
+def churning() -> list[Any]:
+    return [LoadSide(name, amount=delay) for delay in churn.RUN_MS for name in ("base", "ours")]
 
 
 def churned() -> Values:
-    found, guests = Values(), sides(NAMES)
+    found, guests = Values(), churning()
     churn.allocations(guests, 3, found)
     churn.give_back(guests, 4, found)
     return found
@@ -266,10 +270,10 @@ def test_churn_is_judged_against_base_at_the_long_delay() -> None:
 
 
 def test_memory_that_never_comes_back_ends_the_bench() -> None:
-    (guest,) = sides(["ours-250"], back=0.5)
+    (guest,) = sides(["ours"], back=0.5, amount=250)
     with pytest.raises(TestFailure, match="does not get its memory back"):
         churn.time_until_back(guest, timeout=0.05)
-    (guest,) = sides(["ours-1"], back=0.5)
+    (guest,) = sides(["ours"], back=0.5, amount=1)
     with pytest.raises(TestFailure, match="does not get its memory back"):
         scale.report(guest, timeout=0.05)
     guest.sh(session.LATE)
@@ -278,11 +282,11 @@ def test_memory_that_never_comes_back_ends_the_bench() -> None:
 
 
 def test_the_warm_up_of_churn_is_short() -> None:
-    guests = sides(NAMES)
+    guests = churning()
     churn.allocations(guests, 1, Values())
     for guest in guests:
         assert f"--ms {churn.WARM_UP_MS} " in guest.asked[0]
-        assert f"--ms {churn.RUN_MS[int(guest.name.split('-')[1])]} " in guest.asked[1]
+        assert f"--ms {churn.RUN_MS[guest.amount]} " in guest.asked[1]
 
 
 def test_memory_decides_how_large_guests_are(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -291,9 +295,9 @@ def test_memory_decides_how_large_guests_are(monkeypatch: pytest.MonkeyPatch) ->
     assert host.needed_gb((1, 2, 4, 8)) >= 15 + 2  # all are full at once
     for name in ("scale", "lockhold"):
         assert BENCHES[name].needs_gb == pytest.approx(host.needed_gb(host.SIZES))
-        monkeypatch.setattr(runner, "available_gb", lambda: 6.0)
+        monkeypatch.setattr(plan, "available_gb", lambda: 6.0)
         with pytest.raises(LabError, match=f"Cannot run the bench {name}"):
-            runner.measure(BENCHES[name], BenchOptions())
+            plan.build(plan.plan(BENCHES[name], BenchOptions()))
 
 
 def scaled(monkeypatch: pytest.MonkeyPatch) -> Values:
@@ -308,7 +312,11 @@ def scaled(monkeypatch: pytest.MonkeyPatch) -> Values:
         ("flush", ("ours",)),
         ("prezero", ("ours",)),
     ):
-        guests = sides([f"{kernel}-{gb}" for kernel in kernels for gb in (1, 2, 4)])
+        guests: list[Any] = [
+            LoadSide(f"{kernel}-{gb}", amount=gb) for kernel in kernels for gb in (1, 2, 4)
+        ]
+        for side in guests:
+            side.kernel = side.name.partition("-")[0]
         for side in guests:
             if name == "flush":
                 side.sh(session.LATE)
@@ -337,7 +345,7 @@ def test_what_grows_faster_than_memory_misses_its_target(monkeypatch: pytest.Mon
 def test_dirty_memory_that_stays_dirty_ends_the_bench(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scale, "zero_all", lambda side, look: {"bytes": 1.0})
     with pytest.raises(TestFailure, match="did not become zero"):
-        scale.prezero(sides(["ours-1"])[0])
+        scale.prezero(sides(["ours"], amount=1)[0])
 
 
 def test_a_goal_of_less_than_zero_is_missed() -> None:

@@ -12,14 +12,18 @@ import struct
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
-from lab.bench import BENCHES, PARTS, PROGRAMS, BenchOptions, programs, runner
+from lab.bench import plan, programs
+from lab.bench.plan import BenchOptions
+from lab.bench.programs import PROGRAMS
 from lab.bench.runner import Pair, Run
 from lab.bench.session import Side
+from lab.bench.table import BENCHES
 from lab.build import linux as build
 from lab.core.errors import LabError, TestFailure, UsageError
 from lab.core.run import Argv
@@ -44,8 +48,8 @@ NAMES = {
 
 
 def test_each_program_is_a_script() -> None:
-    assert set(PARTS) == NAMES == set(BENCHES["programs"].parts)
-    for name in PARTS:
+    assert set(programs.NAMES) == NAMES == set(BENCHES["programs"].parts)
+    for name in programs.NAMES:
         file = PROGRAMS / f"{name}.sh"
         subprocess.run(["sh", "-n", file], check=True)
         head = file.read_text(encoding="utf-8").splitlines()[:4]
@@ -144,18 +148,19 @@ def test_the_disk_comes_before_the_builds(monkeypatch: pytest.MonkeyPatch) -> No
     def disk() -> Path:
         raise LabError("installing the programs in a Debian fails", "no such package", "install it")
 
-    monkeypatch.setattr(programs, "disk", disk)
-    monkeypatch.setattr(runner, "built", lambda *_: pytest.fail("it built something"))
-    monkeypatch.setattr(runner, "available_gb", lambda: 16.0)
+    wanted = plan.plan(BENCHES["programs"], BenchOptions())
+    wanted = replace(wanted, bench=replace(wanted.bench, disk=disk))
+    monkeypatch.setattr(plan, "build_linux", lambda *_: pytest.fail("it built something"))
+    monkeypatch.setattr(plan, "available_gb", lambda: 16.0)
     with pytest.raises(LabError, match="installing the programs"):
-        runner.measure(BENCHES["programs"], BenchOptions())
+        plan.build(wanted)
     for bench, given in (("programs", "redis,emacs"), ("thp", "redis")):
         with pytest.raises(UsageError, match="Bad --only") as error:
-            runner.measure(BENCHES[bench], BenchOptions(only=given))
+            plan.plan(BENCHES[bench], BenchOptions(only=given))
         assert ("emacs" in error.value.why) is (bench == "programs") and error.value.fix
-    monkeypatch.setattr(runner, "available_gb", lambda: 3.0)
+    monkeypatch.setattr(plan, "available_gb", lambda: 3.0)
     with pytest.raises(LabError, match="Cannot run the bench programs"):
-        runner.measure(BENCHES["programs"], BenchOptions())
+        plan.build(wanted)
 
 
 # The figures.
@@ -194,15 +199,14 @@ def measured(
     @contextmanager
     def kernels(extra: dict[str, list[str]], **more: Any) -> Iterator[Pair]:
         for side in (base, ours):
-            assert f"file={tmp_path},,x" in extra[side.name][1]
+            assert "file=a,,disk" in extra[side.name][1]
             side.counts = Path(extra[side.name][-1].partition(",out=")[2])
             side.counts.write_bytes(bytes(16))
         yield Pair(cast(Side, base), cast(Side, ours))
 
     run = run_of("programs", only=only, pairs=pairs)
     monkeypatch.setattr(Run, "kernels", lambda self, **more: kernels(**more))
-    monkeypatch.setattr(programs, "disk", lambda: Path(f"{tmp_path},x"))
-    monkeypatch.setattr(programs, "build_plugin", lambda name: Path(f"{name}.so"))
+    run.images = replace(run.images, disk=Path("a,disk"))
     monkeypatch.setattr(programs, "settle_both", lambda sides: None)
     programs.measure(run)
     return run, base, ours
@@ -241,7 +245,8 @@ def test_one_program_runs_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     run, base, _ = measured(monkeypatch, tmp_path, "redis, sqlite")
     assert base.ran == ["redis"] * 2 + ["sqlite"] * 2 + ["redis"] * 2 + ["sqlite"] * 2
     assert run.job["programs"] == "redis, sqlite"
-    assert "--only 'redis, sqlite'" in runner.reproduce("programs", run.options, "tcg")
+    wanted = plan.plan(BENCHES["programs"], run.options)
+    assert "--only 'redis, sqlite'" in wanted.reproduce(run.options, "tcg")
 
 
 def test_another_output_fails_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

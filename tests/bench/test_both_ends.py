@@ -20,7 +20,7 @@ from lab.bench.jobs import MODES
 from lab.boot import nested
 from lab.boot.spec import BootSpec
 from lab.core.errors import TestFailure
-from tests.bench.fakes import MIB, by_name, run_of
+from tests.bench.fakes import IMAGES, MIB, by_name, run_of
 
 ANSWER = {
     "bytes": 256 * MIB,
@@ -42,8 +42,8 @@ class Outer:
     Its kernel zeroes ``cleared`` pages between two looks.
     """
 
-    def __init__(self, name: str, cleared: int = 0) -> None:
-        self.name, self.cleared, self.looks = name, cleared, 0
+    def __init__(self, name: str, kernel: str, cleared: int = 0) -> None:
+        self.name, self.kernel, self.cleared, self.looks = name, kernel, cleared, 0
         self.guest: Any = SimpleNamespace(pid=1, lines=iter(()))
         self.asked: list[str] = []
 
@@ -72,7 +72,7 @@ def test_the_outer_kernel_is_counted_as_the_inner_one() -> None:
 
 @pytest.mark.parametrize("rest", [True, False])
 def test_a_use_counts_both_ends(rest: bool) -> None:
-    outer: Any = Outer("ours-ours", cleared=10)
+    outer: Any = Outer("ours_ours", "ours", cleared=10)
     inner = both_ends.Inner("ours", outer, BootSpec(command=["true"]))
     found = both_ends.use(inner, 256, "touch_all", rest)
     assert found == {"use": 35 * 4096, "outer": 10 * 4096, "inner": 25 * 4096, "idle": 0, "ms": 50}
@@ -82,28 +82,26 @@ def test_a_use_counts_both_ends(rest: bool) -> None:
 
 
 def test_each_pair_of_kernels_has_its_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    kernels = {"base": Path("base-kvm"), "knownzero": Path("ours-kvm")}
     hosts: dict[str, BootSpec] = {}
-    share = {"base-base": 2.0, "ours-base": 1.0, "base-ours": 1.0, "ours-ours": 0.04}
+    share = {"base_base": 2.0, "ours_base": 1.0, "base_ours": 1.0, "ours_ours": 0.04}
 
     @contextmanager
-    def guests(specs: Sequence[tuple[str, BootSpec]]) -> Iterator[list[Outer]]:
-        hosts.update((f"{name} {len(hosts) // 4}", spec) for name, spec in specs)
-        yield [Outer(name) for name, _ in specs]
+    def guests(specs: Sequence[session.Wanted]) -> Iterator[list[Outer]]:
+        hosts.update((f"{one.name} {len(hosts) // 4}", one.spec) for one in specs)
+        yield [Outer(one.name, one.kernel) for one in specs]
 
     def use(inner: both_ends.Inner, size_mb: int, mode: str, rest: bool) -> dict[str, float]:
         zeroed = size_mb * MIB * (share[inner.outer.name] if rest else 1.0)
         return {"use": zeroed, "outer": 0, "inner": zeroed, "idle": 0, "ms": 1.0}
 
-    monkeypatch.setattr(both_ends, "build_linux", lambda name, config: kernels[name])
     monkeypatch.setattr(nested, "outer", lambda spec, inner, qemu: spec)
     monkeypatch.setattr(both_ends, "use", use)
     run = run_of("both-ends", pairs=2)
     monkeypatch.setattr(run, "guests", guests)
     both_ends.measure(run)
     assert {name: spec.kernel for name, spec in hosts.items()} == {
-        f"{name} {again}": kernels["base" if name.startswith("base") else "knownzero"]
-        for name in both_ends.ENDS
+        f"{name} {again}": IMAGES.kernels[f"outer_{outside}"]
+        for name, (outside, _) in both_ends.ENDS.items()
         for again in (0, 1)
     }
     assert {(spec.memory, *spec.devices) for spec in hosts.values()} == {("3072M",)}

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from lab.bench import (
-    BENCHES,
     allocation,
+    boot,
     churn,
     device,
     fleet,
@@ -30,8 +30,10 @@ from lab.bench import (
     refpage,
     runner,
     scale,
+    session,
 )
 from lab.bench.repeat import Values
+from lab.bench.table import BENCHES
 from lab.report import page, registry
 from lab.report.groups import groups
 from lab.report.results import Metric, Result
@@ -62,9 +64,8 @@ def answer(*argv: str) -> dict[str, Any]:
 
 
 @contextmanager
-def guests(specs: list[tuple[str, Any]]) -> Iterator[list[Any]]:
-    sides = [side(name, answer) for name, _ in specs]
-    yield sides
+def guests(specs: list[session.Wanted], keep: object) -> Iterator[list[Any]]:
+    yield [side(one.name, answer) for one in specs]
 
 
 def everything(monkeypatch: pytest.MonkeyPatch) -> list[Metric]:
@@ -86,14 +87,11 @@ def everything(monkeypatch: pytest.MonkeyPatch) -> list[Metric]:
     monkeypatch.setattr(prezero, "_corunner", lambda *_: once)
     monkeypatch.setattr(host, "fill_and_free", lambda _: (3e9, 1e6))
     monkeypatch.setattr("lab.build.daemon.punch", lambda *_: {"bare": TWO, "daemon": TWO})
-    monkeypatch.setattr(allocation, "build_plugin", lambda _: Path("x"))
     monkeypatch.setattr(allocation, "settle_both", lambda _: None)
     monkeypatch.setattr(allocation, "_job", lambda *_: 1.0)
     boots = {path.name: 1.0 for path in (*hotpath.PATHS, *hotpath.MORE, *hotpath.NEW)}
     for how in ("_boot", "_active"):
         monkeypatch.setattr(hotpath, how, lambda *_: boots)
-    for module in (hotpath, runner):
-        monkeypatch.setattr(module, "build_linux", lambda name: Path(f"{name}/bzImage"))
 
     found: list[Metric] = []
     for name in ("thp", "hugetlb", "deflate", "prezero", "zerobytes", "hotpath"):
@@ -115,6 +113,8 @@ def everything(monkeypatch: pytest.MonkeyPatch) -> list[Metric]:
             return TWO
 
     sizes = (*host.SIZES, host.MORE)
+    for name, kind in boot.KINDS.items():
+        boot.figures(run, name, kind, Filled())
     page_fault.figures(run, Filled())
     churn.figures(run, Filled())
     device.figures(run, Filled())

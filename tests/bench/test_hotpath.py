@@ -10,9 +10,9 @@ import pytest
 
 from lab.bench import hotpath
 from lab.bench.plugin import build_plugin, symbols
-from lab.bench.runner import Built, Run
+from lab.bench.runner import Run
 from lab.core.errors import TestFailure
-from tests.bench.fakes import run_of
+from tests.bench.fakes import IMAGES, run_of
 
 ALL = [*hotpath.PATHS, *hotpath.MORE]
 BOUND = [path for path in ALL if path.bound]
@@ -57,7 +57,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
 def compared(paths: Sequence[hotpath.HotPath], ours: float, prefix: str) -> Run:
     run = run_of("hotpath")
     rows = {"base": counts(paths, 1000), "ours": counts(paths, ours)}
-    hotpath.compare(run, run.images, rows, paths, prefix)
+    hotpath.compare(run, run.images.kernels, rows, paths, prefix)
     return run
 
 
@@ -97,7 +97,7 @@ def test_an_active_source_has_no_limit(asked: list[tuple[str, str]]) -> None:
 def test_faults_in_unused_memory_are_near_the_floor(ours: float, met: bool) -> None:
     run, paths = run_of("hotpath"), [*hotpath.NEW, *hotpath.PATHS]
     rows = {"base": counts(paths, 9000), "ours": counts(paths, ours), "floor": counts(paths, 1000)}
-    hotpath.compare(run, run.images, rows, paths, hotpath.ACTIVE)
+    hotpath.compare(run, run.images.kernels, rows, paths, hotpath.ACTIVE)
     assert [one.floor for one in run.metrics] == [1000.0] * len(hotpath.NEW) + [None] * len(
         hotpath.PATHS
     )
@@ -123,7 +123,7 @@ def test_the_demo_counts_what_it_always_did(monkeypatch: pytest.MonkeyPatch) -> 
     run = run_of("thp")
     hotpath.idle(run, boots=1)
     names = ["fault", "alloc_free", "buddy", "thp_fault"]
-    assert sorted(booted, key=str) == [("base", names), ("knownzero", names)]
+    assert sorted(booted, key=str) == [(IMAGES.base, names), (IMAGES.ours, names)]
     assert len(run.metrics) == len(names) and len(run.notes) == 1
 
 
@@ -132,9 +132,8 @@ def test_functions_are_counted_for_one_operation(
 ) -> None:
     """The instructions of the boot, which both counts have, are none of the operation's."""
     path = hotpath.PATHS[0]
-    images = Built(tmp_path, tmp_path / "base" / "bzImage", tmp_path / "ours" / "bzImage")
-    for kernel in (images.base, images.ours):
-        assert isinstance(kernel, Path)
+    images = {name: tmp_path / name / "bzImage" for name in ("base", "ours")}
+    for kernel in images.values():
         kernel.parent.mkdir()
         (kernel.parent / "System.map").write_text(
             "ffffffff81000000 T changed\nffffffff81001000 T same\nffffffff81002000 T boots\n"
@@ -145,7 +144,7 @@ def test_functions_are_counted_for_one_operation(
     ) -> hotpath.Counts:
         reps, out = paths[0].reps, extra[1].partition("out=")[2]
         assert paths[0].name == path.loop
-        each = 70 if kernel == images.ours else 60
+        each = 70 if kernel == images["ours"] else 60
         Path(out).write_text(
             f"ffffffff81000000 {5000 + reps * path.operations * each}\n"
             f"ffffffff81001000 {9000 + reps * path.operations * 20}\n"

@@ -13,10 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from lab.bench import BenchOptions, lockhold
+from lab.bench import lockhold
 from lab.bench.host import fill, release
 from lab.bench.lockhold import Found, Holds, Seen
-from lab.bench.plugin import Symbols, symbols
+from lab.bench.plan import BenchOptions
+from lab.bench.plugin import Symbols, build_plugin, symbols
 from lab.bench.session import DROP, spec_for
 from lab.build import linux as build
 from lab.build.qemu import build_qemu
@@ -169,7 +170,7 @@ def test_holds_are_counted_as_they_are(variant: str) -> None:
     """
     options, kernel = BenchOptions(memory="512M"), build.build_linux(variant)
     spec = spec_for(options, kernel, build_qemu("knownzero"), devices=[])
-    with lockhold.watched(variant, spec) as (side, watch):
+    with lockhold.watched(variant, spec, build_plugin("lockhold")) as (side, watch):
         zones = len(side.sh("cat /proc/buddyinfo"))
         # So that there are long lists, and that few of them are left to chance.
         fill(side, 192, more="--nothp --gaps 4", warm=False)

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from lab.bench.session import LOOP, Side
-from lab.boot import argv
+from lab.boot import argv, resolve
 from lab.boot.guest import Guest
 from lab.boot.spec import BootSpec
 
@@ -47,7 +47,7 @@ def test_a_port_that_comes_late(monkeypatch: pytest.MonkeyPatch) -> None:
         return words[: at - 1] + words[at + 1 :]
 
     changed(monkeypatch, without_port)
-    with contextlib.closing(Guest(SPEC)) as guest:
+    with contextlib.closing(Guest(SPEC, resolve.images(SPEC))) as guest:
         wait_for_init(guest)
         time.sleep(1)
         guest.qmp(
@@ -67,7 +67,7 @@ def test_a_host_that_connects_late(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
             for word in argv
         ],
     )
-    with contextlib.closing(Guest(SPEC)) as guest:
+    with contextlib.closing(Guest(SPEC, resolve.images(SPEC))) as guest:
         wait_for_init(guest)
         time.sleep(1)
         late = socket.socket(socket.AF_UNIX)
@@ -78,5 +78,6 @@ def test_a_host_that_connects_late(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 
 
 def test_a_host_that_speaks_before_user_mode_linux_listens() -> None:
-    with contextlib.closing(Guest(replace(SPEC, arch="um", kernel="debug", cpus=1))) as guest:
+    spec = replace(SPEC, arch="um", kernel="debug", cpus=1)
+    with contextlib.closing(Guest(spec, resolve.images(spec))) as guest:
         assert Side("um", guest).sh("echo here") == ["here"]

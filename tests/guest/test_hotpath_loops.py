@@ -10,7 +10,9 @@ from collections import Counter
 
 import pytest
 
-from lab.bench import BENCHES, BenchOptions, hotpath, runner
+from lab.bench import hotpath, plan, runner
+from lab.bench.plan import BenchOptions
+from lab.bench.table import BENCHES
 from tests.guest.guests import fine, run
 
 pytestmark = pytest.mark.boots
@@ -56,7 +58,8 @@ def test_listed_mounts_take_one_block() -> None:
 def test_idle_paths_are_within_the_limit() -> None:
     """Load changes no count, nor does chance: compilers do."""
     options = BenchOptions(pairs=1, accel="tcg")
-    run = runner.Run(BENCHES["hotpath"], options, runner.built(options))
+    images = plan.build(plan.plan(BENCHES["hotpath"], options))
+    run = runner.Run(BENCHES["hotpath"], options, images)
     hotpath.idle(run, boots=1)
     assert sum(metric.target is not None for metric in run.metrics) == 3
     assert not [metric for metric in run.metrics if metric.target and not metric.target.met]

@@ -15,6 +15,7 @@ import numpy
 import pytest
 
 from lab.bench.host import fill, release
+from lab.bench.plan import available_gb
 from lab.bench.session import (
     DROP,
     LATE,
@@ -22,7 +23,6 @@ from lab.bench.session import (
     MIB,
     PAGE,
     Side,
-    available_gb,
     resident,
     settle_resident,
 )

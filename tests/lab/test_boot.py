@@ -59,7 +59,8 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., BootS
     monkeypatch.setattr(paths, "REPO", tmp_path / "repo")
     monkeypatch.setattr(boot, "started_again", [])
     (tmp_path / "repo").mkdir()
-    monkeypatch.setattr(initramfs, "write", lambda target, *_: target.write_bytes(b""))
+    monkeypatch.setattr(initramfs, "write", lambda target, *_, **__: target.write_bytes(b""))
+    monkeypatch.setattr(initramfs, "base_archive", lambda arch: tmp_path / "archive")
     (tmp_path / "kernel").write_bytes(b"\x7fELF")
 
     def make(script: str, **more: object) -> BootSpec:

@@ -44,7 +44,7 @@ from tests.lab.test_console import STALE
 class Guest(boot.Guest):
     says = ""
 
-    def __init__(self, spec):
+    def __init__(self, spec, images):
         self.spec, self.accel, self.console = spec, "tcg", Path("console.log")
 
     def comes_up(self):
@@ -59,6 +59,7 @@ class Guest(boot.Guest):
 def test_emulator_behind_a_failure(monkeypatch):
     first = times("behind") < 2
     monkeypatch.setattr(boot, "Guest", Guest)
+    monkeypatch.setattr(boot.resolve, "images", lambda spec: None)
     monkeypatch.setattr(Guest, "says", STALE)
     with boot.running(BootSpec(kernel="debug", cpus=2)):
         assert not first
@@ -67,6 +68,7 @@ def test_emulator_behind_a_failure(monkeypatch):
 def test_kernel_behind_a_failure(monkeypatch):
     times("kernel")
     monkeypatch.setattr(boot, "Guest", Guest)
+    monkeypatch.setattr(boot.resolve, "images", lambda spec: None)
     monkeypatch.setattr(Guest, "says", STALE.replace("<1f>", "<cc>"))
     with boot.running(BootSpec(kernel="debug", cpus=2)):
         raise OutOfLuck("10 is less than 20")

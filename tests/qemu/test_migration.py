@@ -13,6 +13,7 @@ import pytest
 from lab.bench.both_ends import ALL, PREZEROED, REST_S
 from lab.bench.kzeropaged import OFF
 from lab.bench.session import LOOP, MIB, PAGE, Side, settled
+from lab.boot import resolve
 from lab.boot.guest import Guest, running
 from lab.boot.spec import BootSpec
 from lab.machine import fetch, stock
@@ -56,7 +57,8 @@ def guest_on(qemu: Path, machine: str, device: str, *more: str) -> BootSpec:
 
 def arriving(qemu: Path, machine: str, device: str) -> contextlib.closing[Guest]:
     """A guest that waits for another one's state."""
-    return contextlib.closing(Guest(guest_on(qemu, machine, device, "-incoming", "defer")))
+    spec = guest_on(qemu, machine, device, "-incoming", "defer")
+    return contextlib.closing(Guest(spec, resolve.images(spec)))
 
 
 def move(source: Guest, target: Guest, place: Path) -> str:

@@ -17,11 +17,13 @@ from typing import Any
 
 import pytest
 
-from lab.bench import BENCHES, BenchOptions, allocation, both_ends, host, hotpath, jobs
+from lab.bench import allocation, both_ends, host, hotpath, jobs, plan
 from lab.bench.both_ends import ALL, Inner, use
 from lab.bench.jobs import MODES
-from lab.bench.runner import Run, built
-from lab.bench.session import LATE, LOOP, MIB, PAGE, HostCost, Side
+from lab.bench.plan import BenchOptions
+from lab.bench.runner import Run
+from lab.bench.session import LATE, LOOP, MIB, PAGE, HostCost, Side, Wanted
+from lab.bench.table import BENCHES
 from lab.boot import accel, nested, resolve
 from lab.boot.console import taint_reasons
 from lab.boot.guest import running
@@ -140,14 +142,14 @@ def test_the_demo_on_kvm(
     Times are not judged: emulated KVM.
     """
     options = BenchOptions(pairs=2, memory="1536M", accel="tcg")
-    run = Run(BENCHES["thp"], options, built(options))
+    run = Run(BENCHES["thp"], options, plan.build(plan.plan(BENCHES["thp"], options)))
     outers: dict[int, InnerSide] = {}
 
     @contextmanager
     def kernels(self: Run, *names: str, **_: Any) -> Iterator[list[Side]]:
         inner = {name: replace(self.spec(name), accel="auto") for name in names}
         outer = BootSpec(image("debug"), memory="2560M", command=SHELL, append=CHECK, timeout=2400)
-        specs = [(name, nested.outer(outer, spec, qemu)) for name, spec in inner.items()]
+        specs = [Wanted(name, nested.outer(outer, spec, qemu)) for name, spec in inner.items()]
         with self.guests(specs) as sides:
             found = [InnerSide(side.name, side, inner[side.name]) for side in sides]
             outers.update({side.guest.pid: side for side in found})

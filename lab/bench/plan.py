@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: GPL-2.0
+"""What a bench is, what a run of it wants, and everything that is built for that.
+
+plan() checks all arguments and builds nothing. build() builds everything, so that nothing is built
+while guests are measured.
+"""
+
+import re
+import shlex
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+from typer import Option
+
+from lab.bench.plugin import build_plugin
+from lab.boot import initramfs, resolve
+from lab.boot.spec import ACCELS, BootSpec
+from lab.build import daemon
+from lab.build.linux import VARIANTS, build_linux
+from lab.core.errors import LabError, UsageError
+from lab.series.parts import split
+
+Image = str | Path
+
+
+@dataclass(frozen=True)
+class BenchOptions:
+    """The options of a bench."""
+
+    pairs: Annotated[int, Option(min=1, max=1000, help="Pairs of repetitions, by turns.")] = 10
+    size_mb: Annotated[int, Option("--size", min=2, max=65536, help="MB the job allocates.")] = 256
+    memory: Annotated[str, Option(help="Memory of each guest, such as 2G.")] = "2G"
+    accel: Annotated[str, Option(help="auto, kvm or tcg.")] = "auto"
+    base: Annotated[str, Option(help="The kernel to compare with.")] = "base"
+    ours: Annotated[str, Option(help="The kernel measured: a variant or image.")] = "knownzero"
+    qemu: Annotated[str, Option(help="knownzero, or stock: Debian's, with the daemon.")] = (
+        "knownzero"
+    )
+    only: Annotated[str, Option(metavar="NAME,…", help="programs only: run these.")] = ""
+
+    @property
+    def memory_mb(self) -> int:
+        """Memory of a guest in MB."""
+        return int(self.memory[:-1]) * {"G": 1024, "M": 1}[self.memory[-1]]
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel of a bench: a variant or a file, and a fragment of configuration for a variant."""
+
+    named: str
+    arch: str = "x86_64"
+    config: str = ""
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A bench: its name, a sentence, and the function that observes a ``Run`` (runner.py).
+
+    ``accel`` is the only accelerator it can use, if any; ``both`` is False for a bench that runs
+    our kernel only. ``needs_gb`` of the machine's memory must be available. ``config``: a fragment
+    for both kernels. ``kernels``: those beside base and ours, by name. ``user_mode``: both kernels
+    as User-Mode Linux, too (um_base, um_ours). ``plugins``: of the emulator. ``daemon``: the
+    vhost-user daemon. ``first`` builds something else, ``disk`` its file system. ``parts``: the
+    names that --only takes.
+    """
+
+    name: str
+    sentence: str
+    measure: Callable[[Any], None] = field(repr=False)
+    accel: str = ""
+    both: bool = True
+    needs_gb: float = 0.0
+    config: str = ""
+    kernels: Mapping[str, Kernel] = field(default_factory=dict)
+    user_mode: bool = False
+    plugins: tuple[str, ...] = ()
+    daemon: bool = False
+    first: Callable[[], object] | None = None
+    parts: tuple[str, ...] = ()
+    disk: Callable[[], Path] | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A run of a bench that can be: its arguments are checked.
+
+    ``verb``: the words after ./kz that ask for it.
+    """
+
+    bench: Bench
+    options: BenchOptions
+    verb: tuple[str, ...]
+    kernels: Mapping[str, Kernel]
+
+    @property
+    def name(self) -> str:
+        """The name of the result. That of stock QEMU is published beside the patched one's."""
+        return self.verb[-1] + ("-stock" if self.options.qemu == "stock" else "")
+
+    def reproduce(self, options: BenchOptions, accel: str) -> str:
+        """The command that repeats the run."""
+        chosen = {"pairs": options.pairs, "size": options.size_mb, "accel": accel}
+        usual = BenchOptions()
+        for flag in ("memory", "base", "ours", "qemu", "only"):
+            if (value := getattr(options, flag)) != getattr(usual, flag):
+                chosen[flag] = value
+        words = (word for flag, value in chosen.items() for word in (f"--{flag}", str(value)))
+        return shlex.join(["./kz", *self.verb, *words])
+
+
+@dataclass(frozen=True)
+class Images:
+    """Everything that the guests of a plan run on.
+
+    The images stay the same when the sources change meanwhile.
+    """
+
+    qemu: Path
+    kernels: Mapping[str, Image]
+    plugins: Mapping[str, Path] = field(default_factory=dict)
+    daemon: Path | None = None
+    disk: Path | None = None
+
+    @property
+    def base(self) -> Image:
+        return self.kernels["base"]
+
+    @property
+    def ours(self) -> Image:
+        return self.kernels["ours"]
+
+
+def check(options: BenchOptions) -> None:
+    """UsageError for options that cannot work."""
+    if options.accel not in ACCELS:
+        known = f"use {', '.join(ACCELS)}"
+        raise UsageError(f"Bad --accel: {options.accel}", "it is not an accelerator", known)
+    if not re.fullmatch(r"\d+[MG]", options.memory):
+        fix = "write it as 2G or 2048M"
+        raise UsageError(f"Bad --memory: {options.memory}", "it is not a size", fix)
+    if options.memory_mb < options.size_mb + 512:
+        why = (
+            f"{options.size_mb} MB in a guest of {options.memory_mb} MB leaves less than 512 MB "
+            "for the rest"
+        )
+        fix = "give the guest more with --memory, or take a smaller --size"
+        raise UsageError("The job does not fit", why, fix)
+    for kernel in (options.base, options.ours):
+        resolve.check(BootSpec(kernel=kernel, qemu=options.qemu))
+
+
+def plan(bench: Bench, options: BenchOptions, verb: tuple[str, ...] = ()) -> Plan:
+    """The plan of a run; UsageError for options that cannot work. Builds nothing."""
+    check(options)
+    if unknown := set(split(options.only)).difference(bench.parts):
+        why = f"{bench.name} has no part {min(unknown)}"
+        fix = f"use {', '.join(bench.parts) or 'all of it'}"
+        raise UsageError(f"Bad --only: {options.only}", why, fix)
+    if bench.accel:
+        options = replace(options, accel=bench.accel)
+    named = {"base": options.base if bench.both else options.ours, "ours": options.ours}
+    kernels = {side: Kernel(name, config=bench.config) for side, name in named.items()}
+    kernels |= bench.kernels
+    if bench.user_mode and {*named.values()} <= {*VARIANTS}:
+        kernels |= {f"um_{side}": Kernel(name, "um") for side, name in named.items()}
+    return Plan(bench, options, verb or ("bench", bench.name), kernels)
+
+
+def build(wanted: Plan) -> Images:
+    """Build or find everything for a plan.
+
+    LabError when that fails, or when the machine has too little memory for the guests.
+    """
+    bench, options = wanted.bench, wanted.options
+    check_memory(bench)
+    disk = bench.disk() if bench.disk else None
+    kernels = {name: _kernel(kernel) for name, kernel in wanted.kernels.items()}
+    for arch in {kernel.arch for kernel in wanted.kernels.values()}:
+        initramfs.base_archive(arch)
+    if bench.first:
+        bench.first()
+    with_daemon = bench.daemon or options.qemu == "stock"
+    return Images(
+        resolve.qemu(options.qemu),
+        kernels,
+        {name: build_plugin(name) for name in bench.plugins},
+        daemon.build("release") if with_daemon else None,
+        disk,
+    )
+
+
+def _kernel(kernel: Kernel) -> Image:
+    if kernel.named not in VARIANTS:
+        return kernel.named
+    return build_linux(kernel.named, kernel.arch, config=kernel.config)
+
+
+def available_gb() -> float:
+    """Memory that the machine can give to guests, in GB."""
+    found = re.search(r"^MemAvailable: +(\d+)", Path("/proc/meminfo").read_text(), re.MULTILINE)
+    return int(found[1]) / 2**20 if found else 0.0
+
+
+def check_memory(bench: Bench) -> None:
+    """LabError when the machine has less memory available than a bench needs."""
+    if (available := available_gb()) < bench.needs_gb:
+        why = f"{available:.1f} GB of memory are available, {bench.needs_gb:.1f} GB are needed"
+        fix = "end other programs on the machine"
+        raise LabError(f"Cannot run the bench {bench.name}", why, fix)

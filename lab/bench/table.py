@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: GPL-2.0
+"""The benches by name."""
+
+from lab.bench import (
+    allocation,
+    boot,
+    both_ends,
+    churn,
+    device,
+    fleet,
+    host,
+    hotpath,
+    lockhold,
+    page_fault,
+    prezero,
+    programs,
+    refpage,
+    scale,
+)
+from lab.bench.plan import Bench, Kernel
+from lab.boot import nested
+from lab.build import daemon
+
+# The base kernel with a patch (linux/measure) that leaves the memory of large mappings as it is.
+FLOOR = {"floor": Kernel("floor")}
+OFF = {"off": Kernel("off")}
+OUTER = {
+    "outer_base": Kernel("base", config=nested.CONFIG),
+    "outer_ours": Kernel("knownzero", config=nested.CONFIG),
+}
+
+_ALL = (
+    Bench(
+        "boot",
+        "a fresh guest: what it knows of its memory, and its first program",
+        boot.measure,
+        user_mode=True,
+        daemon=True,
+    ),
+    Bench("thp", "the main job: 256 MB of huge pages", allocation.thp, kernels=FLOOR),
+    Bench("order0", "the same memory in 4 KiB pages", allocation.order0, kernels=FLOOR),
+    Bench(
+        "hugetlb",
+        "the same memory in hugetlb pages, surplus and persistent",
+        allocation.hugetlb,
+        kernels=FLOOR,
+    ),
+    Bench("page-fault", "page faults while free memory is reported", page_fault.measure),
+    Bench("deflate", "memory used again after it was in the balloon", allocation.deflate),
+    Bench(
+        "device",
+        "vhost-user-balloon against the balloon in QEMU",
+        device.measure,
+        daemon=True,
+        first=daemon.build_punch,
+    ),
+    Bench(
+        "both-ends",
+        "a guest in a guest: bytes zeroed by the host and by the guest",
+        both_ends.measure,
+        accel="tcg",
+        kernels=OUTER,
+    ),
+    Bench("host", "host memory that returns when the guest frees", host.measure),
+    Bench("churn", "memory allocated and freed all the time, by report delay", churn.measure),
+    Bench("prezero", "free memory zeroed before it is used", prezero.measure, user_mode=True),
+    Bench("fleet", "host memory of six guests with bursts, by policy", fleet.measure, needs_gb=7.2),
+    Bench(
+        "programs",
+        "real programs in a Debian",
+        programs.measure,
+        accel="tcg",
+        needs_gb=6.0,
+        config="programs",
+        plugins=("zerobytes",),
+        parts=programs.NAMES,
+        disk=programs.disk,
+    ),
+    Bench(
+        "scale",
+        "reporting, flushing and pre-zeroing guests of 1 to 8 GB, per GiB",
+        scale.measure,
+        needs_gb=8.4,
+    ),
+    Bench(
+        "lockhold",
+        "instructions while a zone's lock is held",
+        lockhold.measure,
+        accel="tcg",
+        needs_gb=8.4,
+        plugins=("lockhold",),
+    ),
+    Bench(
+        "zerobytes",
+        "bytes zeroed, counted by the emulator",
+        allocation.zerobytes,
+        accel="tcg",
+        plugins=("zerobytes",),
+    ),
+    Bench(
+        "hotpath",
+        "instructions of the hot paths: compiled out, idle and active",
+        hotpath.measure,
+        accel="tcg",
+        kernels=FLOOR | OFF,
+        plugins=("functions",),
+    ),
+    Bench(
+        "refpage",
+        "filling memory with a pattern: memset against refpage_create",
+        refpage.measure,
+        both=False,
+    ),
+)
+BENCHES: dict[str, Bench] = {bench.name: bench for bench in _ALL}
