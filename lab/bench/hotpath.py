@@ -22,6 +22,7 @@ from lab.boot.spec import BootSpec
 from lab.core.errors import TestFailure
 from lab.core.progress import step
 from lab.report.evidence import SNAPSHOT
+from lab.report.observations import metrics
 
 BOOTS = 2
 REPS, FEW = 1001, 101
@@ -235,7 +236,7 @@ def compare(run: Run, images: Kernels, rows: Rows, paths: Sequence[HotPath], pre
     for path in paths:
         limit = [row[path.name] for row in rows.get("floor", []) if path in NEW]
         values = [row[path.name] for row in rows["base"]], [row[path.name] for row in rows["ours"]]
-        made = run.add(
+        found = run.add(
             f"hotpath.{prefix}{{path}}.instructions",
             values,
             {
@@ -247,6 +248,7 @@ def compare(run: Run, images: Kernels, rows: Rows, paths: Sequence[HotPath], pre
             floor=limit,
             accelerator=COUNTING,
         )
+        (made,) = metrics(found)
         if any(one and not one.met for one in (made.target, made.near_floor)):
             breakdown(run, images, path, prefix)
 

@@ -14,6 +14,7 @@ from lab.core import lock, paths
 from lab.core import run as runner
 from lab.machine import fetch
 
+WRITTEN_S = 0.05  # the plugin writes its counts every few milliseconds
 SOURCES = paths.REPO / "lab" / "plugins"
 
 
@@ -37,7 +38,7 @@ def symbols(system_map: Path) -> Symbols:
 
 def stored(file: Path) -> tuple[int, int]:
     """Bytes stored by ``rep stos`` and instructions so far, by the file of the plugin zerobytes."""
-    time.sleep(0.05)  # the plugin writes its counts every few milliseconds
+    time.sleep(WRITTEN_S)
     zeroed, instructions = struct.unpack("=QQ", file.read_bytes())
     return zeroed, instructions
 

@@ -73,12 +73,12 @@ class Run:
         *,
         floor: Floats = (),
         accelerator: str = "",
-    ) -> Metric:
-        """Add what was observed of a metric of metrics.toml on base and ours; the metric."""
+    ) -> list[Observation]:
+        """Add what was observed of a metric of metrics.toml on base and ours; the new ones."""
         sides = {BASE: values[0], OURS: values[1], FLOOR: floor}
         found = observe(metric, sides, accelerator or self.accel, parameters)
         self.observations += found
-        return metrics(found)[0]
+        return found
 
     @property
     def metrics(self) -> list[Metric]:

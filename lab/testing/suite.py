@@ -32,6 +32,7 @@ QTESTS = ("virtio-balloon-reporting-test", "virtio-balloon-test", "vhost-user-ba
 NEEDS_BUILDS = "boots or slow or images"
 QUICK = f"not ({NEEDS_BUILDS})"
 LAST_WORDS = 40.0  # seconds, of which pytest's workers may take ten to end
+QUICK_LAST_WORDS = 1.0  # of tests that leave nothing behind
 
 
 def prepare() -> None:
@@ -106,20 +107,32 @@ def run_tests(select: str, junit: Path | None, quick: bool, extra: list[str]) ->
     if junit:
         junit.parent.mkdir(parents=True, exist_ok=True)
         argv.append(f"--junit-xml={junit.absolute()}")
-    process = subprocess.Popen([*argv, *_with_tests(extra)], cwd=paths.REPO, env=_environment())
+    return exit_code(_run_pytest([*argv, *_with_tests(extra)], quick))
+
+
+def _run_pytest(argv: list[str], quick: bool) -> int:
+    """pytest's exit status.
+
+    An interruption ends quick tests at once. Others get time to end, and pytest to write its
+    results.
+    """
+    # Quick tests have a session of their own, which is ended as a whole, workers included.
+    process = subprocess.Popen(argv, cwd=paths.REPO, env=_environment(), start_new_session=quick)
     try:
-        status = process.wait()
+        return process.wait()
     except BaseException as why:
+        if quick:
+            run.end_group(process, QUICK_LAST_WORDS)
+            raise
         # The terminal has interrupted pytest as well; a second time, and it would not write its
         # results.
         if not isinstance(why, KeyboardInterrupt):
             process.send_signal(signal.SIGINT)
         try:
-            process.wait(LAST_WORDS)  # to end its tests and to write what it knows
+            process.wait(LAST_WORDS)
         finally:
             process.kill()
         raise
-    return exit_code(status)
 
 
 def exit_code(status: int) -> int:

@@ -127,7 +127,8 @@ def test_a_saving_that_only_the_interval_reaches_is_not_decided(
 def test_the_floor_has_a_verdict_of_its_own(floor: list[float], verdict: str) -> None:
     run = run_of()
     of = {"mode": "populate", "size_mb": 256}
-    made = run.add("thp.{mode}.task_clock", (times(10.0), LEVEL), of, floor=floor)
+    run.add("thp.{mode}.task_clock", (times(10.0), LEVEL), of, floor=floor)
+    (made,) = run.metrics
     assert made.target and made.target.verdict == "met" and "floor" not in made.target.text
     assert made.near_floor and made.near_floor.distance == verdict
     result = Result("a", "tcg", {}, "./kz demo", [made])

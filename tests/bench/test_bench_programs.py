@@ -18,7 +18,7 @@ from typing import Any, cast
 
 import pytest
 
-from lab.bench import plan, programs
+from lab.bench import plan, plugin, programs
 from lab.bench.plan import BenchOptions
 from lab.bench.programs import PROGRAMS
 from lab.bench.runner import Pair, Run
@@ -208,6 +208,7 @@ def measured(
     monkeypatch.setattr(Run, "kernels", lambda self, **more: kernels(**more))
     run.images = replace(run.images, disk=Path("a,disk"))
     monkeypatch.setattr(programs, "settle_both", lambda sides: None)
+    monkeypatch.setattr(plugin, "WRITTEN_S", 0.0)
     programs.measure(run)
     return run, base, ours
 

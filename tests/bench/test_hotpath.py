@@ -34,6 +34,7 @@ def test_instructions_are_added_up_by_function(tmp_path: Path) -> None:
     assert hotpath.by_function(counted, table) == {"first": 7, "second": 7, "third": 1}
 
 
+@pytest.mark.images
 @pytest.mark.parametrize("name", ["functions", "lockhold", "zerobytes"])
 def test_plugins_compile(name: str) -> None:
     assert build_plugin(name).is_file()

@@ -47,6 +47,7 @@ def test_a_kernel_that_runs_is_seen_to_run(monkeypatch: pytest.MonkeyPatch) -> N
     expect_at_most(ended - started, 15)
 
 
+@pytest.mark.images
 def test_a_kernel_that_does_not_run_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

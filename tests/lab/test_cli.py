@@ -12,9 +12,12 @@ import shlex
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+import traceback
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
+from typing import IO, NoReturn
 
 import pytest
 
@@ -25,16 +28,40 @@ from lab.testing import suite as testing
 
 
 def kz(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "lab", *arguments],
-        cwd=REPO,
-        env={**os.environ, "PYTHONPATH": str(REPO), "COLUMNS": "200", **environment},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    """Run a verb in a fork of this process: a new one would load the lab for half a second."""
+    argv = ["kz", *arguments]
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        if (child := os.fork()) == 0:
+            _run_verb(argv, environment, out, err)
+        _, status = os.waitpid(child, 0)
+        out.seek(0)
+        err.seek(0)
+        code = os.waitstatus_to_exitcode(status)
+        return subprocess.CompletedProcess(argv, code, out.read(), err.read())
+
+
+def _run_verb(argv: list[str], environment: dict[str, str], out: IO[str], err: IO[str]) -> NoReturn:
+    code = errors.MACHINE
+    try:
+        signal.alarm(120)
+        os.chdir(REPO)
+        with open(os.devnull) as null:
+            for number, file in enumerate((null, out, err)):
+                os.dup2(file.fileno(), number)
+        sys.stdin, sys.stdout, sys.stderr = (
+            os.fdopen(number, mode, closefd=False)
+            for number, mode in ((0, "r"), (1, "w"), (2, "w"))
+        )
+        os.environ.update({"COLUMNS": "200", **environment})
+        sys.argv = argv
+        cli.app.registered_groups.clear()  # of other tests
+        code = cli.main()
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
 
 
 # In one process: to start one takes longer than to print a page.
@@ -248,7 +275,10 @@ def test_ctrl_c_ends_what_was_started(tmp_path: Path) -> None:
     assert "interrupted" in said
     assert list((tmp_path / "images").iterdir()) == []
     left = Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}/stat")
-    assert not left.exists() or left.read_text().rpartition(")")[2].split()[0] == "Z"
+    deadline = time.monotonic() + 30  # a killed process ends when it gets a CPU
+    while left.exists() and left.read_text().rpartition(")")[2].split()[0] != "Z":
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def a_build(variant: str, arch: str, chosen: tuple[str, ...] = ()) -> None:
@@ -305,6 +335,35 @@ def test_no_test_at_all_is_no_success() -> None:
     with pytest.raises(errors.LabError) as caught:
         testing.exit_code(5)
     assert caught.value.code == errors.USAGE
+
+
+STUBBORN = """
+import sys
+from pathlib import Path
+from lab import cli
+from lab.testing import suite
+child = "import pathlib, signal, sys, time; signal.signal(signal.SIGINT, signal.SIG_IGN); " \
+    "signal.signal(signal.SIGTERM, signal.SIG_IGN); pathlib.Path(sys.argv[1]).touch(); " \
+    "time.sleep(1000)"
+suite.PYTEST = [sys.executable, "-c", child, sys.argv[1]]
+try:
+    suite.run_tests("", None, True, [])
+except KeyboardInterrupt:
+    raise SystemExit(130)
+"""
+
+
+def test_an_interruption_ends_quick_tests_at_once(tmp_path: Path) -> None:
+    """Also workers that ignore it: they had 40 s to write results."""
+    mark = tmp_path / "runs"
+    argv = [sys.executable, "-c", STUBBORN, str(mark)]
+    with subprocess.Popen(argv, env={**os.environ, "PYTHONPATH": str(REPO)}) as process:
+        while not mark.exists():
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        # A bound for a loaded machine.
+        assert process.wait(testing.LAST_WORDS / 2) == errors.INTERRUPTED
 
 
 class TestBootstrap:

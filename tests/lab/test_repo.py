@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import re
 import subprocess
 import sys
@@ -71,6 +72,33 @@ def test_the_repository_belongs_to_no_machine() -> None:
             if Path(name) != Path("tests/lab/test_repo.py"):
                 found.append(f"{name}: {match[0]}")
     assert found == []
+
+
+def test_the_first_group_of_packages_needs_none_of_the_second() -> None:
+    """`kz boot` and `kz package` get the first one only."""
+    text = (REPO / "requirements.lock").read_text()
+    first, second = (
+        {name.lower() for name in re.findall(r"(?m)^([A-Za-z0-9.-]+)==", group)}
+        for group in text.split("# group: measure and test\n")
+    )
+    assert {"typer", "rich", "jinja2", "qemu-qmp", "meson"} <= first
+    assert {"scipy", "hypothesis", "pytest", "ruff"} <= second
+    needed = set()
+    for name in first - {"colorama"}:  # of Windows
+        for line in importlib.metadata.requires(name) or []:
+            if "extra ==" not in line:
+                needed.add(re.split(r"[^A-Za-z0-9-]", line.replace("_", "-"))[0].lower())
+    assert needed & second == set()
+
+
+def test_no_verb_of_an_operator_loads_the_second_group() -> None:
+    program = (
+        "import sys; from lab import cli; cli.load(); "
+        "print(sorted({'scipy', 'numpy', 'pytest', 'hypothesis'} & set(sys.modules)))"
+    )
+    argv = [sys.executable, "-c", program]
+    done = subprocess.run(argv, cwd=REPO, capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
 
 
 def test_the_lock_file_pins_and_hashes_everything() -> None:
