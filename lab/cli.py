@@ -29,7 +29,7 @@ app = typer.Typer(
 # The modules of the verbs. Each loads what a verb runs only when it runs.
 MODULES = {
     "lab.build.commands": ("build", "package"),
-    "lab.post.commands": ("tree", "series"),
+    "lab.series.commands": ("tree", "series"),
     "lab.boot.commands": ("doctor", "boot", "shell", "top", "conform"),
     "lab.bench.commands": ("demo", "bench", "publish"),
     "lab.report.commands": ("report", "compare"),

@@ -24,7 +24,7 @@ from lab.build.qemu import build_qemu
 from lab.core import host
 from lab.core.errors import MACHINE, LabError
 from lab.core.progress import duration
-from lab.machine import apt, fetch
+from lab.machine import apt, arches, fetch
 from lab.testing import suite as testing
 
 host.settle()
@@ -65,7 +65,7 @@ def no_kernel_but_those_that_are_prepared(
             return really(variant, arch, config, chosen)
         if (
             variant in build.VARIANTS
-            and arch in build.ARCHES
+            and arch in arches.EACH
             and (variant, arch) not in testing.KERNELS
         ):
             pytest.fail(

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from lab.series.parts import Series
+from lab.patches.parts import Series
 
 
 def sets(series: Series) -> list[tuple[str, ...]]:

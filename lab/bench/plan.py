@@ -20,7 +20,7 @@ from lab.boot.spec import ACCELS, BootSpec
 from lab.build import daemon
 from lab.build.linux import VARIANTS, build_linux
 from lab.core.errors import LabError, UsageError
-from lab.series.parts import split
+from lab.patches.parts import split
 
 Image = str | Path
 

@@ -23,7 +23,7 @@ from lab.core.paths import REPO
 from lab.core.progress import step
 from lab.core.run import Argv, logged
 from lab.machine import apt, debs, stock, tools
-from lab.series.parts import split
+from lab.patches.parts import split
 
 PROGRAMS = REPO / "guest" / "programs"
 NAMES = tuple(sorted(file.stem for file in PROGRAMS.glob("*.sh")))

@@ -16,6 +16,7 @@ from typer import Argument, Option
 from lab.boot.spec import BootSpec
 from lab.core import errors
 from lab.core.options import Json, Several, unpacked, writable_file
+from lab.machine import arches
 
 app = typer.Typer()
 PASSED_ON = {
@@ -97,7 +98,7 @@ def boot(
     chosen: GuestOptions,
     command: Annotated[Several, Argument(metavar="-- CMD...", help="The command.")] = None,
     timeout: Annotated[float, Option(min=1, help="Seconds until the guest is ended.")] = 300,
-    arch: Annotated[str, Option(help="x86_64, um (without QEMU), i386 or arm64.")] = "x86_64",
+    arch: Annotated[str, Option(help=f"{', '.join(arches.GUESTS)}; um has no QEMU.")] = "x86_64",
     mte: Annotated[bool, Option("--mte", help="arm64 with memory tags.")] = False,
     allow_warnings: Annotated[
         bool, Option("--allow-warnings", help="Pass despite kernel faults.")

@@ -9,6 +9,7 @@ from pathlib import Path
 from lab.build import programs as guest
 from lab.core import lock, paths
 from lab.core.errors import UsageError
+from lab.machine import arches
 
 # Empty ones.
 FOLDERS = ("sbin", "usr/bin", "usr/sbin", "dev", "proc", "sys", "tmp", "run", "mnt", "root", "kz")
@@ -67,7 +68,7 @@ def base_archive(arch: str = "x86_64", only: tuple[str, ...] = ()) -> Path:
     programs = {
         name: path for name, path in guest.build_programs(arch).items() if not only or name in only
     }
-    box = guest.busybox(guest.BINARIES[arch])
+    box = guest.busybox(arches.ARCHES[arch].debian)
     digest = hashlib.sha256(RECIPE.encode() + box.read_bytes())
     for name, path in programs.items():
         digest.update(f"{name} {path.name}\n".encode())

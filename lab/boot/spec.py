@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from lab.core.errors import UsageError
+from lab.machine import arches
 
 ACCELS = ("auto", "kvm", "tcg")
-ARCHES = ("x86_64", "um", "i386", "arm64")
 DAEMON = "daemon"
 # The forms of QEMU's -m (slots and maxmem may follow), and of User-Mode Linux's mem=.
 MEMORY = re.compile(r"(?:size=)?(?=[\d.]*[1-9])\d+(?:\.\d+)?[BKMGT]?(?:,.*)?", re.IGNORECASE)
@@ -76,8 +76,8 @@ class BootSpec:
             raise UsageError(
                 "Bad --accel: kvm", f"the kernel is for {self.arch}", "use --accel auto or tcg"
             )
-        if self.arch not in ARCHES:
-            why, fix = "it is unsupported", f"use {', '.join(ARCHES)}"
+        if self.arch not in arches.GUESTS:
+            why, fix = "it is unsupported", f"use {', '.join(arches.GUESTS)}"
             raise UsageError(f"Bad --arch: {self.arch}", why, fix)
         if self.mte and self.arch != "arm64":
             raise UsageError("Bad --mte", f"{self.arch} has no memory tags", "add --arch arm64")

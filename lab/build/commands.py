@@ -10,6 +10,7 @@ from typer import Option
 
 from lab.core import errors
 from lab.core.options import Json, Parts, one_of, writable_folder
+from lab.machine import arches
 
 app = typer.Typer()
 Base = Annotated[str, Option(help="QEMU only: another version in qemu/base.toml (10.2).")]
@@ -21,14 +22,14 @@ app.add_typer(build_app, name="build")
 @build_app.command("linux")
 def linux(
     variant: Annotated[str, Option(help="base, knownzero, off, debug or floor.")] = "knownzero",
-    arch: Annotated[str, Option(help="x86_64, um, i386, arm64, or riscv (built only).")] = "x86_64",
+    arch: Annotated[str, Option(help=f"{', '.join(arches.ARCHES)}.")] = "x86_64",
     config: Annotated[str, Option(help="Last fragment: a file, or a name in configs/matrix.")] = "",
     chosen: Annotated[str, Parts] = "",
     as_json: Json = False,
 ) -> None:
     """Build a kernel, unless the cache has it."""
     from lab.build.linux import build_linux
-    from lab.series import parts
+    from lab.patches import parts
 
     _print_image(build_linux(variant, arch, config, parts.split(chosen)), as_json)
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from lab.core import lock, paths, progress, run
 from lab.machine import fetch, tools
-from lab.series import apply, parts
+from lab.patches import apply, parts
 
 KEEP_IMAGES = 40
 

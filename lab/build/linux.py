@@ -5,7 +5,6 @@ import functools
 import re
 import shutil
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 
 from lab.build.images import Recipe, cached_environment, compiler, digest, jobs
@@ -13,31 +12,13 @@ from lab.core import lock, paths, run
 from lab.core.errors import LabError, UsageError
 from lab.core.run import Argv
 from lab.machine import fetch, tools
-from lab.series import parts
+from lab.machine.arches import ARCHES
+from lab.patches import parts
 
 VARIANTS = ("base", "knownzero", "off", "debug", "floor")
-ARCHES = ("x86_64", "um")
 Chosen = tuple[str, ...]  # names of parts
 
 
-@dataclass(frozen=True)
-class Machine:
-    """An architecture: ``image`` is what is booted, ``differs`` the fragment that comes last."""
-
-    image: str
-    like: str = ""
-    differs: str = ""
-    prefix: str = ""  # of a cross compiler
-
-
-# Besides ARCHES, those that only some tests at night are for.
-MACHINES = {
-    "x86_64": Machine("arch/x86/boot/bzImage"),
-    "um": Machine("linux"),
-    "i386": Machine("arch/x86/boot/bzImage", "x86_64", "i386", "i686-linux-gnu-"),
-    "arm64": Machine("arch/arm64/boot/Image", "x86_64", "arm64", "aarch64-linux-gnu-"),
-    "riscv": Machine("arch/riscv/boot/Image", "", "riscv", "riscv64-linux-gnu-"),
-}
 LINUX_RECIPE = "1"  # change it when the way kernels are built changes
 
 # A line of make's output for a compiled file.
@@ -53,7 +34,7 @@ KBUILD = (
 def fragments(variant: str, arch: str, config: str = "") -> list[Path]:
     """The fragments of a variant in the order of merging; last ``config``, see ``_more``."""
     folder = paths.REPO / "linux" / "configs"
-    machine = MACHINES[arch]
+    machine = ARCHES[arch]
     first = machine.like if machine.differs else arch
     debug = ["knownzero", "debug", f"debug-{first}"]
     more = {"knownzero": ["knownzero"], "off": ["off"], "debug": debug}.get(variant, [])
@@ -134,7 +115,7 @@ def linux_key(
 ) -> str:
     """The name of a kernel image: everything that goes into it."""
     files = _checked_fragments(variant, arch, config)
-    inputs = [LINUX_RECIPE, arch, variant, source.key, compiler(MACHINES[arch].prefix)]
+    inputs = [LINUX_RECIPE, arch, variant, source.key, compiler(ARCHES[arch].prefix)]
     inputs += [file.read_text(encoding="utf-8") for file in files]
     if variant != "base":
         inputs.append(parts.get("linux", chosen).key())
@@ -146,15 +127,15 @@ def _checked_fragments(variant: str, arch: str, config: str = "") -> list[Path]:
         raise UsageError(
             f"Bad --variant: {variant}", "no kernel has this name", f"use {', '.join(VARIANTS)}"
         )
-    if arch not in MACHINES:
+    if arch not in ARCHES:
         raise UsageError(
-            f"Bad --arch: {arch}", "no kernel is built for it", f"use {', '.join(MACHINES)}"
+            f"Bad --arch: {arch}", "no kernel is built for it", f"use {', '.join(ARCHES)}"
         )
     return fragments(variant, arch, config)
 
 
 def _recipe(variant: str, arch: str, config: str = "", chosen: Chosen = ()) -> Recipe:
-    file = Path(MACHINES[arch].image).name
+    file = Path(ARCHES[arch].image).name
     chosen = parts.MEASURE if variant == "floor" else chosen
 
     def make(tree: Path, obj: Path, log: Path) -> None:
@@ -162,12 +143,12 @@ def _recipe(variant: str, arch: str, config: str = "", chosen: Chosen = ()) -> R
         make_linux(tree, obj, files, arch, variant, log, [file], step=bool(chosen))
 
     def publish(obj: Path, work: Path) -> dict[str, object]:
-        for name in (MACHINES[arch].image, "vmlinux", ".config", "System.map"):
+        for name in (ARCHES[arch].image, "vmlinux", ".config", "System.map"):
             shutil.copy2(obj / name, work / Path(name).name)
         release = (
             (obj / "include" / "config" / "kernel.release").read_text(encoding="utf-8").strip()
         )
-        made = {"arch": arch, "config": config, "compiler": compiler(MACHINES[arch].prefix)}
+        made = {"arch": arch, "config": config, "compiler": compiler(ARCHES[arch].prefix)}
         return {**made, "release": release}
 
     name = "-".join(
@@ -201,7 +182,7 @@ def build_linux(variant: str, arch: str = "x86_64", config: str = "", chosen: Ch
 
 
 def _kbuild(arch: str) -> list[str]:
-    prefix = MACHINES[arch].prefix
+    prefix = ARCHES[arch].prefix
     return [f"ARCH={arch}", *([f"CROSS_COMPILE={prefix}"] if prefix else []), *KBUILD]
 
 

@@ -16,7 +16,7 @@ from lab.build.qemu import FIRMWARE, build_qemu
 from lab.core import lock, paths, progress, run
 from lab.core.errors import LabError, UsageError
 from lab.machine import fetch, stock, tools
-from lab.series import apply, parts
+from lab.patches import apply, parts
 
 ROOM = "usr/lib/qemu-knownzero"
 SMALL, SERVER, CLOUD = "small", "lab-server", "cloud"

@@ -5,14 +5,11 @@ import functools
 import hashlib
 from pathlib import Path
 
-from lab.build import linux as build
 from lab.build.images import compiler
 from lab.core import lock, paths, run
 from lab.core.errors import LabError, UsageError
-from lab.machine import debs, tools
+from lab.machine import arches, debs, tools
 
-# Architectures of guest programs, with Debian's name where it differs from the machine's.
-BINARIES = {"x86_64": "", "um": "", "i386": "i386", "arm64": "arm64"}
 FLAGS = ("-std=gnu11", "-O2", "-g0", "-Wall", "-Wextra", "-static", "-pthread")
 # Programs for the memory, or the instructions, of x86_64.
 X86_64_ONLY = ("refpage_fuzz", "tsc_khz")
@@ -20,12 +17,12 @@ X86_64_ONLY = ("refpage_fuzz", "tsc_khz")
 
 def build_programs(arch: str = "x86_64") -> dict[str, Path]:
     """Compile every guest/*.c and tools/*/*.c: static binaries by name. Cached by content."""
-    if arch not in BINARIES:
+    if arch not in arches.GUESTS:
         raise UsageError(
-            f"Bad --arch: {arch}", "it has no guest programs", f"use {', '.join(BINARIES)}"
+            f"Bad --arch: {arch}", "it has no guest programs", f"use {', '.join(arches.GUESTS)}"
         )
     tools.need_compiler(arch)
-    prefix = build.MACHINES[arch].prefix
+    prefix = arches.ARCHES[arch].prefix
     sources = [*(paths.REPO / "guest").glob("*.c"), *(paths.REPO / "tools").glob("*/*.c")]
     return {
         source.stem: build_program(source, prefix)

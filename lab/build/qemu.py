@@ -11,7 +11,7 @@ from lab.core import lock, run
 from lab.core.errors import UsageError
 from lab.core.run import Argv
 from lab.machine import debs, fetch, tools
-from lab.series import parts
+from lab.patches import parts
 
 PROGRAM = Path("usr/bin/qemu-system-x86_64")
 QEMU_VARIANTS = ("base", "knownzero")

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from lab.core.errors import LabError
+from lab.machine import arches
 
 # Compilers by ccache, under the names of the real ones.
 CCACHE = "/usr/lib/ccache"
@@ -52,11 +53,9 @@ TOOLS: dict[str, tuple[str, ...]] = {
     "debian": ("perl", "tar", "e2fsprogs", *(("fakeroot", "uidmap") if os.geteuid() else ())),
     # Kernels of other architectures, and programs for them.
     "arm": ("gcc-arm-linux-gnueabihf",),
-    "arm64": ("gcc-aarch64-linux-gnu", "libc6-dev-arm64-cross"),
-    "i386": ("gcc-i686-linux-gnu", "libc6-dev-i386-cross"),
     "powerpc": ("gcc-powerpc64le-linux-gnu",),
-    "riscv": ("gcc-riscv64-linux-gnu",),
     "s390": ("gcc-s390x-linux-gnu",),
+    **arches.CROSS,
 }
 # How ``has`` finds a package without a program of its name.
 CHECKS: dict[str, str] = NEEDS | {

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: GPL-2.0
-"""The patch series: git trees, saving, checkpatch, other sources. Imports core and machine."""
+"""`kz tree` and `kz series`: trees, saving, checks, other sources, mails. Imports all others."""

@@ -12,8 +12,8 @@ from lab.core.errors import LabError, UsageError
 from lab.machine import fetch
 from lab.machine.apt import PrivateApt
 from lab.machine.fetch import Base
-from lab.series.parts import Part, Series, get
-from lab.series.repo import BASE, Repo, branch_of, commit_parts, small
+from lab.patches.parts import Part, Series, get
+from lab.patches.repo import BASE, Repo, branch_of, commit_parts, small
 
 # Suites besides the one in base.toml.
 SUITES = ("unstable", "experimental")

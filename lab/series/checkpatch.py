@@ -14,8 +14,8 @@ from pathlib import Path
 
 from lab.core import lock, paths, run
 from lab.core.errors import LabError
-from lab.series.parts import Series
-from lab.series.repo import git_environment
+from lab.patches.parts import Series
+from lab.patches.repo import git_environment
 
 # Lines of a mail that differ between two exports of the same patch.
 VARIES = re.compile(

@@ -12,9 +12,9 @@ from pathlib import Path
 from lab.core import lock, paths, progress, run
 from lab.core.errors import UsageError
 from lab.machine import fetch
-from lab.series import parts as parts_of
-from lab.series.parts import Part, Series
-from lab.series.repo import (
+from lab.patches import parts as parts_of
+from lab.patches.parts import Part, Series
+from lab.patches.repo import (
     BASE,
     BRANCH,
     Repo,

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: GPL-2.0
-"""The test suite, nights, fuzzers and KUnit. Imports core to bench."""
+"""Running the tests of tests/, and nights of them. Imports core to bench."""

@@ -7,13 +7,12 @@ import hashlib
 import tempfile
 from pathlib import Path
 
-from lab.build import linux
 from lab.build.images import compiler
 from lab.core import lock, paths, run
 from lab.core.errors import LabError
-from lab.machine import debs, fetch, tools
-from lab.series import apply
-from lab.series import parts as parts_of
+from lab.machine import arches, debs, fetch, tools
+from lab.patches import apply
+from lab.patches import parts as parts_of
 
 # As the kernel builds them: its harness compares integers of any sign.
 SELFTEST_FLAGS = ("-std=gnu11", "-O2", "-g0", "-Wall", "-static", "-pthread")
@@ -48,11 +47,11 @@ def build(name: str, arch: str = "x86_64") -> Path:
     as a static binary.
 
     It is the series' own, or one that the kernel comes with, unchanged. ``arch``: what it is to run
-    on, see BINARIES; libraries of other architectures are not looked for. Cached by content;
+    on. Libraries of other architectures are not looked for. Cached by content;
     LabError when there is no such test, or it does not compile.
     """
     tools.need_compiler(arch)
-    prefix = linux.MACHINES[arch].prefix
+    prefix = arches.ARCHES[arch].prefix
     path = Path("tools/testing/selftests", "" if "/" in name else "mm", f"{name}.c")
     place = path.parent
     kernel = fetch.pristine(fetch.obtain("linux"))

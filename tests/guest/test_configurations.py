@@ -12,7 +12,7 @@ import pytest
 
 from lab.build import linux as build
 from lab.machine import fetch
-from lab.series import apply, parts
+from lab.patches import apply, parts
 from tests.guest.guests import (
     BALLOON,
     DELAY,

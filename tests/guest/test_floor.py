@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from lab.build.linux import build_linux
-from lab.series import parts
+from lab.patches import parts
 from tests.guest.guests import fine, run, text
 
 TAINT_TEST = 1 << 18

@@ -16,9 +16,9 @@ from lab.build import linux
 from lab.build.images import cached_environment, digest
 from lab.core import lock, paths, run
 from lab.core.errors import LabError
-from lab.machine import fetch
-from lab.series import apply, parts
-from lab.series.repo import Repo
+from lab.machine import arches, fetch
+from lab.patches import apply, parts
+from lab.patches.repo import Repo
 
 FOLDER = paths.REPO / "tests" / "mutants"
 FIELD = re.compile(r"^(Kernel|Found-by|Says): (.+)$", re.MULTILINE)
@@ -43,7 +43,7 @@ def read(patch: Path) -> Mutant:
     head, _, diff = patch.read_text(encoding="utf-8").partition("\ndiff --git ")
     fields = dict(FIELD.findall(head))
     mistake = " ".join(FIELD.sub("", head).split())
-    if not diff or not mistake or len(fields) != 3 or fields["Kernel"] not in linux.ARCHES:
+    if not diff or not mistake or len(fields) != 3 or fields["Kernel"] not in arches.EACH:
         why, fix = (
             "it needs a sentence, Kernel, Found-by, Says and a diff",
             "see tests/mutants/README.md",
@@ -83,7 +83,7 @@ def tree_with(patch: Path | None, what: str = "linux") -> Iterator[Path]:
 
 def build(arch: str, folder: Path, patch: Path | None = None) -> Path:
     """The debug kernel with all parts, and with the mistake of ``patch``, copied to ``folder``."""
-    image, files = Path(linux.MACHINES[arch].image), linux.fragments("debug", arch)
+    image, files = Path(arches.ARCHES[arch].image), linux.fragments("debug", arch)
     log = paths.log_file(f"mutants-{arch}")
     obj = paths.sub("obj") / f"linux-{fetch.obtain('linux').key[:8]}-{arch}-mutants"
     key = digest([parts.get("linux").key(), *(file.read_text(encoding="utf-8") for file in files)])

@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from lab.build import linux
+from lab.machine import arches
 
 KERNELS = {
-    arch: path for arch in linux.ARCHES if (path := os.environ.get(f"KNOWNZERO_MUTANT_{arch}"))
+    arch: path for arch in arches.EACH if (path := os.environ.get(f"KNOWNZERO_MUTANT_{arch}"))
 }
 
 

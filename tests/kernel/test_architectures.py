@@ -12,7 +12,7 @@ import pytest
 from lab.build.images import jobs
 from lab.core import paths, run
 from lab.machine import fetch, tools
-from lab.series import apply, parts
+from lab.patches import apply, parts
 
 PREFIXES = {
     "arm64": "aarch64-linux-gnu-",

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lab.core import paths
-from lab.post import check
+from lab.series import check
 from tests.kernel import unchanged
 
 

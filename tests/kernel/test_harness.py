@@ -14,7 +14,7 @@ import pytest
 
 from lab.core import paths, run
 from lab.machine import fetch
-from lab.series import apply, parts
+from lab.patches import apply, parts
 from tests.kernel import unchanged
 
 HARNESS = "tools/testing/page_zeroed"

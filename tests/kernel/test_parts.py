@@ -18,7 +18,8 @@ from lab.boot.spec import BootSpec
 from lab.build.linux import build_linux, fragments, make_linux
 from lab.core import paths
 from lab.machine import fetch
-from lab.series import against, apply, parts
+from lab.patches import apply, parts
+from lab.series import against
 from lab.testing.suite import PART_KERNELS
 from tests.kernel import kunit
 from tests.sets import sets

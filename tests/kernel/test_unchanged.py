@@ -16,12 +16,12 @@ def test_only_what_passed_with_the_same_files(
 ) -> None:
     monkeypatch.setenv("KNOWNZERO_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(paths, "REPO", tmp_path)
-    lab = tmp_path / "lab" / "post"
+    lab = tmp_path / "lab" / "series"
     lab.mkdir(parents=True)
-    for name, text in (("check", "from lab.post import steps"), ("steps", ""), ("other", "")):
+    for name, text in (("check", "from lab.series import steps"), ("steps", ""), ("other", "")):
         (lab / f"{name}.py").write_text(text, encoding="utf-8")
     test = tmp_path / "test_it.py"
-    test.write_text("def test():\n    from lab.post.check import check\n", encoding="utf-8")
+    test.write_text("def test():\n    from lab.series.check import check\n", encoding="utf-8")
     file = tmp_path / "series" / "0001.patch"
     file.parent.mkdir()
     file.write_text("one", encoding="utf-8")

@@ -19,7 +19,7 @@ from lab.build import linux as build
 from lab.build.qemu import build_qemu
 from lab.core import errors, lock, paths, run
 from lab.core.errors import LabError
-from lab.machine import tools
+from lab.machine import arches, tools
 
 SYMBOL = st.from_regex(r"CONFIG_[A-Z0-9_]{1,12}", fullmatch=True)
 VALUE = st.sampled_from(["y", "n", "8", '"text"'])
@@ -55,7 +55,7 @@ def test_a_line_that_is_no_configuration_is_an_error(tmp_path: Path) -> None:
         build.requested([tmp_path / "a"])
 
 
-@pytest.mark.parametrize("arch", build.ARCHES)
+@pytest.mark.parametrize("arch", arches.EACH)
 @pytest.mark.parametrize("variant", build.VARIANTS)
 def test_all_variants_share_the_base_configuration(variant: str, arch: str) -> None:
     base = build.requested(build.fragments("base", arch))
@@ -66,10 +66,10 @@ def test_all_variants_share_the_base_configuration(variant: str, arch: str) -> N
         assert all("PAGE_ZEROED" in n or "PREZERO" in n or "REFPAGE" in n for n in added)
 
 
-@pytest.mark.parametrize("arch", sorted(set(build.MACHINES) - set(build.ARCHES)))
+@pytest.mark.parametrize("arch", sorted(set(arches.ARCHES) - set(arches.EACH)))
 def test_other_architectures_have_the_series_as_well(arch: str) -> None:
     assert build.requested(build.fragments("debug", arch))["CONFIG_PAGE_ZEROED_DEBUG"] == "y"
-    assert build.MACHINES[arch].prefix
+    assert arches.ARCHES[arch].prefix
     assert tools.TOOLS[arch]
 
 

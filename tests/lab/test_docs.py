@@ -20,7 +20,7 @@ from lab.boot.guest import boot
 from lab.boot.spec import BootSpec
 from lab.core.paths import REPO
 from lab.machine import fetch
-from lab.series import parts
+from lab.patches import parts
 
 COUNTERS = REPO / "docs" / "reference" / "counters.md"
 ABI = REPO / "docs" / "reference" / "abi.md"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from lab.core.paths import REPO
 
-PACKAGES = ["core", "machine", "series", "build", "boot", "report", "bench", "testing", "post"]
+PACKAGES = ["core", "machine", "patches", "build", "boot", "report", "bench", "testing", "series"]
 FILES = sorted((REPO / "lab").rglob("*.py"))
 # Programs that the lab starts and never imports.
 PROGRAMS = {"ruff", "mypy", "meson", "ninja", "pycotap", "distlib", "setuptools", "pip"}
@@ -59,7 +59,8 @@ def test_no_module_imports_itself_through_others() -> None:
 
 def test_every_dependency_is_imported() -> None:
     project = tomllib.loads((REPO / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    named = {re.split(r"[<>=~]", text)[0].strip() for text in project["dependencies"]}
+    texts = [*project["dependencies"], *project["optional-dependencies"]["lab"]]
+    named = {re.split(r"[<>=~]", text)[0].strip() for text in texts}
     python = [*FILES, *(REPO / "tests").rglob("*.py")]
     imported = {name for file in python for name in imports(file)}
     missing = {

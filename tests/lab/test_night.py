@@ -18,7 +18,7 @@ import pytest
 from lab.core import errors, paths
 from lab.core.errors import LabError, UsageError
 from lab.core.paths import REPO
-from lab.series.repo import Repo
+from lab.patches.repo import Repo
 from lab.testing import cases, night, night_run
 from lab.testing.cases import BROKEN, FAILED, PASSED, SKIPPED
 from lab.testing.night import INTERRUPTED, RUNNING, WAITING, Night, Stage

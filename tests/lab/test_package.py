@@ -19,7 +19,7 @@ from lab.core.errors import LabError, UsageError
 from lab.core.paths import REPO
 from lab.core.run import output
 from lab.machine import fetch
-from lab.series import apply, parts
+from lab.patches import apply, parts
 from tests.lab.test_cli import kz
 from tests.operators.packages import unpacked_qemu
 

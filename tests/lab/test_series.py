@@ -16,9 +16,9 @@ import pytest
 
 from lab.core.errors import LabError, UsageError
 from lab.machine import fetch
-from lab.post import check, export, letter, steps
+from lab.patches import apply, parts, repo
 from lab.report.results import Metric, Result
-from lab.series import against, apply, checkpatch, parts, repo, tree
+from lab.series import against, check, checkpatch, export, letter, steps, tree
 from tests.sets import sets
 
 LINES = [f"line {i}\n" for i in range(60)]

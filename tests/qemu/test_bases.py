@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 
 from lab.machine import fetch
-from lab.series import apply, parts
+from lab.patches import apply, parts
 from lab.testing import suite as testing
 from tests.qemu.test_qtests import judge, results
 from tests.sets import sets

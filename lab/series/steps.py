@@ -13,9 +13,9 @@ from lab.build import linux, qemu
 from lab.build.images import compiler, digest
 from lab.core import lock, paths, progress
 from lab.core.errors import LabError, UsageError
-from lab.machine import fetch, tools
-from lab.series import apply, parts
-from lab.series.parts import Series
+from lab.machine import arches, fetch, tools
+from lab.patches import apply, parts
+from lab.patches.parts import Series
 
 VARIANTS = ("knownzero", "off")
 # Not compiled into a kernel.
@@ -124,7 +124,7 @@ def build_each(series: Series, first: str = "") -> Iterator[Found]:
     tree = paths.sub("work") / f"each-{source.key[:12]}"
     built = before = 0
     with lock.locked(f"each-{series.name}"):
-        kernels = itertools.product(linux.ARCHES, VARIANTS) if series.name == "linux" else ()
+        kernels = itertools.product(arches.EACH, VARIANTS) if series.name == "linux" else ()
         builds = [_kernel(series, *one) for one in kernels] or [_qemu()]
         for at, step in enumerate(todo[start:], start + 1):
             for one in builds if step.compiled else []:

@@ -17,8 +17,8 @@ from lab.core import paths
 from lab.core.errors import LabError
 from lab.core.units import percent, scale
 from lab.machine import fetch
+from lab.patches.parts import Part
 from lab.report.results import SIDES, Metric, Result, Sample, results_of
-from lab.series.parts import Part
 
 WIDTH = 75
 INDENT = "  "

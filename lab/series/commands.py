@@ -32,7 +32,7 @@ def tree(
     Tag base is the unpatched source, branch part/NAME the last commit of a part. Work there with
     git (git rebase -i base carries the branches along), then write it back with kz series save.
     """
-    from lab.series import parts
+    from lab.patches import parts
     from lab.series import tree as trees
 
     made = trees.make(name, path, force, parts.split(chosen))
@@ -46,7 +46,8 @@ def series_save(
     as_json: Json = False,
 ) -> None:
     """Write a tree's commits back into parts/NAME."""
-    from lab.series import parts, tree
+    from lab.patches import parts
+    from lab.series import tree
 
     changed = tree.save(parts.get(name), (path or tree.default_path(name)).absolute())
     if as_json:
@@ -63,7 +64,8 @@ def series_rebase(
     chosen: Annotated[str, Parts] = "",
 ) -> None:
     """Make a git tree of another source and apply the parts with git am -3; stops at a conflict."""
-    from lab.series import against, parts, tree
+    from lab.patches import parts
+    from lab.series import against, tree
 
     print(tree.rebase(name, against.as_source(name, source), path.absolute(), parts.split(chosen)))
 
@@ -86,7 +88,7 @@ def series_export(
     Name, address and sign-off come from git's configuration, figures from docs/results.
     """
     from lab.core import progress
-    from lab.post import export
+    from lab.series import export
 
     project, _, name = part.rpartition("/")
     made = export.export(
@@ -117,7 +119,7 @@ def series_check(
     """Check that each part applies, alone and with the others, passes checkpatch, keeps its limits
     and saves unchanged.
     """
-    from lab.post import check
+    from lab.series import check
 
     if against:
         if each or first:

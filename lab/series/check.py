@@ -7,11 +7,11 @@ from lab.build.images import jobs
 from lab.core import progress
 from lab.core.errors import LabError
 from lab.machine import fetch
-from lab.post import steps
-from lab.series import apply, parts, tree
+from lab.patches import apply, parts
+from lab.patches.parts import Series
+from lab.patches.repo import BASE, Repo, branch_of, commit_parts, small
+from lab.series import steps, tree
 from lab.series.checkpatch import Problem, checkpatch
-from lab.series.parts import Series
-from lab.series.repo import BASE, Repo, branch_of, commit_parts, small
 
 
 def check(name: str, each: bool = False, first: str = "") -> list[Problem]:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from lab.core import lock, paths, progress, run
 from lab.machine import fetch
-from lab.series.parts import Series
-from lab.series.repo import BASE, apply, mode_of, small
+from lab.patches.parts import Series
+from lab.patches.repo import BASE, apply, mode_of, small
 
 STATE = ".knownzero-applied"
 Changes = dict[str, tuple[bytes, int] | None]  # bytes and mode of files by name; None: deleted

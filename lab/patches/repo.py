@@ -9,7 +9,7 @@ from pathlib import Path
 
 from lab.core import paths, run
 from lab.core.errors import UsageError
-from lab.series.parts import Part, Series, subject, touched
+from lab.patches.parts import Part, Series, subject, touched
 
 BASE = "base"
 BRANCH = "knownzero"

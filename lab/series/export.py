@@ -9,10 +9,10 @@ from lab.build.images import jobs
 from lab.core import lock, paths, progress, run
 from lab.core.errors import LabError, UsageError
 from lab.machine import fetch
-from lab.post import letter
-from lab.series import parts
+from lab.patches import parts
+from lab.patches.repo import BASE, Repo, branch_of, commit_parts, small
+from lab.series import letter
 from lab.series.checkpatch import Problem, checkpatch
-from lab.series.repo import BASE, Repo, branch_of, commit_parts, small
 
 RECIPIENTS = "recipients"
 

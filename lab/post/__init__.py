@@ -1,2 +1,0 @@
-# SPDX-License-Identifier: GPL-2.0
-"""Checking a series and writing it as mails. Imports core to testing."""
