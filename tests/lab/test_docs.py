@@ -434,3 +434,13 @@ def test_the_debug_kernel_has_all_that_is_listed() -> None:
     done = boot(BootSpec(kernel="debug", memory="1G", command=["sh", "-c", script]))
     assert done.exit_code == 0
     assert done.stdout == ""
+
+
+def test_the_functions_that_contributing_names_are_where_it_says() -> None:
+    text = " ".join((REPO / "CONTRIBUTING.md").read_text(encoding="utf-8").split())
+    found = re.findall(r"`([\w.]+)\(\)` (?:in|of) `(lab/[\w/.]+)`", text)
+    assert len(found) > 8
+    for name, file in found:
+        assert f"def {name}(" in (REPO / file).read_text(encoding="utf-8"), f"{name}() in {file}"
+    named = re.findall(r"`((?:lab|guest)/[\w/.]+)`", text)
+    assert [name for name in named if not (REPO / name).exists()] == []
