@@ -363,7 +363,7 @@ def test_v2_only_eventfds_are_events(device: Device, kind: str, name: str) -> No
 # V12: who may connect
 
 
-def test_v12_idle_connections_keep_nobody_out(device: Device) -> None:
+def test_v12_idle_connections_do_not_block_others(device: Device) -> None:
     idle = [device.connect(device.front) for _ in range(40)]
     with FrontEnd(device) as vm:
         vm.start()

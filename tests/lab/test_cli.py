@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 import traceback
+from collections import namedtuple
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import IO, NoReturn
@@ -380,7 +381,10 @@ class TestBootstrap:
         )
 
     def test_a_full_disk_has_its_own_advice(
-        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+        self,
+        tmp_path: Path,
+        capsys: pytest.CaptureFixture[str],
+        monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         """Not: check the network."""
         name = "kz_bootstrap"
@@ -392,6 +396,12 @@ class TestBootstrap:
         argv = ["sh", "-c", "echo 'pip: [Errno 28] No space left on device'; exit 1"]
         with pytest.raises(SystemExit):
             kz.run_logged(argv, tmp_path / "log", "cannot install", "check the network")
+        assert "fix: free some space" in capsys.readouterr().err
+        # The log is on the full disk, too: the message may be missing.
+        disk = namedtuple("disk", "free")
+        monkeypatch.setattr(kz.shutil, "disk_usage", lambda folder: disk(0))
+        with pytest.raises(SystemExit):
+            kz.run_logged(["sh", "-c", "exit 1"], tmp_path / "log2", "cannot", "the network")
         assert "fix: free some space" in capsys.readouterr().err
 
     def test_it_starts_from_anywhere(self, tmp_path: Path) -> None:
