@@ -10,6 +10,7 @@ from lab.bench import (
     fleet,
     host,
     hotpath,
+    init_on_alloc,
     lockhold,
     page_fault,
     prezero,
@@ -64,6 +65,11 @@ _ALL = (
     Bench("host", "host memory that returns when the guest frees", host.measure),
     Bench("churn", "memory allocated and freed all the time, by report delay", churn.measure),
     Bench("prezero", "free memory zeroed before it is used", prezero.measure, user_mode=True),
+    Bench(
+        "init-on-alloc",
+        "small allocations with init_on_alloc=1, distributions' default",
+        init_on_alloc.measure,
+    ),
     Bench("fleet", "host memory of six guests with bursts, by policy", fleet.measure, needs_gb=7.2),
     Bench(
         "programs",

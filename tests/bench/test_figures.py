@@ -22,6 +22,7 @@ from lab.bench import (
     fleet,
     host,
     hotpath,
+    init_on_alloc,
     jobs,
     kzeropaged,
     lockhold,
@@ -115,6 +116,7 @@ def everything(monkeypatch: pytest.MonkeyPatch) -> list[Metric]:
     sizes = (*host.SIZES, host.MORE)
     for name, kind in boot.KINDS.items():
         boot.figures(run, name, kind, Filled())
+    init_on_alloc.figures(run, Filled())
     page_fault.figures(run, Filled())
     churn.figures(run, Filled())
     device.figures(run, Filled())

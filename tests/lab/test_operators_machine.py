@@ -36,7 +36,7 @@ PACKAGES = (
     "python3-venv",
     "git",
 )
-UID, HOME, CACHE, SMALL = 4242, "/home/anna b", "/var/tmp/kz-anna", "/srv/full"
+UID, HOME, CACHE, SMALL = 4242, "/srv/anna b", "/var/tmp/kz-anna", "/srv/full"
 # Makes the machine in $1, and stays, since the overlay ends with this namespace.
 MAKE = """
 set -e
@@ -50,10 +50,10 @@ rm -f root/usr/bin/sudo root/etc/apt/apt.conf.d/*no-recommends* root/usr/sbin/po
 printf '#!/bin/sh\\nexit 101\\n' > root/usr/sbin/policy-rc.d
 chmod 755 root/usr/sbin/policy-rc.d
 chmod 1777 root/tmp
-echo 'anna:x:4242:4242::/home/anna b:/bin/sh' >> root/etc/passwd
-mkdir -p 'root/home/anna b' root/srv/full root/var/tmp/kz-anna
+echo 'anna:x:4242:4242::/srv/anna b:/bin/sh' >> root/etc/passwd
+mkdir -p 'root/srv/anna b' root/srv/full root/var/tmp/kz-anna
 mount -t tmpfs -o size=16m none root/srv/full
-chown 4242:4242 'root/home/anna b' root/srv/full root/var/tmp/kz-anna
+chown 4242:4242 'root/srv/anna b' root/srv/full root/var/tmp/kz-anna
 echo ready
 exec sleep infinity
 """
