@@ -13,7 +13,11 @@ import pytest
 from lab.core.paths import REPO
 
 SPEC = REPO / "spec"
-TEXTS = {"6": SPEC / "device-init-reported.tex", "7": SPEC / "device-init-on-inflate.tex"}
+TEXTS = {
+    "6": SPEC / "device-init-reported.tex",
+    "7": SPEC / "device-init-on-inflate.tex",
+    "16": SPEC / "report-now.tex",
+}
 TABLE = SPEC / "implementations.md"
 OURS, PUBLISHED = r"(?:DRV|DEV)\d+\.\d+", r"5\.5\.[\d.]+-\d.*"
 KEYWORD = re.compile(r"\b(?:MUST|SHOULD|MAY)\b")
