@@ -21,6 +21,7 @@
 #define NEEDS_REPORTING BIT(VIRTIO_BALLOON_F_REPORTING)
 #define INIT_REPORTED 6			/* VIRTIO_BALLOON_F_DEVICE_INIT_REPORTED */
 #define INIT_ON_INFLATE 7		/* VIRTIO_BALLOON_F_DEVICE_INIT_ON_INFLATE */
+#define REPORT_NOW 16			/* VIRTIO_BALLOON_F_REPORT_NOW */
 #define PATIENCE 3000			/* ms in which a device has to answer */
 #define MAX_RING 1024
 #define POOL "/proc/sys/vm/nr_hugepages"

@@ -372,6 +372,27 @@ static const char *hinting(struct device *d)
 	       "a hint is not answered" : NULL;
 }
 
+/* Nothing may be outstanding after a reset, whatever the last driver wrote. The host sends no command meanwhile. */
+static const char *report_now(struct device *d)
+{
+	volatile uint32_t *const command = &d->config[4], *const done = &d->config[5];
+	const char *error = NULL;
+
+	if (d->config_size < 24)
+		return says("%u bytes of configuration space, 24 are needed", d->config_size);
+	for (int i = 0; i < 2 && !error; i++) {
+		if (*command != *done)
+			return says("command %u is outstanding after a reset, %u is done", *command, *done);
+		*done = *command + 1;
+		error = start(d, ALL, MAX_RING);
+	}
+	if (!error)
+		error = works(d);
+	if (!error)
+		says("command %u, none is outstanding", *command);
+	return error;
+}
+
 static const char *reset_between(struct device *d)
 {
 	struct ring *r = &d->rings[REPORTING];
@@ -424,6 +445,7 @@ static const struct check {
 	{ "bit 6 declined (DEV6.12)", BIT(INIT_REPORTED), BIT(INIT_REPORTED), without_bit6 },
 	{ "a report with readable parts (DEV6.9)", BIT(INIT_REPORTED), 0, readable },
 	{ "poison (DEV6.7)", BIT(INIT_REPORTED) | BIT(VIRTIO_BALLOON_F_PAGE_POISON), 0, poisoned },
+	{ "no report on request is outstanding (DEV16.7)", BIT(REPORT_NOW), 0, report_now },
 	{ "inflated pages read as zero (DEV7.1, 7.5, 7.10)", BIT(INIT_ON_INFLATE), 0, inflated_zero },
 	{ "a bitmap without room (DEV7.3)", BIT(INIT_ON_INFLATE), 0, no_room },
 	{ "bit 7 declined (DEV7.14)", BIT(INIT_ON_INFLATE), BIT(INIT_ON_INFLATE), without_bit7 },
@@ -480,8 +502,10 @@ static void check_device(struct device *d)
 	for (bit = 0; bit < 64; bit++)
 		if (d->offered & BIT(bit))
 			snprintf(list + strlen(list), sizeof(list) - strlen(list), " %d", bit);
-	error = d->offered & BIT(INIT_REPORTED) && !(d->offered & NEEDS_REPORTING) ? "bit 6 without bit 5:" : "offered:";
-	row(*error == 'b' ? FAIL : PASS, "feature bits (DEV6.1)", says("%s%s", error, list));
+	error = d->offered & NEEDS_REPORTING ? "offered:" :
+		d->offered & BIT(INIT_REPORTED) ? "bit 6 without bit 5:" :
+		d->offered & BIT(REPORT_NOW) ? "bit 16 without bit 5:" : "offered:";
+	row(*error == 'b' ? FAIL : PASS, "feature bits (DEV6.1, 16.1)", says("%s%s", error, list));
 	for (i = 0; i < sizeof(checks) / sizeof(checks[0]); i++) {
 		const struct check *c = &checks[i];
 		uint64_t absent = c->needs & ~d->offered;

@@ -18,7 +18,8 @@ from lab.machine import apt, fetch, stock, tools
 
 NEEDED_GB = 12
 BALLOON = "virtio-balloon-pci"
-BITS = {6: "x-device-init-reported", 7: "device-init-on-inflate"}  # with the properties of QEMU
+# With the properties of QEMU.
+BITS = {6: "x-device-init-reported", 7: "device-init-on-inflate", 16: "x-report-now"}
 OK, NOTE, MISSING = "ok", "note", "missing"
 
 

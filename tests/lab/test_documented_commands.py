@@ -293,6 +293,12 @@ ELSEWHERE: dict[str, tuple[str, str]] = {
     "virsh start vm1": (UNDER_LIBVIRT, LIBVIRT),
     "virsh dommemstat vm1": (UNDER_LIBVIRT, LIBVIRT),
     """virsh qemu-monitor-command vm1 '{"execute": "query-balloon"}'""": (UNDER_LIBVIRT, LIBVIRT),
+    "virsh qemu-monitor-command vm1 "
+    """'{"execute": "balloon-report-now", "arguments": {"timeout": 10000}}'""": (
+        UNDER_LIBVIRT,
+        LIBVIRT,
+    ),
+    "virsh qemu-monitor-event vm1 --event BALLOON_REPORTED --timeout 15": (UNDER_LIBVIRT, LIBVIRT),
     "groupadd --system balloon-vm1": (
         CHANGES,
         "tests/guest/test_debian.py::test_the_daemons_units_work_under_systemd",

@@ -39,6 +39,7 @@ REPORT = f"{DIRTY}; {FLUSH}"
 JOB = "alloc_once --size 64 --verify > /dev/null"
 COUNTERS = "grep pgzeroed_ /proc/vmstat"
 BALLOON = '{"execute": "query-balloon"}'
+REPORT_NOW = '{"execute": "balloon-report-now", "arguments": {"timeout": 10000}}'
 MIB = 1 << 20
 
 
@@ -83,6 +84,14 @@ def test_the_packaged_qemu(tmp_path: Path, base: str, request: pytest.FixtureReq
         one.run_in("vm1", FLUSH)
         assert one.statistics("vm1")["rss"] < full - (150 << 10)
         saves(one, "vm1")
+        # The same without a program in the guest.
+        one.run_in("vm1", DIRTY)
+        full = one.statistics("vm1")["rss"]
+        assert '"id":1' in one.virsh("qemu-monitor-command", "vm1", REPORT_NOW)
+        assert eventually(
+            lambda: '"status":"completed"' in one.virsh("qemu-monitor-command", "vm1", BALLOON)
+        )
+        assert one.statistics("vm1")["rss"] < full - (150 << 10)
         assert one.run_in("vm1", "zeropages --once").startswith("Yes: ")
 
         one.virsh("setmem", "vm1", "384M")
@@ -161,10 +170,13 @@ def test_debians_qemu_with_the_daemon(tmp_path: Path) -> None:
                 device.terminate()
 
 
-def with_bit_6(domain: ElementTree.Element, value: str) -> ElementTree.Element:
-    """The domain with x-device-init-reported in place of its override for bit 7."""
-    (override,) = [element for element in domain.iter() if element.tag.endswith("}property")]
-    override.attrib.update(name="x-device-init-reported", type="string", value=value)
+def with_bits(domain: ElementTree.Element, value: str) -> ElementTree.Element:
+    """The domain with properties for bits 6 and 16 in place of its override for bit 7."""
+    (front_end,) = [element for element in domain.iter() if element.tag.endswith("}frontend")]
+    tag = front_end[0].tag
+    front_end.clear()
+    for name in ("x-device-init-reported", "x-report-now"):
+        ElementTree.SubElement(front_end, tag, name=name, type="string", value=value)
     return domain
 
 
@@ -174,7 +186,7 @@ def test_migration_to_and_from_debians_qemu(tmp_path: Path) -> None:
 
     The refusal leaves it running.
     """
-    ours = with_bit_6(for_a_test(documented("operate.md", "qemu-system-x86_64-knownzero")), "off")
+    ours = with_bits(for_a_test(documented("operate.md", "qemu-system-x86_64-knownzero")), "off")
     emulator = ours.find("devices/emulator")
     assert emulator is not None
     places = [unpacked_qemu(tmp_path), *debians_qemu(tmp_path / "debian", fetch.base("qemu").suite)]
@@ -202,7 +214,7 @@ def test_migration_to_and_from_debians_qemu(tmp_path: Path) -> None:
         assert bits(one, "vm1") == {"reporting"}
         one.virsh("destroy", "vm1")
 
-        one.define(with_bit_6(ours, "on"))
+        one.define(with_bits(ours, "on"))
         one.virsh("start", "vm1")
         assert bits(one, "vm1") == {"reporting", "bit 6"}
         with pytest.raises(TestFailure, match=r"migrat|[Ff]eature"):
