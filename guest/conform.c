@@ -381,6 +381,8 @@ static const char *report_now(struct device *d)
 	if (d->config_size < 24)
 		return says("%u bytes of configuration space, 24 are needed", d->config_size);
 	for (int i = 0; i < 2 && !error; i++) {
+		if (*command == UINT32_MAX)
+			return "the numbers read as all ones: the configuration space ends before them";
 		if (*command != *done)
 			return says("command %u is outstanding after a reset, %u is done", *command, *done);
 		*done = *command + 1;

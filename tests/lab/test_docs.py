@@ -177,11 +177,13 @@ def test_the_feature_bits_are_those_of_the_headers() -> None:
     }
     for series in ("linux", "qemu"):
         lines = found(
-            r"#define (VIRTIO_BALLOON_F_DEVICE_INIT_\w+\s+\d+)", series, r"virtio_balloon\.h$"
+            r"#define (VIRTIO_BALLOON_F_(?:DEVICE_INIT_\w+|REPORT_NOW)\s+\d+)",
+            series,
+            r"virtio_balloon\.h$",
         )
         defined = {line.split()[0]: int(line.split()[1]) for line in lines}
         assert defined == listed
-    assert len(listed) == 2
+    assert len(listed) == 3
 
 
 def test_numbers_in_the_interface() -> None:
