@@ -22,7 +22,7 @@ VIRTIO_ID_BALLOON = 5
 # The daemon's front end in the patched QEMU, and in any QEMU from 10.1 on.
 FRONT_END = "vhost-user-balloon-pci"
 GENERIC = (
-    f"vhost-user-test-device-pci,virtio-id={VIRTIO_ID_BALLOON},num_vqs=5,vq_size=128,config_size=16"
+    f"vhost-user-test-device-pci,virtio-id={VIRTIO_ID_BALLOON},num_vqs=5,vq_size=128,config_size=24"
 )
 # BootSpec.shared_memory: a file in a tmpfs with huge pages, mounted for this QEMU alone by root of
 # a user namespace. A memfd gets huge pages only where the administrator has enabled them.

@@ -1404,7 +1404,7 @@ def test_configuration_out_of_bounds(vm: FrontEnd) -> None:
     # As much as a message may have.
     assert len(vm.get("GET_CONFIG", words(0, 4084, 0))) == 4096
     assert not vm.accepted("SET_CONFIG", words(0, 4084, 0) + bytes(4084))
-    for offset, data in ((4090, bytes(4)), (14, bytes(4)), (4, bytes(3)), (2**32 - 4, bytes(8))):
+    for offset, data in ((4090, bytes(4)), (22, bytes(4)), (4, bytes(3)), (2**32 - 4, bytes(8))):
         assert not vm.accepted("SET_CONFIG", words(offset, len(data), 0) + data)
     assert not vm.accepted("SET_CONFIG", words(0, 2**32 - 1, 0) + bytes(4))
     assert vm.get("GET_CONFIG", words(12, 200, 0) + bytes(200))[16:] == bytes(196)
@@ -1494,5 +1494,5 @@ def test_features_of_the_default(start: Start) -> None:
     """Nothing above was turned on for the tests alone: bit 7 is all that they add."""
     device = start()
     with FrontEnd(device) as peer:
-        assert peer.get("GET_FEATURES") == longs(ALL | EXTENDED)
+        assert peer.get("GET_FEATURES") == longs(ALL | 1 << 16 | EXTENDED)
     assert "seccomp, " in device.status()["sandbox"]

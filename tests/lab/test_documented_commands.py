@@ -137,7 +137,7 @@ HUGE = "memory-backend-file,id=mem,size=4G,mem-path=/dev/shm,align=2M,share=on"
 STOCK_QEMU = (
     f"qemu-system-x86_64 … -m 4G -object {HUGE} -machine memory-backend=mem -chardev "
     "socket,id=balloon,path=/run/vm1/balloon -device "
-    "vhost-user-test-device-pci,chardev=balloon,virtio-id=5,num_vqs=5,vq_size=128,config_size=16"
+    "vhost-user-test-device-pci,chardev=balloon,virtio-id=5,num_vqs=5,vq_size=128,config_size=24"
 )
 RUN = (
     f"vhost-user-balloon run {CONTROL} -- qemu-system-x86_64 … -m 4G -object {HUGE} -machine "

@@ -9,7 +9,8 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use balloon_discard::{FileId, Region};
+use crate::holes::FilePart;
+use balloon_discard::FileId;
 use rustix::fs::inotify::{self, CreateFlags, ReadFlags, WatchFlags};
 
 /// The most memory, in units of each size, for which this process is charged because it touches holes in guest
@@ -41,9 +42,9 @@ impl Default for Charges {
 
 impl Charges {
     /// Count one unit of a region's file. `false`: there are too many, and it must not be touched.
-    pub fn add(&mut self, region: &Region, unit: u64) -> bool {
-        let size = region.fault_size();
-        let name = (region.id(), unit);
+    pub fn add(&mut self, part: &FilePart, unit: u64) -> bool {
+        let size = part.fault_size;
+        let name = (part.id, unit);
         if self.has(size, name) {
             return true;
         }
@@ -53,7 +54,7 @@ impl Charges {
         if self.is_full(size) {
             return false;
         }
-        self.watch(region);
+        self.watch(part);
         self.units.entry(size).or_default().insert(name)
     }
 
@@ -68,12 +69,12 @@ impl Charges {
         u64::try_from(count).unwrap_or(u64::MAX) >= limit
     }
 
-    fn watch(&mut self, region: &Region) {
-        let file = region.id();
+    fn watch(&mut self, part: &FilePart) {
+        let file = part.id;
         if self.watches.values().any(|watched| *watched == file) || self.unwatched.contains_key(&file) {
             return;
         }
-        let path = format!("/proc/self/fd/{}", region.file().as_raw_fd());
+        let path = format!("/proc/self/fd/{}", part.file.as_raw_fd());
         let watch = |inotify: &OwnedFd| inotify::add_watch(inotify, path, WatchFlags::DELETE_SELF).ok();
         match self.inotify.as_ref().and_then(watch) {
             Some(number) => drop(self.watches.insert(number, file)),

@@ -28,6 +28,11 @@ pub fn remove_at_the_end(path: &Path) {
     }
 }
 
+/// The folder that a path is in.
+pub fn folder_of(path: &Path) -> &Path {
+    path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or_else(|| Path::new("."))
+}
+
 /// Have the sockets removed.
 pub fn remove_sockets() {
     let Some(mut child) = CHILD.get() else { return remove_here() };
@@ -71,7 +76,7 @@ fn wait_and_remove(daemon: &UnixStream, confine: bool) {
     if confine {
         let sockets: Vec<PathBuf> =
             SOCKETS.lock().iter().flat_map(|s| s.iter()).map(|s| s.0.clone()).collect();
-        let folders = sockets.iter().map(|path| crate::service::folder_of(path));
+        let folders = sockets.iter().map(|path| folder_of(path));
         if sandbox::landlock(folders).is_err() {
             return;
         }

@@ -9,7 +9,9 @@ use std::time::Duration;
 use balloon_protocol::Features;
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 
+use crate::control::MAX_TIMEOUT;
 use crate::device::Options;
+use crate::sandbox::Seccomp;
 
 /// A virtio memory balloon for any VMM that speaks vhost-user, and for User-Mode Linux.
 ///
@@ -68,6 +70,9 @@ pub struct Daemon {
     /// Whether to claim zeros for inflated pages (feature bit 7)
     #[arg(long, value_name = "SWITCH", default_value = "off")]
     pub device_init_on_inflate: Switch,
+    /// Whether the subcommand report can command the guest (feature bit 16, a provisional number)
+    #[arg(long, value_name = "SWITCH", default_value = "on")]
+    pub report_now: Switch,
     /// Whether the guest may take pages back by itself when it is short of memory (feature bit 2)
     #[arg(long, value_name = "SWITCH", default_value = "on")]
     pub deflate_on_oom: Switch,
@@ -116,17 +121,6 @@ pub enum Switch {
     Off,
 }
 
-/// The action on an unexpected system call.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Seccomp {
-    /// The process ends
-    Kill,
-    /// The kernel logs it
-    Log,
-    /// Nothing
-    Off,
-}
-
 /// Format of log lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum LogFormat {
@@ -157,8 +151,8 @@ pub enum Command {
     Stats(Where),
     /// Take all memory that the guest does not use, at once: inflate by what is free, then go back
     ///
-    /// A host cannot make a guest report its free pages now (a guest that has the flush parameter of
-    /// page_reporting can do it itself); this does it with what every guest's balloon can do.
+    /// This needs nothing but the balloon. Where the guest has feature bit 16, report is faster and inflates
+    /// nothing.
     Flush {
         /// Where the device is.
         #[command(flatten)]
@@ -169,6 +163,18 @@ pub enum Command {
         /// Give up after so many seconds
         #[arg(long, value_name = "SECONDS", default_value = "60")]
         timeout: NonZeroU64,
+    },
+    /// Have the guest report all of its free memory now, and wait until the host has it
+    ///
+    /// Needs a guest whose driver has feature bit 16; flush does not. Exit status: 69 if this guest, front end or
+    /// device cannot do it, 75 if the same command can succeed later.
+    Report {
+        /// Where the device is.
+        #[command(flatten)]
+        to: Where,
+        /// Give up after so many seconds
+        #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=MAX_TIMEOUT))]
+        timeout: u64,
     },
     /// Suspend giving memory back, for example while a snapshot is taken, or go on with it
     Discard {
@@ -227,9 +233,13 @@ impl Daemon {
     pub fn options(&self) -> Options {
         let mut features = Options::all_features();
         for (switch, feature) in [
-            (self.free_page_reporting, Features::REPORTING | Features::DEVICE_INIT_REPORTED),
+            (
+                self.free_page_reporting,
+                Features::REPORTING | Features::DEVICE_INIT_REPORTED | Features::REPORT_NOW,
+            ),
             (self.device_init_reported, Features::DEVICE_INIT_REPORTED),
             (self.device_init_on_inflate, Features::DEVICE_INIT_ON_INFLATE),
+            (self.report_now, Features::REPORT_NOW),
             (self.deflate_on_oom, Features::DEFLATE_ON_OOM),
         ] {
             if switch == Switch::Off {

@@ -10,6 +10,7 @@ use std::sync::OnceLock;
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, StatxFlags};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvAncillaryBuffer, RecvFlags, ReturnFlags};
+use thiserror::Error;
 
 use crate::threads::{Closes, Foreign};
 
@@ -25,6 +26,15 @@ pub fn open_proc() -> Result<RawFd, Errno> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let folder = rustix::fs::open(c"/proc/self/fd", flags, Mode::empty())?;
     Ok(PROC.get_or_init(|| folder).as_raw_fd())
+}
+
+/// Why a descriptor is refused.
+#[derive(Debug, Error)]
+pub enum DescriptorError {
+    #[error("a descriptor is {found}, not {wanted}")]
+    Kind { found: &'static str, wanted: &'static str },
+    #[error("a descriptor cannot be used: {0}")]
+    Call(#[from] Errno),
 }
 
 /// What a descriptor is.
@@ -90,6 +100,24 @@ impl Descriptor {
         };
         Self { kind, file: Foreign::new(file, kind.closes()), mode, device }
     }
+
+    /// Have no call wait from now on.
+    pub fn never_block(&self) -> Result<(), DescriptorError> {
+        let flags = rustix::fs::fcntl_getfl(&*self.file)?;
+        Ok(rustix::fs::fcntl_setfl(&*self.file, flags | OFlags::NONBLOCK)?)
+    }
+}
+
+/// A socket of a pair. Its own end of a connection to us would keep that connection open for ever.
+pub fn pair(socket: Descriptor) -> Result<Descriptor, DescriptorError> {
+    if socket.kind != Kind::UnixSocket {
+        return Err(DescriptorError::Kind { found: socket.kind.name(), wanted: "a unix socket" });
+    }
+    let file: Foreign<UnixStream> = socket.file.into();
+    if file.peer_addr().is_ok_and(|peer| !peer.is_unnamed()) {
+        return Err(DescriptorError::Kind { found: "a connection", wanted: "a pair of sockets" });
+    }
+    Ok(Descriptor { file: file.into(), ..socket })
 }
 
 /// Whether the kernel's name of a descriptor is that of an eventfd. No file can have it: names of files begin

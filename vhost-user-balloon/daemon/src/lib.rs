@@ -15,10 +15,13 @@ pub mod sandbox;
 pub mod server;
 
 mod call;
+mod channel;
 mod charge;
 mod cleaner;
 mod control;
 mod foreign;
+mod front_end;
+mod holes;
 mod limit;
 #[cfg(feature = "lying")]
 pub mod lying;
@@ -33,6 +36,6 @@ mod start;
 mod state;
 mod subcommand;
 mod threads;
-mod vhost_user;
+mod wire;
 
 pub use start::main;

@@ -2,8 +2,7 @@
 //! A device that lies, for tests of guests and of `kz conform`. Never part of a package: the cargo feature
 //! `lying` is off by default.
 
-use balloon_discard::Outcome;
-use balloon_protocol::{Backing, Bitmap, Claim, Range};
+use balloon_protocol::Bitmap;
 use clap::ValueEnum;
 
 /// What to lie about.
@@ -23,29 +22,30 @@ pub enum Lie {
     Bit6,
 }
 
-/// What is returned instead of discarding.
-pub fn discard(lie: Option<Lie>, range: Range) -> Option<Outcome> {
-    let discarded = range.length();
-    matches!(lie, Some(Lie::NoDiscard | Lie::Bit6)).then_some(Outcome {
-        claim: Claim::Proven(Backing::Tmpfs),
-        discarded,
-        errno: None,
-    })
+/// Whether memory is kept that is claimed.
+pub fn keeps(lie: Option<Lie>) -> bool {
+    matches!(lie, Some(Lie::NoDiscard | Lie::Bit6))
 }
 
-/// What is returned as the used length of a report.
-pub fn reported(lie: Option<Lie>, length: u32) -> Option<u32> {
+/// What is returned as the used length of a report. `negotiated`: bit 6.
+pub fn reported(lie: Option<Lie>, negotiated: bool, length: u32) -> Option<u32> {
     match lie? {
         Lie::FullLength => Some(length),
+        Lie::NoDiscard => Some(if negotiated { length } else { 0 }),
         Lie::ShortLength => Some(length / 2),
         Lie::Bit6 => Some(length >> 12),
-        Lie::NoDiscard | Lie::BitOrder | Lie::StaleBitmap => None,
+        Lie::BitOrder | Lie::StaleBitmap => None,
     }
 }
 
 /// What is returned as bitmap and used length of an inflate request.
-pub fn inflated(lie: Option<Lie>, bitmap: Bitmap, length: u32) -> (Bitmap, u32) {
+pub fn inflated(lie: Option<Lie>, bitmap: Bitmap, pages: usize, length: u32) -> (Bitmap, u32) {
     match lie {
+        Some(Lie::NoDiscard | Lie::Bit6) => {
+            let mut all = Bitmap::new(pages);
+            (0..pages).for_each(|n| all.set(n));
+            (all, length)
+        }
         Some(Lie::BitOrder) => {
             let bits = bitmap.as_bytes().len().saturating_mul(8);
             let mut turned = Bitmap::new(bits);

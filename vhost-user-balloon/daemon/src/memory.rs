@@ -6,26 +6,27 @@ use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::Arc;
 
-use crate::charge::Charges;
-use crate::signals;
-use crate::threads::{Closes, Foreign};
-use balloon_discard::{FileId, Outcome, Region, RegionError};
-use balloon_protocol::{Backing, Claim, Range, Reason};
+use balloon_discard::{Backing, FileId, Region, RegionError, Regions};
+use balloon_protocol::Range;
 use thiserror::Error;
 use vhost::vhost_user::message::VhostUserMemoryRegion as Description;
 use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap, GuestRegionMmap, MmapRegion};
 
+use crate::charge::Charges;
+use crate::holes::FilePart;
+use crate::signals;
+use crate::threads::{Closes, Foreign};
+
 pub const MAX_REGIONS: usize = 256;
 /// The most that is discarded by one system call, unless a page of the host is larger.
 pub const STEP: u64 = 32 << 20;
+
 #[derive(Debug, Error)]
 pub enum MemoryError {
     #[error(transparent)]
     Region(#[from] RegionError),
     #[error("the region at {guest:#x} cannot be mapped: {source}")]
     Map { guest: u64, source: io::Error },
-    #[error("the region at {guest:#x} overlaps another one")]
-    Overlap { guest: u64 },
     #[error("{count} regions are more than {MAX_REGIONS}")]
     TooMany { count: usize },
     #[error("there is no region of {length:#x} bytes at {guest:#x}")]
@@ -33,12 +34,13 @@ pub enum MemoryError {
 }
 
 struct Slot {
-    region: Region,
+    guest: Range,
     user: Range,
+    part: FilePart,
     mapping: GuestRegionMmapArc,
     /// Dropped with the mapping.
     _guard: signals::Guard,
-    /// Dropped last, and after the map: the last descriptor of guest memory frees all of it.
+    /// Dropped last, and after the map and the region: the last descriptor of guest memory frees all of it.
     _held: Held,
 }
 
@@ -64,6 +66,8 @@ impl Drop for Held {
 
 #[derive(Default)]
 pub struct Memory {
+    /// What can be discarded.
+    pub regions: Regions,
     slots: Vec<Slot>,
     map: GuestMemoryMmap<()>,
     all_shared: bool,
@@ -84,23 +88,15 @@ impl Memory {
         &self.map
     }
 
-    pub fn regions(&self) -> impl Iterator<Item = &Region> {
-        self.slots.iter().map(|slot| &slot.region)
-    }
-
-    pub fn total(&self) -> u64 {
-        self.regions().fold(0, |sum, region| sum.saturating_add(region.guest().length()))
-    }
-
     /// Bytes that the host has for the files of the guest, each counted once.
     pub fn held(&self) -> u64 {
         let mut seen = Vec::new();
-        let files = self.regions().filter(|region| {
-            let first = !seen.contains(&region.id());
-            seen.push(region.id());
+        let files = self.slots.iter().map(|slot| &slot.part).filter(|part| {
+            let first = !seen.contains(&part.id);
+            seen.push(part.id);
             first
         });
-        let blocks = files.map(|region| region.file().metadata().map_or(0, |about| about.blocks()));
+        let blocks = files.map(|part| part.file.metadata().map_or(0, |about| about.blocks()));
         blocks.fold(0, |sum: u64, blocks| sum.saturating_add(blocks.saturating_mul(512)))
     }
 
@@ -110,88 +106,75 @@ impl Memory {
         &mut self,
         mut regions: impl Iterator<Item = (Description, Foreign<File>)>,
     ) -> Result<(), MemoryError> {
-        let mut slots = Vec::new();
+        self.forget();
         regions
-            .try_for_each(|(description, file)| self.insert(&mut slots, description, file))
-            .and_then(|()| self.adopt(slots))
+            .try_for_each(|(description, file)| self.insert(description, file))
+            .and_then(|()| self.map_again())
             .inspect_err(|_| self.clear())
     }
 
     /// Take one more region. On an error the memory stays as it was, or is lost if it cannot be mapped.
     pub fn add(&mut self, description: Description, file: Foreign<File>) -> Result<(), MemoryError> {
-        let mut slots = std::mem::take(&mut self.slots);
-        let result = self.insert(&mut slots, description, file);
-        if result.is_err() {
-            self.slots = slots;
-            return result;
-        }
-        self.adopt(slots)
+        self.insert(description, file)?;
+        self.map_again()
     }
 
     pub fn remove(&mut self, description: Description) -> Result<(), MemoryError> {
         let (guest, length) = (description.guest_phys_addr, description.memory_size);
-        let range = Range::new(guest, length);
-        let found = self.slots.iter().position(|slot| Some(slot.region.guest()) == range);
-        let index = found.ok_or(MemoryError::Missing { guest, length })?;
-        let mut slots = std::mem::take(&mut self.slots);
-        let removed = slots.remove(index);
-        let adopted = self.adopt(slots);
+        let missing = MemoryError::Missing { guest, length };
+        let Some(range) = Range::new(guest, length) else { return Err(missing) };
+        let Some(index) = self.slots.iter().position(|slot| slot.guest == range) else { return Err(missing) };
+        drop(self.regions.remove(range));
+        let removed = self.slots.remove(index);
+        let mapped = self.map_again();
         drop(removed);
-        adopted
+        mapped
     }
 
     pub fn clear(&mut self) {
-        self.map = GuestMemoryMmap::default();
-        self.slots.clear();
+        self.forget();
         self.shared.clear();
     }
 
-    fn insert(
-        &self,
-        slots: &mut Vec<Slot>,
-        given: Description,
-        file: Foreign<File>,
-    ) -> Result<(), MemoryError> {
+    /// Have no memory, and remember which files the guest was seen to share.
+    fn forget(&mut self) {
+        self.map = GuestMemoryMmap::default();
+        self.regions.clear();
+        self.slots.clear();
+    }
+
+    fn insert(&mut self, given: Description, file: Foreign<File>) -> Result<(), MemoryError> {
         // Made before all that holds the file, so that it is dropped after that.
         let (held, file) = Held::new(file);
         let (guest, length, offset) = (given.guest_phys_addr, given.memory_size, given.mmap_offset);
-        let overlap = MemoryError::Overlap { guest };
         let map = |source: io::Error| MemoryError::Map { guest, source };
-        if slots.len() >= MAX_REGIONS {
-            return Err(MemoryError::TooMany { count: slots.len().saturating_add(1) });
+        if self.slots.len() >= MAX_REGIONS {
+            return Err(MemoryError::TooMany { count: self.slots.len().saturating_add(1) });
         }
-        let mut region = Region::new(file, offset, guest, length)?;
-        let host_page = region.host_page();
+        let mut region = Region::new(file.clone(), offset, guest, length)?;
+        let part = FilePart::new(file.clone(), &region).map_err(map)?;
+        let range = region.guest();
+        let unmapped = Mapped::new(file, offset, length, &region).map_err(map)?;
         region.coarsen(self.unit);
-        let Some(user) = Range::new(given.user_addr, length) else { return Err(overlap) };
-        if slots.iter().any(|s| s.region.guest().overlaps(region.guest()) || s.user.overlaps(user)) {
-            return Err(overlap);
+        if self.all_shared || (!region.has_name() && self.shared.contains(&part.id)) {
+            region.set_known_shared();
         }
-        let length = usize::try_from(length).map_err(|e| map(io::Error::other(e)))?;
-        let backing = FileOffset::from_arc(region.file().clone(), offset);
-        let mapped = MmapRegion::from_file(backing, length).map_err(|error| map(io::Error::other(error)))?;
-        let start = mapped.as_ptr();
-        // SAFETY: the mapping was made above and has this length; the advice affects core dumps only.
-        let advised = unsafe { libc::madvise(start.cast(), length, libc::MADV_DONTDUMP) };
-        if advised != 0 {
-            return Err(map(io::Error::last_os_error()));
-        }
-        // What mmap(2) has made of the length, and no byte of a neighbour.
-        let page = match region.backing() {
-            Backing::Hugetlbfs => usize::try_from(host_page).unwrap_or(usize::MAX),
-            _ => rustix::param::page_size(),
-        };
-        let whole = length.checked_next_multiple_of(page).unwrap_or(length);
-        let guard =
-            signals::Guard::new(start.addr(), whole).ok_or_else(|| map(io::Error::other("no slot")))?;
-        let mapping = GuestRegionMmap::new(mapped, GuestAddress(guest)).ok_or(overlap)?;
-        slots.push(Slot { region, user, mapping: mapping.into(), _guard: guard, _held: held });
+        let user = Range::new(given.user_addr, length);
+        let user = user.filter(|user| !self.slots.iter().any(|slot| slot.user.overlaps(*user)));
+        let user = user.ok_or(RegionError::Overlap { guest })?;
+        let Mapped { mapping, guard } = unmapped;
+        let mapping =
+            GuestRegionMmap::new(mapping, GuestAddress(guest)).ok_or(RegionError::Overlap { guest })?;
+        self.regions.insert(region)?;
+        let mapping = mapping.into();
+        self.slots.push(Slot { guest: range, user, part, mapping, _guard: guard, _held: held });
         Ok(())
     }
 
-    fn adopt(&mut self, mut slots: Vec<Slot>) -> Result<(), MemoryError> {
-        slots.sort_by_key(|slot| slot.region.guest());
-        let mappings: Vec<GuestRegionMmapArc> = slots.iter().map(|slot| slot.mapping.clone()).collect();
+    /// Map what is there now, in the order of the guest's addresses.
+    fn map_again(&mut self) -> Result<(), MemoryError> {
+        self.slots.sort_by_key(|slot| slot.guest);
+        let mappings: Vec<GuestRegionMmapArc> = self.slots.iter().map(|slot| slot.mapping.clone()).collect();
         self.map = if mappings.is_empty() {
             GuestMemoryMmap::default()
         } else {
@@ -200,51 +183,21 @@ impl Memory {
                 MemoryError::Map { guest: 0, source: io::Error::other(e) }
             })?
         };
-        // The map above has gone: the old slots are the last that hold their mappings.
-        self.slots = slots;
         // A file that is no longer there, and comes back, has to be seen again.
-        self.shared.retain(|id| self.slots.iter().any(|slot| slot.region.id() == *id));
-        let aliased: Vec<bool> = self
-            .regions()
-            .map(|one| self.regions().filter(|other| one.is_alias_of(other)).count() > 1)
-            .collect();
-        for (slot, aliased) in self.slots.iter_mut().zip(aliased) {
-            let seen = !slot.region.has_name() && self.shared.contains(&slot.region.id());
-            if self.all_shared || seen {
-                slot.region.set_known_shared();
-            }
-            slot.region.set_aliased(aliased);
-        }
+        self.shared.retain(|id| self.slots.iter().any(|slot| slot.part.id == *id));
         Ok(())
     }
 
     /// What is at this address was seen to change, so the guest does see the file: if it has no name.
-    ///
-    /// With a name it is never known. It may be a template that many guests have mapped privately, and what
-    /// changes in it may be another process's doing; a hole in it would be a hole in all of them. Without
-    /// a name only the VMM has it, and a guest that has the device write its own index (as a part of
-    /// another ring or answer) deceives only itself.
     pub fn written_by_guest(&mut self, address: u64) {
-        let Some(id) = self
-            .region_at(address)
-            .filter(|region| !region.has_name() && !region.known_shared())
-            .map(Region::id)
-        else {
-            return;
-        };
-        for slot in &mut self.slots {
-            if slot.region.id() == id && !slot.region.has_name() {
-                slot.region.set_known_shared();
-            }
-        }
-        self.shared.push(id);
+        self.shared.extend(self.regions.seen_to_share(address));
     }
 
     /// The guest's address for an address of the front end.
     pub fn guest_address(&self, address: u64) -> Option<u64> {
         self.slots.iter().find_map(|slot| {
             let at = address.checked_sub(slot.user.start()).filter(|at| *at < slot.user.length())?;
-            slot.region.guest().start().checked_add(at)
+            slot.guest.start().checked_add(at)
         })
     }
 
@@ -256,10 +209,12 @@ impl Memory {
         while !rest.is_empty() {
             let length = u64::try_from(rest.len()).unwrap_or(u64::MAX);
             let wanted = Range::new(at, length).ok_or_else(outside)?;
-            let region = self.region_at(at).ok_or_else(outside)?;
-            let place = region.to_file(wanted).ok_or_else(outside)?;
+            let part_of = |slot: &Slot| Some((slot.part.file.clone(), slot.part.to_file(wanted)?));
+            let begins = Range::new(at, 1).ok_or_else(outside)?;
+            let slot = self.slots.iter().find(|slot| slot.guest.overlaps(begins));
+            let (file, place) = slot.and_then(part_of).ok_or_else(outside)?;
             let (part, later) = rest.split_at_mut(usize::try_from(place.length()).unwrap_or(0));
-            region.file().read_exact_at(part, place.start())?;
+            file.read_exact_at(part, place.start())?;
             at = at.checked_add(place.length()).ok_or_else(outside)?;
             rest = later;
         }
@@ -270,16 +225,16 @@ impl Memory {
     /// which is bounded for all files that exist.
     pub fn may_touch(&mut self, ranges: impl Iterator<Item = Range>) -> bool {
         for range in ranges {
-            for Slot { region, .. } in &self.slots {
-                let Some(mut rest) = range.intersection(region.guest()) else { continue };
-                let unit = region.fault_size();
+            for Slot { guest, part: file, .. } in &self.slots {
+                let Some(mut rest) = range.intersection(*guest) else { continue };
+                let unit = file.fault_size;
                 loop {
-                    let at = region.to_file(rest).map_or(0, Range::start);
+                    let at = file.to_file(rest).map_or(0, Range::start);
                     let room = unit.saturating_sub(at.checked_rem(unit).unwrap_or(0));
                     let part = Range::new(rest.start(), rest.length().min(room)).unwrap_or(rest);
                     let number = at.checked_div(unit).unwrap_or(0);
-                    let counted = self.charges.has(unit, (region.id(), number));
-                    if !counted && region.has_hole(part) && !self.charges.add(region, number) {
+                    let counted = self.charges.has(unit, (file.id, number));
+                    if !counted && file.has_hole(part) && !self.charges.add(file, number) {
                         return false;
                     }
                     let left = rest.length().saturating_sub(room);
@@ -291,56 +246,44 @@ impl Memory {
         true
     }
 
-    pub fn region_at(&self, address: u64) -> Option<&Region> {
-        self.regions().find(|region| {
-            let guest = region.guest();
-            guest.start() <= address && address < guest.end()
-        })
-    }
-
     /// Why a region could not be touched.
     pub fn loss(&self) -> &'static str {
-        let cut = |region: &Region| {
-            let size = region.file().metadata().map_or(0, |about| about.len());
-            region.in_file().end() > size
+        let cut = |slot: &Slot| {
+            let size = slot.part.file.metadata().map_or(0, |about| about.len());
+            slot.part.in_file.end() > size
         };
-        if self.regions().any(cut) {
+        if self.slots.iter().any(cut) {
             "cannot touch guest memory: its file was truncated by the front end; restart the VMM"
         } else {
             "cannot touch guest memory: its pool of huge pages or its filesystem is full; enlarge that, and restart the VMM"
         }
     }
+}
 
-    /// The first part of a range that can be discarded by one call, and what is left of it.
-    pub fn step(&self, range: Range) -> (Range, Option<Range>) {
-        let end = match self.region_at(range.start()) {
-            Some(region) => {
-                let step = STEP.max(region.host_page());
-                // Counted in the file, so that no host page is cut.
-                let at = region.to_file(range).map_or(0, Range::start);
-                let room = step.saturating_sub(at % step);
-                range.start().saturating_add(room).min(region.guest().end())
-            }
-            None => {
-                let starts = self.regions().map(|region| region.guest().start());
-                starts.filter(|start| *start > range.start()).min().unwrap_or(u64::MAX)
-            }
-        };
-        let first = Range::new(range.start(), end.saturating_sub(range.start()));
-        let first = first.and_then(|first| first.intersection(range)).unwrap_or(range);
-        (first, Range::new(first.end(), range.end().saturating_sub(first.end())))
-    }
+/// A region's memory in this process.
+struct Mapped {
+    mapping: MmapRegion<()>,
+    guard: signals::Guard,
+}
 
-    /// Give a range that [`Memory::step`] has returned back to the host.
-    pub fn discard(&self, range: Range) -> Outcome {
-        match self.region_at(range.start()) {
-            Some(region) => region.discard(range),
-            None => Outcome { claim: Claim::Unproven(Reason::OutsideMemory), discarded: 0, errno: None },
+impl Mapped {
+    fn new(file: Arc<File>, offset: u64, length: u64, region: &Region) -> io::Result<Self> {
+        let length = usize::try_from(length).map_err(io::Error::other)?;
+        let mapping =
+            MmapRegion::from_file(FileOffset::from_arc(file, offset), length).map_err(io::Error::other)?;
+        let start = mapping.as_ptr();
+        // SAFETY: the mapping was made above and has this length; the advice affects core dumps only.
+        let advised = unsafe { libc::madvise(start.cast(), length, libc::MADV_DONTDUMP) };
+        if advised != 0 {
+            return Err(io::Error::last_os_error());
         }
-    }
-
-    /// The parts of a range in each region.
-    pub fn pieces(&self, range: Range) -> impl Iterator<Item = (&Region, Range)> {
-        self.regions().filter_map(move |region| Some((region, range.intersection(region.guest())?)))
+        // What mmap(2) has made of the length, and no byte of a neighbour.
+        let page = match region.backing() {
+            Backing::Hugetlbfs => usize::try_from(region.host_page()).unwrap_or(usize::MAX),
+            _ => rustix::param::page_size(),
+        };
+        let whole = length.checked_next_multiple_of(page).unwrap_or(length);
+        let guard = signals::Guard::new(start.addr(), whole).ok_or_else(|| io::Error::other("no slot"))?;
+        Ok(Self { mapping, guard })
     }
 }

@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::time::Duration;
 
-use balloon_protocol::{Backing, QueueKind, Reason, Statistics};
+use balloon_discard::{Backing, Reason};
+use balloon_protocol::{QueueKind, Statistics};
 use prometheus_client::encoding::text::encode;
 use prometheus_client::encoding::{EncodeLabelSet, LabelSetEncoder};
 use prometheus_client::metrics::counter::Counter;
@@ -89,8 +90,9 @@ impl Default for Metrics {
             made
         };
         let taken = [QueueKind::Inflate, QueueKind::Reporting].map(QueueKind::label);
-        let (queues, backings) = (QueueKind::ALL.map(QueueKind::label), Backing::ALL.map(Backing::label));
-        let reasons = Reason::ALL.map(Reason::label);
+        let queues: Vec<_> = QueueKind::ALL.iter().map(|queue| queue.label()).collect();
+        let backings: Vec<_> = Backing::ALL.iter().map(|backing| backing.label()).collect();
+        let reasons: Vec<_> = Reason::ALL.iter().map(|reason| reason.label()).collect();
         Self {
             received: by("queue", &taken, "received", "Memory the driver has handed over, by queue"),
             discarded: by("queue", &taken, "discarded", "Memory given back to the host, by queue"),
@@ -158,7 +160,9 @@ mod tests {
         metrics.skipped.add("part_of_host_page", 4096);
         metrics.took(Duration::from_micros(50));
         metrics.sizes(1 << 30, 5);
-        metrics.statistics(&Statistics { free_memory: Some(77), ..Statistics::default() });
+        let mut statistics = Statistics::default();
+        statistics.free_memory = Some(77);
+        metrics.statistics(&statistics);
         let text = metrics.text();
         for line in [
             "vhost_user_balloon_received_bytes_total{queue=\"reporting\"} 8192",

@@ -35,7 +35,7 @@ fn options(chardev: &str) -> [String; 4] {
         "-chardev".to_owned(),
         format!("socket,id=vub,{chardev}"),
         "-device".to_owned(),
-        "vhost-user-test-device-pci,chardev=vub,virtio-id=5,num_vqs=5,vq_size=128,config_size=16".to_owned(),
+        "vhost-user-test-device-pci,chardev=vub,virtio-id=5,num_vqs=5,vq_size=128,config_size=24".to_owned(),
     ]
 }
 

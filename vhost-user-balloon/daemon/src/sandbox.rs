@@ -6,6 +6,7 @@ use std::os::fd::RawFd;
 use std::path::Path;
 
 use balloon_discard::SYS_CACHESTAT;
+use clap::ValueEnum;
 use landlock::{
     ABI, Access, AccessFs, AccessNet, CompatLevel, Compatible, Ruleset, RulesetAttr, RulesetCreatedAttr,
     RulesetStatus, Scope, path_beneath_rules,
@@ -16,8 +17,18 @@ use seccompiler::{
 };
 use thiserror::Error;
 
-use crate::cli::Seccomp;
 use crate::foreign::open_proc;
+
+/// The action on an unexpected system call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Seccomp {
+    /// The process ends
+    Kill,
+    /// The kernel logs it
+    Log,
+    /// Nothing
+    Off,
+}
 
 #[derive(Debug, Error)]
 pub enum SandboxError {

@@ -12,6 +12,7 @@ use rustix::fs::Mode;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 
+use crate::cleaner::{folder_of, remove_at_the_end};
 use crate::foreign::{keep_in_order, peek};
 use crate::threads::{Closes, Foreign};
 
@@ -20,6 +21,21 @@ const MAX_REQUEST: usize = 8192;
 /// For one more, the one that has been idle for longest has to go.
 const MAX_CLIENTS: usize = 16;
 
+/// The answer that a client waits for, which depends on the guest.
+#[derive(Debug, Clone, Copy)]
+pub enum Owed {
+    Statistics {
+        asked: Instant,
+        until: Instant,
+    },
+    /// To the command of this number, within so many seconds.
+    Report {
+        number: u32,
+        seconds: u64,
+        until: Instant,
+    },
+}
+
 #[derive(Debug)]
 pub struct Client {
     socket: Foreign<UnixStream>,
@@ -27,8 +43,7 @@ pub struct Client {
     output: Vec<u8>,
     /// Ends when all has been written.
     last: bool,
-    /// It is owed an answer to a question to the guest, until then.
-    pub waits_until: Option<Instant>,
+    pub owed: Option<Owed>,
     touched: Instant,
 }
 
@@ -42,8 +57,15 @@ impl Client {
             input: Vec::new(),
             output: Vec::new(),
             last: false,
-            waits_until: None,
+            owed: None,
             touched: Instant::now(),
+        })
+    }
+
+    /// When it is answered at the latest.
+    pub fn due(&self) -> Option<Instant> {
+        self.owed.map(|owed| match owed {
+            Owed::Statistics { until, .. } | Owed::Report { until, .. } => until,
         })
     }
 
@@ -77,7 +99,7 @@ impl Client {
 
     /// The next whole line of what was read, unless an answer is owed.
     pub fn line(&mut self) -> Option<Vec<u8>> {
-        if self.waits_until.is_some() || !self.output.is_empty() {
+        if self.owed.is_some() || !self.output.is_empty() {
             return None;
         }
         let end = self.input.iter().position(|byte| *byte == b'\n')?;
@@ -189,11 +211,6 @@ pub fn is_for_the_peer(error: &io::Error) -> bool {
     )
 }
 
-/// The folder that a path is in.
-pub fn folder_of(path: &Path) -> &Path {
-    path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or_else(|| Path::new("."))
-}
-
 /// Listen on a unix socket that only this user can connect to; an error is the reason, and what helps.
 ///
 /// A socket without a listener is replaced; anything else at the path is an error.
@@ -236,7 +253,7 @@ pub fn listen(path: &Path) -> Result<UnixListener, String> {
     let before = rustix::process::umask(Mode::RWXG | Mode::RWXO);
     let listener = UnixListener::bind(path).and_then(|listener| {
         listener.set_nonblocking(true)?;
-        crate::cleaner::remove_at_the_end(path);
+        remove_at_the_end(path);
         Ok(listener)
     });
     rustix::process::umask(before);

@@ -138,22 +138,10 @@ impl Blocked {
         self.1.iter().for_each(|signal| drop(unblock_signal(*signal)));
     }
 
-    /// From now on SIGTERM and SIGINT end the process at once and cleanly, whatever it is doing.
-    ///
-    /// A thread of its own waits for them: the serving thread can wait for a reader of the log.
-    /// Landlock confines a thread and those that it starts later, so this comes after it, and before the
-    /// seccomp filter, which has no room for new threads and is put on all there are.
-    pub fn end_on_signal(self) -> io::Result<()> {
-        crate::threads::start("signals", move || {
-            let mut signal = 0;
-            // SAFETY: the set is initialised and the number is written to a variable of this function.
-            if unsafe { libc::sigwait(&raw const self.0, &raw mut signal) } == 0 {
-                // No line in the log: standard error may be a full pipe.
-                crate::cleaner::remove_sockets();
-                // SAFETY: ends the process. There is no state to be saved, and destructors that run while
-                // the other thread still works would be worse than none.
-                unsafe { libc::_exit(0) };
-            }
-        })
+    /// Wait for one of them.
+    pub fn wait(&self) -> bool {
+        let mut signal = 0;
+        // SAFETY: the set is initialised and the number is written to a variable of this function.
+        unsafe { libc::sigwait(&raw const self.0, &raw mut signal) == 0 }
     }
 }

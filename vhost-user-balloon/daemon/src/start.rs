@@ -44,7 +44,10 @@ pub fn main() -> ExitCode {
         Some(command) => {
             return match subcommand::run(command) {
                 Ok(text) => print(&text),
-                Err(error) => fail(&error),
+                Err(error) => {
+                    fail(&error);
+                    error.exit_code()
+                }
             };
         }
         None if cli.daemon.print_capabilities => return print(&capabilities()),
@@ -148,7 +151,7 @@ fn serve(daemon: &Daemon) -> Result<(), MainError> {
         Switch::Off => "no landlock (switched off)",
         Switch::On => sandbox::landlock(std::iter::empty())?,
     };
-    ending.end_on_signal().map_err(MainError::Signals)?;
+    end_on_signal(ending).map_err(MainError::Signals)?;
     threads::start_closers().map_err(MainError::Signals)?;
     if daemon.user_mode_linux {
         threads::start_caller().map_err(MainError::Signals)?;
@@ -162,6 +165,23 @@ fn serve(daemon: &Daemon) -> Result<(), MainError> {
         tracing::warn!(%error, "the service manager does not know that it is ready");
     }
     Ok(server.run(source)?)
+}
+
+/// From now on SIGTERM and SIGINT end the process at once and cleanly, whatever it is doing.
+///
+/// A thread of its own waits for them: the serving thread can wait for a reader of the log.
+/// Landlock confines a thread and those that it starts later, so this comes after it, and before the
+/// seccomp filter, which has no room for new threads and is put on all there are.
+fn end_on_signal(signals: signals::Blocked) -> io::Result<()> {
+    threads::start("signals", move || {
+        if signals.wait() {
+            // No line in the log: standard error may be a full pipe.
+            cleaner::remove_sockets();
+            // SAFETY: ends the process. There is no state to be saved, and destructors that run while
+            // the other thread still works would be worse than none.
+            unsafe { libc::_exit(0) };
+        }
+    })
 }
 
 fn inherited(fd: RawFd) -> Result<Source, ServerError> {

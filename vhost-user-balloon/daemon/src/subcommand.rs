@@ -4,6 +4,7 @@
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
+use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
@@ -23,12 +24,29 @@ pub enum ClientError {
     Answer(String),
     #[error("{0}")]
     Refused(String),
+    #[error("{error}")]
+    NoReport { error: String, temporary: bool },
     #[error("cannot keep signals until the flush is over: {0}; use target")]
     Signals(io::Error),
     #[error(
         "the balloon does not reach {target} bytes: it has {actual} after {seconds} s; see the subcommand status"
     )]
     Late { actual: u64, target: u64, seconds: u64 },
+}
+
+/// Exit status, as sysexits.h has it: this cannot work here, and it can work later.
+const UNAVAILABLE: u8 = 69;
+const TEMPORARY: u8 = 75;
+
+impl ClientError {
+    /// For the shell.
+    pub fn exit_code(&self) -> ExitCode {
+        match self {
+            Self::NoReport { temporary: true, .. } => ExitCode::from(TEMPORARY),
+            Self::NoReport { temporary: false, .. } => ExitCode::from(UNAVAILABLE),
+            _ => ExitCode::FAILURE,
+        }
+    }
 }
 
 struct Connection {
@@ -55,10 +73,21 @@ impl Connection {
             Some(true) => Ok(value),
             Some(false) => {
                 let why = value.get("error").and_then(Value::as_str).unwrap_or("it does not say why");
-                Err(ClientError::Refused(why.to_owned()))
+                let error = why.to_owned();
+                Err(match value.get("retry").and_then(Value::as_bool) {
+                    Some(temporary) => ClientError::NoReport { error, temporary },
+                    None => ClientError::Refused(error),
+                })
             }
             None => Err(ClientError::Answer(answer)),
         }
+    }
+
+    /// Wait that much longer for answers.
+    fn wait_longer(&mut self, seconds: u64) -> Result<(), ClientError> {
+        let limit = Duration::from_secs(seconds.saturating_add(10));
+        let stream = self.stream.get_mut();
+        stream.set_read_timeout(Some(limit)).map_err(|error| ClientError::Answer(error.to_string()))
     }
 
     fn sizes(&mut self, target: Option<u64>) -> Result<(u64, u64), ClientError> {
@@ -118,6 +147,7 @@ pub fn run(command: &Command) -> Result<String, ClientError> {
             Ok(lines.join("\n"))
         }
         Command::Flush { to, leave, timeout } => flush(to, *leave, timeout.get()),
+        Command::Report { to, timeout } => report(to, *timeout),
         Command::Discard { to, state } => {
             let enabled = *state == Switch::On;
             Connection::open(to)?.ask(&Request::Discard { enabled })?;
@@ -126,6 +156,26 @@ pub fn run(command: &Command) -> Result<String, ClientError> {
         // It never gets here: the program becomes the VMM.
         Command::Run { .. } => Ok(String::new()),
     }
+}
+
+fn report(to: &Where, timeout: u64) -> Result<String, ClientError> {
+    let mut connection = Connection::open(to)?;
+    connection.wait_longer(timeout)?;
+    let value = connection.ask(&Request::Report { timeout })?;
+    let number = |name| value.get(name).and_then(Value::as_u64);
+    let (Some(bytes), Some(time)) = (number("reported"), number("milliseconds")) else {
+        return Err(ClientError::Answer(value.to_string()));
+    };
+    if to.json {
+        let zero = number("zero");
+        let result = serde_json::json!({ "reported": bytes, "zero": zero, "milliseconds": time });
+        return Ok(result.to_string());
+    }
+    let zero = match number("zero") {
+        Some(zero) => format!("{} MiB of it returned as zero", zero / MIB),
+        None => "the guest does not accept answers about zeros".to_owned(),
+    };
+    Ok(format!("{} MiB were reported in {time} ms; {zero}", bytes / MIB))
 }
 
 fn flush(to: &Where, leave: u64, seconds: u64) -> Result<String, ClientError> {
@@ -201,6 +251,12 @@ fn screen(status: &Value) -> String {
         let (address, promise) = (number("address"), text(region, "promise"));
         lines.push(format!("memory     {address:#x}: {bytes} on {backing}, pages of {page} KiB, {promise}"));
     }
+    let report = of("report");
+    lines.push(match report.get("why_not").and_then(Value::as_str) {
+        Some(why) => format!("report     not possible: {why}"),
+        None if report.get("running") == Some(&Value::Bool(true)) => "report     runs".to_owned(),
+        None => "report     possible".to_owned(),
+    });
     let refused = text(status, "refused");
     lines.push(format!(
         "malformed  {} buffers or rings, {refused} requests refused",

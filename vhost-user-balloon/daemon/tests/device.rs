@@ -24,7 +24,7 @@ fn what_is_offered() {
     let mut vm = Vm::bare(options());
     vm.frontend.set_owner().unwrap();
     let features = vm.frontend.get_features().unwrap();
-    assert_eq!(features, ALL | VERSION_1 | PROTOCOL);
+    assert_eq!(features, ALL | 1 << 16 | VERSION_1 | PROTOCOL);
     // Neither indirect descriptors nor event indexes nor hinting.
     assert_eq!(features & (1 << 28 | 1 << 29 | 1 << 3), 0);
     let protocol = vm.frontend.get_protocol_features().unwrap();
@@ -601,7 +601,7 @@ fn configuration_writes() {
     // One field, as another does; more than there is.
     vm.frontend.set_config(4, flags, &u32::MAX.to_le_bytes()).unwrap();
     assert_eq!(vm.control(r#"{"command":"target"}"#)["actual"], RAM);
-    for (offset, bytes) in [(0, 1), (5, 4), (4, 2), (16, 4), (14, 4), (0xffc, 4)] {
+    for (offset, bytes) in [(0, 1), (5, 4), (4, 2), (24, 4), (22, 4), (0xffc, 4)] {
         assert!(vm.frontend.set_config(offset, flags, &vec![0; bytes]).is_err(), "{bytes} bytes at {offset}");
     }
     assert!(vm.is_alive(REPORTING));

@@ -315,7 +315,7 @@ fn a_vmm_with_its_device() {
     let options = String::from_utf8(ended.stdout).unwrap();
     assert_eq!(ended.status.code(), Some(7), "{options}");
     assert!(options.starts_with("-m share=on x -chardev socket,id=vub,fd="), "{options}");
-    assert!(options.trim_end().ends_with("virtio-id=5,num_vqs=5,vq_size=128,config_size=16"), "{options}");
+    assert!(options.trim_end().ends_with("virtio-id=5,num_vqs=5,vq_size=128,config_size=24"), "{options}");
     assert!(eventually(|| !control.exists()), "the device has ended");
     // A process that outlives the VMM has the front end's socket, and does not keep the device.
     let control_path = control.to_str().unwrap();
@@ -331,7 +331,7 @@ fn a_vmm_with_its_device() {
     assert_eq!(
         text(&run(&["--socket-path", "/a,b", "--print-qemu-args"])),
         "-chardev socket,id=vub,path=/a,,b -device \
-         vhost-user-test-device-pci,chardev=vub,virtio-id=5,num_vqs=5,vq_size=128,config_size=16\n"
+         vhost-user-test-device-pci,chardev=vub,virtio-id=5,num_vqs=5,vq_size=128,config_size=24\n"
     );
 }
 
@@ -598,7 +598,7 @@ fn the_filter_kills() {
     // The daemon cannot be made to do it, so a process that has the same filter does.
     if std::env::var_os("TRY_FILTER").is_some() {
         let file = memfd(MIB);
-        vhost_user_balloon::sandbox::seccomp(vhost_user_balloon::cli::Seccomp::Kill).unwrap();
+        vhost_user_balloon::sandbox::seccomp(vhost_user_balloon::sandbox::Seccomp::Kill).unwrap();
         let hole = rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE;
         rustix::fs::fallocate(&file, hole, 0, 4096).unwrap();
         let _ = rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, 2 * MIB);

@@ -3,8 +3,8 @@
 
 #![allow(clippy::unwrap_used, clippy::indexing_slicing)]
 
-use balloon_discard::{Outcome, Region, RegionError, discard_anonymous};
-use balloon_protocol::{Backing, Claim, Range, Reason};
+use balloon_discard::{Backing, Reason, Region, RegionError, Regions};
+use balloon_protocol::{QueueKind, Range};
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::io::Errno;
 use std::fs::File;
@@ -27,8 +27,25 @@ fn filled(size: u64) -> File {
     file
 }
 
-fn kept(reason: Reason) -> Outcome {
-    Outcome { claim: Claim::Unproven(reason), discarded: 0, errno: None }
+/// What comes of a report: whether all of it is zero, how much was discarded, an error.
+type Done = (Result<Backing, Reason>, u64, Option<i32>);
+
+fn discard(region: Region, range: Range) -> Done {
+    let mut regions = Regions::new();
+    regions.insert(region).unwrap();
+    report(&mut regions, range)
+}
+
+fn report(regions: &mut Regions, range: Range) -> Done {
+    let request = regions.begin(QueueKind::Reporting);
+    let outcome = regions.discard(&request, range);
+    let claim = regions.answer(request, []).claim(range);
+    assert_eq!(claim.known().err(), outcome.doubt);
+    (claim.known(), outcome.discarded, outcome.errno)
+}
+
+fn kept(reason: Reason) -> Done {
+    (Err(reason), 0, None)
 }
 
 fn byte(file: &File, at: u64) -> u8 {
@@ -52,8 +69,7 @@ fn a_memfd_gives_memory_back_and_reads_as_zero() {
     let file = filled(4 * MIB);
     let blocks = file.metadata().unwrap().blocks();
     let region = shared(file.try_clone().unwrap(), MIB, 16 * MIB, 2 * MIB);
-    let outcome = region.discard(r(16 * MIB + 0x1000, MIB));
-    assert_eq!(outcome, Outcome { claim: Claim::Proven(Backing::Tmpfs), discarded: MIB, errno: None });
+    assert_eq!(discard(region, r(16 * MIB + 0x1000, MIB)), (Ok(Backing::Tmpfs), MIB, None));
     assert!(file.metadata().unwrap().blocks() < blocks);
     assert_eq!(byte(&file, MIB + 0xfff), 0x5a, "before it");
     assert_eq!(byte(&file, MIB + 0x1000), 0);
@@ -64,22 +80,20 @@ fn a_memfd_gives_memory_back_and_reads_as_zero() {
 #[test]
 fn nothing_outside_of_the_region_is_touched() {
     let file = filled(4 * MIB);
-    let region = shared(file.try_clone().unwrap(), MIB, 0, MIB);
-    let outcome = region.discard(r(MIB - 0x1000, 2 * MIB));
-    assert_eq!(outcome.claim, Claim::Unproven(Reason::OutsideMemory));
-    assert_eq!(outcome.discarded, 0x1000);
+    let region = || shared(file.try_clone().unwrap(), MIB, 0, MIB);
+    let done = discard(region(), r(MIB - 0x1000, 2 * MIB));
+    assert_eq!(done, (Err(Reason::OutsideMemory), 0x1000, None));
     assert_eq!(byte(&file, 2 * MIB), 0x5a);
-    assert_eq!(region.discard(r(MIB, MIB)).claim, Claim::Unproven(Reason::OutsideMemory));
+    assert_eq!(discard(region(), r(MIB, MIB)), kept(Reason::OutsideMemory));
     assert_eq!(byte(&file, 2 * MIB), 0x5a);
 }
 
 #[test]
 fn a_part_of_a_page_is_not_discarded() {
     let file = filled(MIB);
-    let region = shared(file.try_clone().unwrap(), 0, 0, MIB);
-    assert_eq!(region.discard(r(0x10, 0x100)), kept(Reason::PartOfHostPage));
-    let outcome = region.discard(r(0x10, 0x2000));
-    assert_eq!((outcome.claim, outcome.discarded), (Claim::Unproven(Reason::PartOfHostPage), 0x1000));
+    let region = || shared(file.try_clone().unwrap(), 0, 0, MIB);
+    assert_eq!(discard(region(), r(0x10, 0x100)), kept(Reason::PartOfHostPage));
+    assert_eq!(discard(region(), r(0x10, 0x2000)), (Err(Reason::PartOfHostPage), 0x1000, None));
     assert_eq!((byte(&file, 0x20), byte(&file, 0x1000), byte(&file, 0x2008)), (0x5a, 0, 0x5a));
 }
 
@@ -88,7 +102,8 @@ fn without_proof_of_sharing_nothing_is_discarded() {
     let file = filled(MIB);
     let region = Region::new(file.try_clone().unwrap(), 0, 0, MIB).unwrap();
     assert!(!region.has_name() && !region.known_shared());
-    assert_eq!(region.discard(r(0, MIB)), kept(Reason::NotKnownShared));
+    assert_eq!(region.promise(), Err(Reason::NotKnownShared));
+    assert_eq!(discard(region, r(0, MIB)), kept(Reason::NotKnownShared));
     assert_eq!(byte(&file, 0), 0x5a);
 }
 
@@ -98,12 +113,35 @@ fn a_named_file_that_may_be_a_template_is_left_alone() {
     named.write_all(&[0x5a; 8192]).unwrap();
     let mut region = Region::new(named.reopen().unwrap(), 0, 0, 8192).unwrap();
     assert!(region.has_name() && !region.known_shared());
-    assert_eq!(region.discard(r(0, 8192)), kept(Reason::NotKnownShared));
+    let mut regions = Regions::new();
+    regions.insert(region).unwrap();
+    assert_eq!(regions.seen_to_share(0), None, "others may write there, too");
+    assert_eq!(report(&mut regions, r(0, 8192)), kept(Reason::NotKnownShared));
     assert_eq!(byte(named.as_file(), 0), 0x5a);
+    // The operator states it.
+    region = regions.remove(r(0, 8192)).unwrap();
     region.set_known_shared();
-    assert!(region.known_shared());
-    let outcome = region.discard(r(0, 8192));
-    assert_eq!((outcome.claim, byte(named.as_file(), 0)), (Claim::Proven(Backing::Tmpfs), 0));
+    regions.insert(region).unwrap();
+    assert_eq!(report(&mut regions, r(0, 8192)).0, Ok(Backing::Tmpfs));
+    assert_eq!(byte(named.as_file(), 0), 0);
+}
+
+#[test]
+fn a_file_without_a_name_is_shared_once_the_guest_writes_there() {
+    let file = filled(MIB);
+    let mut regions = Regions::new();
+    for (offset, guest) in [(0, 0), (MIB / 2, 8 * MIB)] {
+        let region = Region::new(file.try_clone().unwrap(), offset, guest, MIB / 2).unwrap();
+        regions.insert(region).unwrap();
+    }
+    let other = Region::new(filled(MIB), 0, 16 * MIB, MIB).unwrap();
+    regions.insert(other).unwrap();
+    assert_eq!(regions.seen_to_share(4 * MIB), None, "no memory");
+    let id = regions.at(0).unwrap().id();
+    assert_eq!(regions.seen_to_share(8 * MIB + 5), id);
+    assert_eq!(regions.seen_to_share(0), None, "no news");
+    let known: Vec<bool> = regions.iter().map(Region::known_shared).collect();
+    assert_eq!(known, [true, true, false]);
 }
 
 #[test]
@@ -129,63 +167,20 @@ fn what_is_no_memory_is_refused() {
 }
 
 #[test]
-fn what_is_seen_twice_is_kept() {
-    let file = filled(4 * MIB);
-    let mut one = shared(file.try_clone().unwrap(), 0, 0, 2 * MIB);
-    let two = shared(file.try_clone().unwrap(), 2 * MIB - 4096, 8 * MIB, MIB);
-    let three = shared(file.try_clone().unwrap(), 2 * MIB, 16 * MIB, MIB);
-    assert!(one.is_alias_of(&two) && two.is_alias_of(&one));
-    assert!(!one.is_alias_of(&three) && !one.is_alias_of(&shared(filled(MIB), 0, 0, MIB)));
-    one.set_aliased(true);
-    assert_eq!(one.discard(r(0, MIB)), kept(Reason::Aliased));
-    assert_eq!(byte(&file, 0), 0x5a);
-    one.set_aliased(false);
-    assert!(one.discard(r(0, MIB)).claim.is_proven());
-}
-
-#[test]
 fn a_call_that_fails_is_no_claim() {
     let file = filled(MIB);
     rustix::fs::fcntl_add_seals(&file, SealFlags::WRITE).unwrap();
-    let outcome = shared(file, 0, 0, MIB).discard(r(0, MIB));
-    assert_eq!(outcome.claim, Claim::Unproven(Reason::Failed));
-    assert_eq!((outcome.discarded, outcome.errno), (0, Some(Errno::PERM.raw_os_error())));
-}
-
-#[test]
-fn holes_of_a_file() {
-    let file = memfd(4 * MIB);
-    file.write_all_at(&[1], MIB + 0x2000).unwrap();
-    let region = Region::new(file.try_clone().unwrap(), MIB, 16 * MIB, MIB).unwrap();
-    assert!(!region.has_hole(r(16 * MIB + 0x2000, 0x1000)), "a page");
-    assert!(!region.has_hole(r(16 * MIB + 0x2fff, 1)));
-    assert!(region.has_hole(r(16 * MIB + 0x1fff, 2)), "before it");
-    assert!(region.has_hole(r(16 * MIB + 0x2fff, 2)), "behind it");
-    assert!(region.has_hole(r(16 * MIB + 0x1000, 0x3000)), "around it");
-    assert!(region.has_hole(r(17 * MIB - 1, 1)), "up to the end of the file");
-    assert!(!region.has_hole(r(17 * MIB, 1)), "outside of it");
-    file.set_len(0).unwrap();
-    assert!(region.has_hole(r(16 * MIB + 0x2000, 1)), "a file that was truncated");
-}
-
-#[test]
-fn holes_of_huge_pages() {
-    let flags = MemfdFlags::CLOEXEC | MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB;
-    // Neither the file nor a read of it needs a page.
-    let Ok(file) = rustix::fs::memfd_create("test", flags).map(File::from) else { return };
-    file.set_len(4 * MIB).unwrap();
-    let region = Region::new(file, 0, 0, 4 * MIB).unwrap();
-    assert_eq!(region.fault_size(), 2 * MIB);
-    assert!(region.has_hole(r(0, 1)) && region.has_hole(r(4 * MIB - 1, 1)));
+    let done = discard(shared(file, 0, 0, MIB), r(0, MIB));
+    assert_eq!(done, (Err(Reason::Failed), 0, Some(Errno::PERM.raw_os_error())));
 }
 
 /// Needs no huge pages: only where things are is computed.
 #[test]
 fn host_pages_are_those_of_the_file() {
     let mut region = Region::new(memfd(8 * MIB), MIB, 100 * MIB, 7 * MIB).unwrap();
-    // A small page of the machine; what a touched hole takes is no smaller.
+    // A small page of the machine.
     let page = u64::try_from(rustix::param::page_size()).unwrap();
-    assert!(region.host_page() == page && region.fault_size() >= page);
+    assert_eq!(region.host_page(), page);
     region.coarsen(2 * MIB);
     region.coarsen(3);
     region.coarsen(4096);
@@ -198,7 +193,7 @@ fn host_pages_are_those_of_the_file() {
     assert_eq!(region.touched_pages(r(107 * MIB, 4096)), None);
     assert_eq!(region.whole_pages(r(100 * MIB, 4 * MIB)), Some(r(101 * MIB, 2 * MIB)));
     assert_eq!(region.whole_pages(r(101 * MIB, 2 * MIB - 1)), None);
-    assert_eq!(region.to_file(r(0, 200 * MIB)), Some(r(MIB, 7 * MIB)));
+    assert_eq!(region.to_host(r(0, 200 * MIB)), Some(r(MIB, 7 * MIB)));
 }
 
 #[test]
@@ -215,28 +210,37 @@ fn anonymous_memory() {
     }
     .unwrap()
     .cast::<u8>();
-    // SAFETY: within the mapping.
-    unsafe { mapped.write(7) };
     let last = mapped.wrapping_add(length - 1);
-    // SAFETY: within the mapping.
-    unsafe { last.write(7) };
-    for part in [1, length / 2, length - 1] {
-        // SAFETY: it is private, anonymous, and ours.
-        let claim = unsafe { discard_anonymous(mapped, part, length) };
-        assert_eq!(claim, Claim::Unproven(Reason::PartOfHostPage), "{part} bytes of a page of {length}");
-    }
-    // SAFETY: as above.
-    let claim = unsafe { discard_anonymous(mapped.wrapping_add(1), length, length) };
-    assert_eq!(claim, Claim::Unproven(Reason::PartOfHostPage), "an address within a page");
     for byte in [mapped, last] {
         // SAFETY: within the mapping.
-        assert_eq!(unsafe { byte.read() }, 7);
+        unsafe { byte.write(7) };
     }
+    let page = u64::try_from(rustix::param::page_size()).unwrap();
     // SAFETY: it is private, anonymous, and ours.
-    let claim = unsafe { discard_anonymous(mapped, length, rustix::param::page_size()) };
-    assert_eq!(claim, Claim::Proven(Backing::Anonymous));
+    let made = |address, length, page| unsafe { Region::anonymous(address, length, MIB, page) };
+    let refused =
+        [(mapped.wrapping_add(1), MIB, page), (mapped, MIB - 1, page), (mapped, MIB, 3), (mapped, 0, page)];
+    for (address, length, page) in refused {
+        assert!(matches!(made(address, length, page), Err(RegionError::Extent { .. })));
+    }
+    let mut regions = Regions::new();
+    let region = made(mapped, MIB, page).unwrap();
+    assert_eq!((region.id(), region.promise()), (None, Ok(Backing::Anonymous)));
+    regions.insert(region).unwrap();
+    assert_eq!(report(&mut regions, r(MIB, 0x10)), kept(Reason::PartOfHostPage));
+    // SAFETY: within the mapping.
+    assert_eq!(unsafe { mapped.read() }, 7);
+    assert_eq!(report(&mut regions, r(MIB, MIB / 2)), (Ok(Backing::Anonymous), MIB / 2, None));
     // SAFETY: within the mapping.
     assert_eq!(unsafe { mapped.read() }, 0);
+    // SAFETY: within the mapping.
+    assert_eq!(unsafe { last.read() }, 7);
+    // The guest sees the same addresses of this process twice.
+    // SAFETY: it is private, anonymous, and ours.
+    let again = unsafe { Region::anonymous(mapped, MIB, 8 * MIB, page) }.unwrap();
+    regions.insert(again).unwrap();
+    assert_eq!(report(&mut regions, r(MIB, MIB)), kept(Reason::Aliased));
+    drop(regions);
     // SAFETY: nothing refers to it any more.
     unsafe { rustix::mm::munmap(mapped.cast(), length) }.unwrap();
 }

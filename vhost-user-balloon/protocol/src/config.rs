@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The configuration space: four little-endian words.
+//! The configuration space: six little-endian words.
 
 use core::fmt;
 
 /// The device's configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[non_exhaustive]
 pub struct Config {
     /// How many pages the device wants in the balloon.
     pub num_pages: u32,
@@ -14,6 +15,11 @@ pub struct Config {
     pub free_page_hint_cmd_id: u32,
     /// The value the driver poisons free pages with.
     pub poison_val: u32,
+    /// The number of the device's newest command to report all free memory.
+    pub report_now_cmd: u32,
+    /// The newest of these numbers for which the driver has done so. One that differs from `report_now_cmd` has the
+    /// driver report all free memory, and then write that number here.
+    pub report_now_done: u32,
 }
 
 /// A write that is not accepted: outside of the configuration space, or of a part of a field.
@@ -39,11 +45,18 @@ impl core::error::Error for ConfigError {}
 
 impl Config {
     /// The size of the configuration space.
-    pub const SIZE: usize = 16;
+    pub const SIZE: usize = 24;
 
     /// The whole of it, as the driver sees it.
     pub fn to_bytes(&self) -> [u8; Self::SIZE] {
-        let words = [self.num_pages, self.actual, self.free_page_hint_cmd_id, self.poison_val];
+        let words = [
+            self.num_pages,
+            self.actual,
+            self.free_page_hint_cmd_id,
+            self.poison_val,
+            self.report_now_cmd,
+            self.report_now_done,
+        ];
         let mut bytes = [0; Self::SIZE];
         for (chunk, word) in bytes.chunks_exact_mut(4).zip(words) {
             chunk.copy_from_slice(&word.to_le_bytes());
@@ -64,9 +77,9 @@ impl Config {
             .take(length.min(4096))
     }
 
-    /// Take what the driver may write: `actual` and `poison_val`.
+    /// Take what the driver may write: `actual`, `poison_val` and `report_now_done`.
     ///
-    /// Some front ends write the one field that changed and others all 16 bytes, with an old
+    /// Some front ends write the one field that changed and others all bytes that they know, with an old
     /// `num_pages`: that one is the device's, and a write of it is ignored.
     ///
     /// # Errors
@@ -85,6 +98,7 @@ impl Config {
             match begin / 4 + index {
                 1 => self.actual = value,
                 3 => self.poison_val = value,
+                5 => self.report_now_done = value,
                 _ => {}
             }
         }

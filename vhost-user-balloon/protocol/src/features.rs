@@ -27,9 +27,13 @@ impl Features {
     /// The device returns for each inflated page whether it reads as zero (bit 7).
     pub const DEVICE_INIT_ON_INFLATE: Self = Self(1 << 7);
 
+    /// The device can have all free memory reported now, by two fields of the configuration (bit 16, a provisional
+    /// number).
+    pub const REPORT_NOW: Self = Self(1 << 16);
+
     /// Bits as they are on the wire; only the balloon's own are kept.
     pub const fn from_bits(bits: u64) -> Self {
-        Self(bits & 0xff)
+        Self(bits & (0xff | Self::REPORT_NOW.0))
     }
 
     /// The bits as they go over the wire.
@@ -48,13 +52,13 @@ impl Features {
         Self(self.0 & !other.0)
     }
 
-    /// What holds once a driver has accepted these bits: bit 6 means nothing without reporting.
+    /// What holds once a driver has accepted these bits: bits 6 and 16 mean nothing without reporting.
     #[must_use]
     pub const fn negotiated(accepted: Self) -> Self {
         if accepted.contains(Self::REPORTING) {
             accepted
         } else {
-            accepted.without(Self::DEVICE_INIT_REPORTED)
+            accepted.without(Self::DEVICE_INIT_REPORTED).without(Self::REPORT_NOW)
         }
     }
 }

@@ -2,28 +2,26 @@
 //! The protocol of the virtio memory balloon, without any I/O.
 //!
 //! For VMM authors: which queue has which number, what may be written to the configuration space,
-//! how lists of page frames become ranges, when a host page that is larger than 4 KiB may go, and one
-//! type, [`Claim`], that carries the truth about discarded memory to the used length the guest sees.
+//! how lists of page frames become ranges, and when a host page that is larger than 4 KiB may go. The crate
+//! `balloon-discard` does the discarding, and makes the claims that memory reads as zero.
 //! Nothing here allocates more than the guest's memory size allows, and nothing panics on what a guest
 //! can send.
 //!
 //! The answer to an inflate request, with a backing whose host pages are 4 KiB:
 //!
 //! ```
-//! use balloon_protocol::{Backing, Bitmap, Claim, Features, Reason, QueueKind, QueueMap, parse_pfns, runs};
+//! use balloon_protocol::{Bitmap, Features, QueueKind, QueueMap, parse_pfns, runs};
 //!
 //! let features = Features::STATS_VQ | Features::REPORTING | Features::DEVICE_INIT_ON_INFLATE;
 //! assert_eq!(QueueMap::new(Features::negotiated(features)).kind(3), Some(QueueKind::Reporting));
 //!
 //! // Stands for fallocate(2), and for what is known of the backing: here all memory is below 1 GiB.
-//! let discard = |first: u32| -> Claim {
-//!     if first < 0x40000 { Claim::Proven(Backing::Tmpfs) } else { Claim::Unproven(Reason::OutsideMemory) }
-//! };
+//! let reads_as_zero = |first: u32| first < 0x40000;
 //! // Three pages, in an order of the driver's choosing; the last one is outside.
 //! let bytes: Vec<u8> = [7_u32, 6, 0x8000_0000].iter().flat_map(|pfn| pfn.to_le_bytes()).collect();
 //! let pfns: Vec<u32> = parse_pfns(&bytes)?.collect();
 //! let mut bitmap = Bitmap::new(pfns.len());
-//! for run in runs(&pfns).into_iter().filter(|run| discard(run.first).is_proven()) {
+//! for run in runs(&pfns).into_iter().filter(|run| reads_as_zero(run.first)) {
 //!     pfns.iter().enumerate().filter(|(_, pfn)| run.contains(**pfn)).for_each(|(n, _)| bitmap.set(n));
 //! }
 //! // Bit N, least significant first, is about the Nth page of the request.
@@ -41,13 +39,15 @@ macro_rules! labelled {
     ($(#[$doc:meta])* $name:ident $($(#[$variant_doc:meta])* $variant:ident $label:literal;)*) => {
         $(#[$doc])*
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        #[non_exhaustive]
         pub enum $name { $($(#[$variant_doc])* $variant,)* }
 
         impl $name {
             /// All of them, for metrics that exist from the start.
-            pub const ALL: [Self; [$($label),*].len()] = [$(Self::$variant),*];
+            pub const ALL: &'static [Self] = &[$(Self::$variant),*];
 
             /// The name used in logs and as a metric's label.
+            #[must_use]
             pub const fn label(self) -> &'static str {
                 match self { $(Self::$variant => $label,)* }
             }
@@ -56,7 +56,6 @@ macro_rules! labelled {
 }
 
 mod bitmap;
-mod claim;
 mod config;
 mod features;
 mod pageset;
@@ -65,7 +64,6 @@ mod range;
 mod stats;
 
 pub use bitmap::Bitmap;
-pub use claim::{Backing, Claim, Reason};
 pub use config::{Config, ConfigError};
 pub use features::{Features, QueueKind, QueueMap};
 pub use pageset::PageSet;

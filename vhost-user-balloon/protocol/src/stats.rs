@@ -10,6 +10,7 @@ macro_rules! statistics {
     ($($(#[$doc:meta])* $tag:literal $name:ident;)*) => {
         /// Statistics of the guest; what it did not send is `None`.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+        #[non_exhaustive]
         pub struct Statistics {
             $($(#[$doc])* pub $name: Option<u64>,)*
         }

@@ -33,14 +33,16 @@ fn numbers_follow_what_was_negotiated() {
 }
 
 #[test]
-fn bit_6_needs_reporting() {
+fn bits_6_and_16_need_reporting() {
     let both = Features::REPORTING | Features::DEVICE_INIT_REPORTED;
     assert_eq!((both.bits(), both | both), (0b110_0000, both));
     assert_eq!(Features::negotiated(both), both);
     assert_eq!(Features::negotiated(Features::DEVICE_INIT_REPORTED), Features::default());
+    assert_eq!(Features::negotiated(Features::REPORT_NOW | Features::STATS_VQ), Features::STATS_VQ);
+    assert_eq!(Features::negotiated(both | Features::REPORT_NOW).bits(), 0x1_0060);
 }
 
 #[test]
 fn bits_of_others_are_dropped() {
-    assert_eq!(Features::from_bits(u64::MAX).bits(), 0xff);
+    assert_eq!(Features::from_bits(u64::MAX).bits(), 0x1_00ff);
 }

@@ -4,7 +4,6 @@
 #![allow(clippy::unwrap_used, clippy::indexing_slicing)]
 
 mod bitmap;
-mod claim;
 mod config;
 mod features;
 mod pageset;

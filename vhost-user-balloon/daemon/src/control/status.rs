@@ -1,38 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The control protocol: a JSON object in each line, both ways.
-//!
-//! | request | answer |
-//! |---|---|
-//! | `{"command":"status"}` | everything, see [`status`] |
-//! | `{"command":"target"}` | `{"ok":true,"target":BYTES,"actual":BYTES}` |
-//! | `{"command":"target","bytes":N}` | the same, once the new target is set |
-//! | `{"command":"stats"}` | `{"ok":true,"stats":{…}}` when the guest has answered, at most 5 seconds later |
-//! | `{"command":"discard","enabled":BOOL}` | `{"ok":true,"enabled":BOOL}` |
-//!
-//! Where something does not work the answer is `{"ok":false,"error":"…"}`.
+//! The answer to `status`.
 
-use std::collections::BTreeMap;
-
-use balloon_discard::Region;
-use balloon_protocol::{Claim, Features, PAGE_SIZE, QueueKind, QueueMap, Reason, Statistics};
-use serde::{Deserialize, Serialize};
+use balloon_discard::{Reason, Region};
+use balloon_protocol::{Features, PAGE_SIZE, QueueKind, QueueMap};
 use serde_json::{Value, json};
 
 use crate::device::{Device, FEATURES};
-
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(tag = "command", rename_all = "lowercase", deny_unknown_fields)]
-pub enum Request {
-    Status,
-    Target {
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        bytes: Option<u64>,
-    },
-    Stats,
-    Discard {
-        enabled: bool,
-    },
-}
 
 /// How a device is. Sizes are in bytes.
 pub fn status(device: &Device, sandbox: &str) -> Value {
@@ -47,18 +20,24 @@ pub fn status(device: &Device, sandbox: &str) -> Value {
         json!({
             "address": region.guest().start(), "bytes": region.guest().length(),
             "backing": region.backing().label(), "host_page": region.host_page(),
-            "promise": region.promise().to_string(),
+            "promise": promise(region),
         })
     };
     let counted = &device.metrics;
+    let obstacle = device.report_obstacle();
+    let report = json!({
+        "possible": obstacle.is_none(), "running": device.report_now.is_running(),
+        "why_not": obstacle.map(|why| why.to_string()),
+    });
     json!({
         "ok": true, "working": working, "problems": problems, "features": features, "queues": queues,
-        "regions": device.memory.regions().map(region).collect::<Vec<_>>(),
+        "regions": device.memory.regions.iter().map(region).collect::<Vec<_>>(),
         "target": u64::from(device.config.num_pages).saturating_mul(PAGE_SIZE),
         "actual": device.actual(), "held": device.memory.held(),
         "inflated": counted.received.get(QueueKind::Inflate.label()),
         "reported": counted.received.get(QueueKind::Reporting.label()),
         "discarded": counted.discarded.sum(), "proven_zero": counted.proven.sum(),
+        "report": report,
         "skipped": counted.skipped.non_zero(), "unproven": counted.unproven.non_zero(),
         "malformed": counted.malformed.get(), "refused": counted.refused.get(), "sandbox": sandbox,
     })
@@ -66,7 +45,7 @@ pub fn status(device: &Device, sandbox: &str) -> Value {
 
 /// What keeps memory from coming back, and claims from being made.
 fn problems(device: &Device) -> (bool, Vec<String>) {
-    if device.memory.total() == 0 {
+    if device.memory.regions.total() == 0 {
         return (false, vec!["no front end is connected".to_owned()]);
     }
     let mut found = Vec::new();
@@ -86,10 +65,10 @@ fn problems(device: &Device) -> (bool, Vec<String>) {
     if broken != 0 {
         found.push(format!("{broken} queue(s) made no sense and are no longer looked at"));
     }
-    if device.inhibited {
+    if device.is_inhibited() {
         found.push("giving memory back is suspended (subcommand discard, or --discard off)".to_owned());
     }
-    if device.is_suspended() && !device.inhibited {
+    if device.is_suspended() && !device.is_inhibited() {
         found.push("giving memory back is suspended while the front end logs writes".to_owned());
     }
     let poison = device.features.contains(Features::PAGE_POISON) && device.config.poison_val != 0;
@@ -97,22 +76,22 @@ fn problems(device: &Device) -> (bool, Vec<String>) {
         found.push(format!("the guest poisons free pages with {:#x}", device.config.poison_val));
     }
     let mut any = false;
-    for region in device.memory.regions() {
+    for region in device.memory.regions.iter() {
         match region.promise() {
-            Claim::Proven(_) => any = true,
-            Claim::Unproven(Reason::NotKnownShared) if region.has_name() => found.push(format!(
+            Ok(_) => any = true,
+            Err(Reason::NotKnownShared) if region.has_name() => found.push(format!(
                 "memory at {:#x} is not given back: its file has a name, so that others may use it \
                  (--memory-is-shared states that it is shared)",
                 region.guest().start()
             )),
             // It may still be seen, with the driver's first buffer.
-            Claim::Unproven(Reason::NotKnownShared) if device.metrics.requests.sum() == 0 => any = true,
-            Claim::Unproven(Reason::NotKnownShared) => found.push(format!(
+            Err(Reason::NotKnownShared) if device.metrics.requests.sum() == 0 => any = true,
+            Err(Reason::NotKnownShared) => found.push(format!(
                 "memory at {:#x} is not given back: the guest was not seen to write to its file, which may be \
                  mapped privately (--memory-is-shared states that it is shared)",
                 region.guest().start()
             )),
-            Claim::Unproven(reason) => found.push(format!(
+            Err(reason) => found.push(format!(
                 "memory at {:#x} is never given back ({})",
                 region.guest().start(),
                 reason.label()
@@ -126,10 +105,10 @@ fn problems(device: &Device) -> (bool, Vec<String>) {
     (works, found)
 }
 
-pub fn statistics(statistics: &Statistics) -> BTreeMap<&'static str, u64> {
-    statistics.entries().collect()
-}
-
-pub fn error(why: impl std::fmt::Display) -> String {
-    json!({ "ok": false, "error": why.to_string() }).to_string()
+/// What the memory of a region reads as when it was discarded.
+fn promise(region: &Region) -> String {
+    match region.promise() {
+        Ok(backing) => format!("zero ({})", backing.label()),
+        Err(reason) => format!("not claimed to be zero ({})", reason.label()),
+    }
 }

@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The control protocol: a JSON object in each line, both ways.
+//!
+//! | request | answer |
+//! |---|---|
+//! | `{"command":"status"}` | everything, see `status.rs` |
+//! | `{"command":"target"}` | `{"ok":true,"target":BYTES,"actual":BYTES}` |
+//! | `{"command":"target","bytes":N}` | the same, once the new target is set |
+//! | `{"command":"stats"}` | `{"ok":true,"stats":{…}}` when the guest has answered, at most 5 seconds later |
+//! | `{"command":"report","timeout":SECONDS}` | `{"ok":true,"reported":BYTES,"zero":BYTES,"milliseconds":N}` when the guest has reported all free memory; `zero` is null without bit 6 |
+//! | `{"command":"discard","enabled":BOOL}` | `{"ok":true,"enabled":BOOL}` |
+//!
+//! Where something does not work the answer is `{"ok":false,"error":"…"}`.
+
+mod conversation;
+mod request;
+mod status;
+
+pub use conversation::{Operator, converse};
+pub use request::{MAX_TIMEOUT, Request};

@@ -1,0 +1,363 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! One mapping of guest memory.
+
+use std::fs::File;
+use std::io;
+use std::sync::Arc;
+
+use balloon_protocol::{PAGE_SIZE, Range};
+use rustix::fs::{AtFlags, FileType, StatxFlags};
+use rustix::io::Errno;
+use thiserror::Error;
+
+use crate::claim::{Backing, Reason};
+use crate::file::{backing_of, is_empty, punch};
+
+/// Why memory cannot be a region of the guest; `guest` is where it would begin there.
+#[derive(Debug, Error)]
+#[allow(missing_docs)]
+#[non_exhaustive]
+pub enum RegionError {
+    #[error("cannot look at the descriptor of the region at {guest:#x}: {source}")]
+    Stat { guest: u64, source: io::Error },
+    /// Touching its end would be a SIGBUS.
+    #[error("the region at {guest:#x} ends at byte {end:#x} of a file that has {size:#x}")]
+    PastEnd { guest: u64, end: u64, size: u64 },
+    /// It passes the end of the address space or of the file's offsets, is empty, or is not made of (huge) pages.
+    #[error("the region at {guest:#x} cannot have {length:#x} bytes from byte {offset:#x} of a file")]
+    Extent { guest: u64, length: u64, offset: u64 },
+    #[error("the region at {guest:#x} is not a regular file (its mode is {mode:#o})")]
+    Kind { guest: u64, mode: u32 },
+    /// A filesystem whose holes are not known to read as zero, or that a server answers for.
+    #[error("the region at {guest:#x} is on device {device}, not on tmpfs, hugetlbfs, ext4 or XFS")]
+    Filesystem { guest: u64, device: String },
+    #[error("the region at {guest:#x} overlaps another one")]
+    Overlap { guest: u64 },
+}
+
+/// Identifies a file, whatever descriptor it came by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct FileId {
+    device: (u32, u32),
+    inode: u64,
+}
+
+#[derive(Debug)]
+enum Source {
+    File {
+        file: Arc<File>,
+        id: FileId,
+        has_name: bool,
+    },
+    /// A private anonymous mapping of this process.
+    Anonymous,
+}
+
+/// A part of guest memory: a part of a file, or an anonymous mapping.
+#[derive(Debug)]
+pub struct Region {
+    source: Source,
+    guest: Range,
+    /// The bytes of the file, or the addresses of the mapping.
+    host: Range,
+    backing: Backing,
+    host_page: u64,
+    known_shared: bool,
+    aliased: bool,
+}
+
+/// What became of a piece of a region.
+pub struct Discarded {
+    pub bytes: u64,
+    pub known: Result<Backing, Reason>,
+    pub errno: Option<i32>,
+}
+
+impl Discarded {
+    const fn kept(reason: Reason) -> Self {
+        Self { bytes: 0, known: Err(reason), errno: None }
+    }
+}
+
+impl Region {
+    /// Look at `file`, of which the guest sees `length` bytes from `offset` at address `guest`.
+    ///
+    /// Never waits for a server behind the filesystem, such as one of FUSE.
+    ///
+    /// # Errors
+    ///
+    /// The file does not have that many bytes, or is not on a filesystem of the table.
+    pub fn new(
+        file: impl Into<Arc<File>>,
+        offset: u64,
+        guest: u64,
+        length: u64,
+    ) -> Result<Self, RegionError> {
+        let file = file.into();
+        let extent = RegionError::Extent { guest, length, offset };
+        let stat = |source: Errno| RegionError::Stat { guest, source: source.into() };
+        let Some(range) = Range::new(guest, length).filter(|r| r.start().is_multiple_of(PAGE_SIZE)) else {
+            return Err(extent);
+        };
+        let Some(host) = Range::new(offset, length).filter(|r| i64::try_from(r.end()).is_ok()) else {
+            return Err(extent);
+        };
+        let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+        let about = rustix::fs::statx(&file, c"", flags, StatxFlags::BASIC_STATS).map_err(stat)?;
+        if FileType::from_raw_mode(about.stx_mode.into()) != FileType::RegularFile {
+            return Err(RegionError::Kind { guest, mode: about.stx_mode.into() });
+        }
+        let filesystem = || RegionError::Filesystem {
+            guest,
+            device: format!("{}:{}", about.stx_dev_major, about.stx_dev_minor),
+        };
+        // Only memory has seals, and only disks have a major number: statfs(2) would wait for anything else.
+        let in_memory = rustix::fs::fcntl_get_seals(&file).is_ok();
+        if !in_memory && about.stx_dev_major == 0 {
+            return Err(filesystem());
+        }
+        let statfs = rustix::fs::fstatfs(&file).map_err(stat)?;
+        // The types of these fields are not the same on every architecture.
+        #[allow(clippy::useless_conversion)]
+        let (backing, block) =
+            backing_of(i64::try_from(statfs.f_type).unwrap_or(0), u64::try_from(statfs.f_bsize).unwrap_or(0))
+                .ok_or_else(filesystem)?;
+        // A mapping of a part of a huge page cannot be unmapped.
+        if backing == Backing::Hugetlbfs && !host.is_aligned(block) {
+            return Err(extent);
+        }
+        if host.end() > about.stx_size {
+            return Err(RegionError::PastEnd { guest, end: host.end(), size: about.stx_size });
+        }
+        let id = FileId { device: (about.stx_dev_major, about.stx_dev_minor), inode: about.stx_ino };
+        let source = Source::File { file, id, has_name: about.stx_nlink != 0 };
+        let host_page = block.max(page_size());
+        Ok(Self { source, guest: range, host, backing, host_page, known_shared: false, aliased: false })
+    }
+
+    /// A private anonymous mapping of this process: `length` bytes at `address`, which the guest sees at `guest`.
+    ///
+    /// `page_size` is that of the mapping: 2 MiB, for example, with `MAP_HUGETLB`.
+    ///
+    /// # Safety
+    ///
+    /// As long as a [`Regions`](crate::Regions) has the region, these bytes are a private anonymous mapping with pages
+    /// of this size, and only the guest relies on what they hold.
+    ///
+    /// # Errors
+    ///
+    /// The mapping is empty or not made of such pages.
+    pub unsafe fn anonymous(
+        address: *mut u8,
+        length: u64,
+        guest: u64,
+        page_size: u64,
+    ) -> Result<Self, RegionError> {
+        let offset = u64::try_from(address.expose_provenance()).unwrap_or(u64::MAX);
+        let extent = RegionError::Extent { guest, length, offset };
+        let host =
+            Range::new(offset, length).filter(|r| page_size.is_power_of_two() && r.is_aligned(page_size));
+        let range = Range::new(guest, length).filter(|r| r.start().is_multiple_of(PAGE_SIZE));
+        let (Some(host), Some(guest)) = (host, range) else { return Err(extent) };
+        Ok(Self {
+            source: Source::Anonymous,
+            guest,
+            host,
+            backing: Backing::Anonymous,
+            host_page: page_size,
+            known_shared: true,
+            aliased: false,
+        })
+    }
+
+    /// The guest's addresses.
+    #[must_use]
+    pub fn guest(&self) -> Range {
+        self.guest
+    }
+
+    /// Which file it is, if it is one.
+    #[must_use]
+    pub fn id(&self) -> Option<FileId> {
+        match &self.source {
+            Source::File { id, .. } => Some(*id),
+            Source::Anonymous => None,
+        }
+    }
+
+    /// What it is made of.
+    #[must_use]
+    pub fn backing(&self) -> Backing {
+        self.backing
+    }
+
+    /// The size of what can be discarded at once, a power of two.
+    #[must_use]
+    pub fn host_page(&self) -> u64 {
+        self.host_page
+    }
+
+    /// Whether the guest is known to see this very file.
+    #[must_use]
+    pub fn known_shared(&self) -> bool {
+        self.known_shared
+    }
+
+    /// Whether the file had a name when it was looked at: then others may use it as well.
+    #[must_use]
+    pub fn has_name(&self) -> bool {
+        matches!(self.source, Source::File { has_name: true, .. })
+    }
+
+    /// The guest is known to see this file itself and not a private copy: the operator states it, or the file
+    /// has no name and something that the guest wrote was seen to arrive in it.
+    ///
+    /// Nothing that a guest does may be taken for proof where the file has a name: it would choose which
+    /// of the files of its VMM, templates of other guests among them, are punched.
+    /// [`Regions::seen_to_share`](crate::Regions::seen_to_share) keeps to that.
+    pub fn set_known_shared(&mut self) {
+        self.known_shared = true;
+    }
+
+    /// Whether the guest sees a byte of the host's memory in both regions.
+    pub(crate) fn is_alias_of(&self, other: &Self) -> bool {
+        self.id() == other.id() && self.host.overlaps(other.host)
+    }
+
+    pub(crate) fn set_aliased(&mut self, aliased: bool) {
+        self.aliased = aliased;
+    }
+
+    /// Discard in units of `size` at least, a power of two: where the host has huge pages in a file on
+    /// tmpfs, taking a small page out of one breaks it up.
+    pub fn coarsen(&mut self, size: u64) {
+        if size.is_power_of_two() {
+            self.host_page = self.host_page.max(size);
+        }
+    }
+
+    /// What the region's memory would read as if it were discarded.
+    ///
+    /// # Errors
+    ///
+    /// The reason why it is never discarded.
+    pub fn promise(&self) -> Result<Backing, Reason> {
+        if self.aliased {
+            Err(Reason::Aliased)
+        } else if self.known_shared {
+            Ok(self.backing)
+        } else {
+            Err(Reason::NotKnownShared)
+        }
+    }
+
+    /// The guest's addresses of a range of the host's.
+    fn to_guest(&self, host: Range) -> Option<Range> {
+        let at = host.start().checked_sub(self.host.start())?;
+        let range = Range::new(self.guest.start().checked_add(at)?, host.length())?;
+        (range.intersection(self.guest) == Some(range)).then_some(range)
+    }
+
+    /// Where a range of the guest's addresses is in the host's file or mapping.
+    #[must_use]
+    pub fn to_host(&self, range: Range) -> Option<Range> {
+        let inside = range.intersection(self.guest)?;
+        let at = inside.start().checked_sub(self.guest.start())?;
+        Range::new(self.host.start().checked_add(at)?, inside.length())
+    }
+
+    /// The part of a range of the guest's addresses that consists of whole host pages.
+    #[must_use]
+    pub fn whole_pages(&self, range: Range) -> Option<Range> {
+        self.to_guest(self.to_host(range)?.whole_blocks(self.host_page)?)
+    }
+
+    /// The host pages that a range of the guest's addresses touches; those that belong to the region
+    /// entirely.
+    #[must_use]
+    pub fn touched_pages(&self, range: Range) -> Option<Range> {
+        let touched = self.to_host(range)?;
+        let mask = self.host_page.checked_sub(1)?;
+        let start = touched.start() & !mask;
+        let end = touched.end().checked_add(mask)? & !mask;
+        let inside = Range::new(start, end.checked_sub(start)?)?.intersection(self.host)?;
+        self.to_guest(inside.whole_blocks(self.host_page)?)
+    }
+
+    /// Give a piece of the region back to the host, as far as it is made of whole host pages.
+    pub(crate) fn discard(&self, piece: Range) -> Discarded {
+        self.discard_by(piece, |whole| match &self.source {
+            Source::File { file, .. } => punch(file, whole),
+            Source::Anonymous => drop_anonymous(whole),
+        })
+    }
+
+    fn discard_by(&self, piece: Range, give: impl Fn(Range) -> Result<(), Errno>) -> Discarded {
+        if let Err(reason) = self.promise() {
+            // The VMM may have mapped the file privately, as a template of many guests; others may use it, by a name
+            // or by a descriptor.
+            return Discarded::kept(reason);
+        }
+        let Some(inside) = self.to_host(piece) else { return Discarded::kept(Reason::OutsideMemory) };
+        let Some(whole) = inside.whole_blocks(self.host_page) else {
+            return Discarded::kept(Reason::PartOfHostPage);
+        };
+        if let Err(errno) = give(whole) {
+            let errno = Some(errno.raw_os_error());
+            return Discarded { bytes: 0, known: Err(Reason::Failed), errno };
+        }
+        let known = if whole.length() != inside.length() {
+            Err(Reason::PartOfHostPage)
+        } else if !self.is_gone(whole) {
+            // The call succeeds and leaves a part where shmem_undo_range() of Linux cannot swap a page in.
+            Err(Reason::Failed)
+        } else {
+            self.promise()
+        };
+        Discarded { bytes: whole.length(), known, errno: None }
+    }
+
+    /// Whether a successful call has left nothing.
+    fn is_gone(&self, whole: Range) -> bool {
+        match &self.source {
+            Source::File { file, .. } if self.backing == Backing::Tmpfs => {
+                is_empty(file, whole).unwrap_or(false)
+            }
+            _ => true,
+        }
+    }
+}
+
+fn drop_anonymous(whole: Range) -> Result<(), Errno> {
+    let address = usize::try_from(whole.start()).map_err(|_| Errno::OVERFLOW)?;
+    let length = usize::try_from(whole.length()).map_err(|_| Errno::OVERFLOW)?;
+    let address = std::ptr::with_exposed_provenance_mut(address);
+    // SAFETY: whole pages of a mapping, about which the caller of Region::anonymous() has promised that it exists, and
+    // that its content may go.
+    unsafe { rustix::mm::madvise(address, length, rustix::mm::Advice::LinuxDontNeed) }
+}
+
+fn page_size() -> u64 {
+    u64::try_from(rustix::param::page_size()).unwrap_or(PAGE_SIZE)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::FileExt;
+
+    use super::*;
+
+    /// As the kernel does where a page that is swapped out begins before the hole and cannot be read back.
+    #[test]
+    fn a_hole_with_data_in_it_is_no_claim() {
+        let file = File::from(rustix::fs::memfd_create(c"test", rustix::fs::MemfdFlags::CLOEXEC).unwrap());
+        file.write_all_at(&[1; 0x4000], 0).unwrap();
+        let mut region = Region::new(file.try_clone().unwrap(), 0, 0, 0x4000).unwrap();
+        region.set_known_shared();
+        let range = Range::new(0, 0x3000).unwrap();
+        let first = Range::new(0, 0x2000).unwrap();
+        let done = region.discard_by(range, |_| punch(&file, first));
+        assert_eq!((done.bytes, done.known, done.errno), (0x3000, Err(Reason::Failed), None));
+        assert_eq!(region.discard(range).known, Ok(Backing::Tmpfs), "another page follows");
+    }
+}
