@@ -101,7 +101,7 @@ NAMES: dict[str, Callable[[], set[str]]] = {
 
 
 DAEMON = REPO / "vhost-user-balloon" / "daemon" / "src"
-PROTOCOL = REPO / "vhost-user-balloon" / "protocol" / "src"
+DISCARD = REPO / "vhost-user-balloon" / "discard" / "src"
 
 
 def metrics() -> set[str]:
@@ -121,7 +121,7 @@ def metrics() -> set[str]:
 
 def commands_of_the_daemon() -> set[str]:
     """What its control socket understands."""
-    text = (DAEMON / "control.rs").read_text(encoding="utf-8")
+    text = (DAEMON / "control" / "request.rs").read_text(encoding="utf-8")
     body = text.split("pub enum Request {")[1].split("\n}")[0]
     return {name.lower() for name in re.findall(r"^    ([A-Z]\w+)", body, re.MULTILINE)}
 
@@ -129,9 +129,15 @@ def commands_of_the_daemon() -> set[str]:
 def reasons_of_the_daemon() -> set[str]:
     """Why it says of no memory that it is zero."""
     text = (
-        (PROTOCOL / "claim.rs").read_text(encoding="utf-8").split("    Reason\n")[1].split("\n}")[0]
+        (DISCARD / "claim.rs").read_text(encoding="utf-8").split("    Reason\n")[1].split("\n}")[0]
     )
     return set(re.findall(r'^    \w+ "(\w+)";', text, re.M))
+
+
+def reasons_of_report() -> set[str]:
+    """Why the command report has no result."""
+    text = (DAEMON / "device" / "report_now.rs").read_text(encoding="utf-8")
+    return set(re.findall(r'^ +Self::\w+(?:\(_\))? => "([a-z-]+)",', text, re.M))
 
 
 ABI_NAMES: dict[str, Callable[[], set[str]]] = {
@@ -158,6 +164,7 @@ ABI_NAMES: dict[str, Callable[[], set[str]]] = {
     "Reasons of the daemon": reasons_of_the_daemon,
     "Metrics of the daemon": metrics,
     "Control socket of the daemon": commands_of_the_daemon,
+    "Reasons of report": reasons_of_report,
 }
 
 
@@ -205,7 +212,7 @@ def corpus() -> str:
     Strings are joined.
     """
     texts = [*sources("linux").values(), *sources("qemu").values()]
-    files = [*DAEMON.glob("*.rs"), *PROTOCOL.glob("*.rs"), *(REPO / "lab").rglob("*.py")]
+    files = [*DAEMON.rglob("*.rs"), *DISCARD.glob("*.rs"), *(REPO / "lab").rglob("*.py")]
     files += [
         *(REPO / "guest").glob("*.c"),
         *(REPO / "tools").rglob("*.c"),

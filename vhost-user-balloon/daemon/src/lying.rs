@@ -38,12 +38,12 @@ pub fn reported(lie: Option<Lie>, negotiated: bool, length: u32) -> Option<u32> 
     }
 }
 
-/// What is returned as bitmap and used length of an inflate request.
-pub fn inflated(lie: Option<Lie>, bitmap: Bitmap, pages: usize, length: u32) -> (Bitmap, u32) {
+/// What is returned as bitmap and used length of an inflate request. `memory`: which of its pages exist.
+pub fn inflated(lie: Option<Lie>, bitmap: Bitmap, memory: &[bool], length: u32) -> (Bitmap, u32) {
     match lie {
         Some(Lie::NoDiscard | Lie::Bit6) => {
-            let mut all = Bitmap::new(pages);
-            (0..pages).for_each(|n| all.set(n));
+            let mut all = Bitmap::new(memory.len());
+            memory.iter().enumerate().filter(|(_, is)| **is).for_each(|(n, _)| all.set(n));
             (all, length)
         }
         Some(Lie::BitOrder) => {

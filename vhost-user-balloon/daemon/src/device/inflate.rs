@@ -80,7 +80,11 @@ impl Device {
         let (bitmap, zero) = self.bitmap(job, &answers);
         let length = u32::try_from(bitmap.as_bytes().len()).unwrap_or(0);
         #[cfg(feature = "lying")]
-        let (bitmap, length) = crate::lying::inflated(self.options.lie, bitmap, job.pfns.len(), length);
+        let (bitmap, length) = {
+            let is_memory = |pfn: &u32| self.memory.regions.at(u64::from(*pfn) << PAGE_SHIFT).is_some();
+            let memory: Vec<bool> = job.pfns.iter().map(is_memory).collect();
+            crate::lying::inflated(self.options.lie, bitmap, &memory, length)
+        };
         let mut rest = bitmap.as_bytes();
         for answer in answers {
             let length = usize::try_from(answer.length()).unwrap_or(usize::MAX).min(rest.len());
