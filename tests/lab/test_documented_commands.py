@@ -315,6 +315,10 @@ ELSEWHERE: dict[str, tuple[str, str]] = {
         "the test of the units runs it",
         "tests/guest/test_debian.py::test_the_daemons_units_work_under_systemd",
     ),
+    f"vhost-user-balloon report {CONTROL}": (
+        "it needs a guest whose driver has the command",
+        "tests/guest/test_report_now_daemon.py::test_report_under_patched_qemu",
+    ),
     f"vhost-user-balloon flush {CONTROL}": (
         "it takes all memory of a guest, page by page",
         "tests/guest/test_vhost_user.py::test_flush_from_the_host",
