@@ -7,7 +7,7 @@ use balloon_protocol::{Features, PAGE_SHIFT, PAGE_SIZE, QueueKind, QueueMap, Ran
 
 use super::job::{Job, Progress, TURN, whole_run};
 
-use super::{Device, Options};
+use super::{Device, LOG_ALL, Options};
 use crate::ring::Chain;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -137,4 +137,23 @@ fn a_report_into_which_the_device_writes_is_no_claim() {
         device.memory.regions.wrote([Range::new(written, 16).unwrap()]);
         assert!(matches!(device.work(&mut job, Instant::now()), Progress::Used(used) if used == length));
     }
+}
+
+/// The front end begins to log writes between two turns: the log has nothing of what was discarded.
+#[test]
+fn a_report_over_which_a_log_begins_is_no_claim() {
+    let (mut device, file) = device(PAGE_SIZE, UNIT);
+    let features = Features::MUST_TELL_HOST | Features::REPORTING | Features::DEVICE_INIT_REPORTED;
+    device.accept(features.bits());
+    file.write_all_at(&[1; 0x4000], 0).unwrap();
+    let chain = Chain { writable: vec![(0, 0x2000), (0x2000, 0x2000)], ..Chain::default() };
+    let mut job = Job::new(QueueKind::Reporting, chain);
+    device.report(&mut job);
+    let long_ago = Instant::now().checked_sub(TURN).unwrap();
+    assert!(matches!(device.work(&mut job, long_ago), Progress::More));
+    device.accept(features.bits() | LOG_ALL);
+    assert!(device.is_suspended() && !device.is_inhibited());
+    device.accept(features.bits());
+    assert!(matches!(device.work(&mut job, Instant::now()), Progress::Used(0)));
+    assert_eq!(job.discarded, 0x4000);
 }
