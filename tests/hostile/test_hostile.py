@@ -328,6 +328,66 @@ def test_d2_rings_in_holes_between_tables_have_a_bound(vm: FrontEnd) -> None:
         vm.start_ring(ring)
 
 
+def usage(group: Path) -> int:
+    """The memory that the kernel charges to a cgroup."""
+    v2 = group / "memory.current"
+    return int((v2 if v2.exists() else group / "memory.usage_in_bytes").read_text())
+
+
+def fill_with_rings(vm: FrontEnd, files: list[int], size: int) -> int:
+    """Share these files, beside the guest's own, and try a ring at each place of each; how many are
+    accepted.
+    """
+    start = 1 << 32
+    at = range(start, start + len(files) * size, size)
+    own = (0, RAM, USER, 0)
+    regions = [(guest, size, USER + guest, 0) for guest in at]
+    assert vm.table(own, *regions, fds=[vm.fd, *files])
+    places = range(start, start + len(files) * size - 0x3000, 0x4000)
+    return sum(vm.address(DEFLATE, place) for place in places)
+
+
+def test_v5_tables_that_come_and_go_share_one_bound(device: Device) -> None:
+    """16 tables with 15 new files each: what is charged does not grow with the files.
+
+    The front end keeps them, so that they count; once it has closed them, others may take their
+    place.
+    """
+    size = MIB
+    with limited_memory(256 * MIB) as group, FrontEnd(device) as vm:
+        if group is not None:
+            (group / "cgroup.procs").write_text(str(device.process.pid))
+        try:
+            vm.start()
+            before = usage(group) if group is not None else 0
+            files: list[int] = []
+            accepted = []
+            for _ in range(16):
+                new = [memfd(size) for _ in range(15)]
+                files += new
+                accepted.append(fill_with_rings(vm, new, size))
+            assert accepted[0] > 0 and accepted[-1] == 0, accepted
+            charged = sum(os.fstat(fd).st_blocks * 512 for fd in files)
+            assert charged <= 17 * MIB, charged
+            if group is not None:
+                assert usage(group) - before <= 24 * MIB
+            assert vm.table((0, RAM, USER, 0))
+            for fd in files:
+                os.close(fd)
+
+            def again() -> bool:
+                new = [memfd(size)]
+                found = fill_with_rings(vm, new, size)
+                os.close(new[0])
+                return found == size // 0x4000
+
+            assert eventually(again), "files that are gone still count"
+        finally:
+            if group is not None:
+                with contextlib.suppress(OSError):
+                    (group.parent / "cgroup.procs").write_text(str(device.process.pid))
+
+
 @pytest.mark.parametrize("tables", [False, True], ids=["once", "again"])
 def test_d2_rings_in_huge_pages_have_a_bound(device: Device, tables: bool) -> None:
     """A page that the guest has costs nothing; of those that nobody has, the daemon takes 64."""
