@@ -10,7 +10,7 @@ use balloon_protocol::Features;
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 
 use crate::control::MAX_TIMEOUT;
-use crate::device::Options;
+use crate::device::{Options, TURN};
 use crate::sandbox::Seccomp;
 
 /// A virtio memory balloon for any VMM that speaks vhost-user, and for User-Mode Linux.
@@ -254,6 +254,7 @@ impl Daemon {
             discard_unit: self.discard_unit,
             inhibit_one_in: self.inhibit_one_in,
             stats_interval: (self.stats_interval != 0).then(|| Duration::from_secs(self.stats_interval)),
+            turn: TURN,
             user_mode_linux: self.user_mode_linux,
             #[cfg(feature = "lying")]
             lie: self.lie,

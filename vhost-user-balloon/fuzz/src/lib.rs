@@ -11,6 +11,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
+use std::time::Duration;
 
 use arbitrary::{Result, Unstructured};
 use balloon_protocol::{Bitmap, Features, QueueKind, QueueMap};
@@ -19,7 +20,7 @@ use rustix::fs::MemfdFlags;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use rustix::pipe::PipeFlags;
 use vhost::vhost_user::message::FrontendReq;
-use vhost_user_balloon::device::Options;
+use vhost_user_balloon::device::{Options, TURN};
 use vhost_user_balloon::server::{Server, Source};
 
 const PAGE: u64 = 4096;
@@ -153,6 +154,8 @@ fn options(u: &mut Unstructured<'_>) -> Result<Options> {
         discard_unit: if bits & 4 != 0 { 4 * PAGE } else { PAGE },
         inhibit_one_in: if bits & 8 != 0 { std::num::NonZeroU32::new(2) } else { None },
         stats_interval: None,
+        // Requests come between the steps of one chain.
+        turn: if bits & 64 != 0 { Duration::ZERO } else { TURN },
         user_mode_linux: bits & 32 != 0,
     })
 }
@@ -424,6 +427,9 @@ fn run_queues(u: &mut Unstructured<'_>) -> Result<()> {
         front.words(FrontendReq::SET_VRING_CALL, &[ring.into()], &[&call]);
         front.ring(FrontendReq::SET_VRING_ENABLE, ring, 1);
     }
+    for _ in 0..u.arbitrary::<u8>().unwrap_or(0) % 12 {
+        meanwhile(u.arbitrary()?, &front, bits, &regions[1], &shared);
+    }
     front.serve(options);
 
     let (before, after) =
@@ -436,6 +442,22 @@ fn run_queues(u: &mut Unstructured<'_>) -> Result<()> {
         guest.judge(features);
     }
     Ok(())
+}
+
+/// A request while chains are worked on, after which the claims have to be true all the same.
+fn meanwhile(kind: u8, front: &FrontEnd, bits: u64, region: &[u64; 4], file: &OwnedFd) {
+    const LOG_ALL: u64 = 1 << 26;
+    let ring = u32::from(kind / 8) % QueueMap::MAX as u32;
+    match kind % 8 {
+        0 => front.words(FrontendReq::SET_FEATURES, &[bits | LOG_ALL | VERSION_1 | PROTOCOL], &[]),
+        1 => front.words(FrontendReq::SET_FEATURES, &[bits | VERSION_1 | PROTOCOL], &[]),
+        2 => front.config(FrontendReq::SET_CONFIG, 12, 4, &u32::from(kind / 8).to_le_bytes()),
+        3 => front.regions(FrontendReq::REM_MEM_REG, 0, &[*region], &[]),
+        4 => front.regions(FrontendReq::ADD_MEM_REG, 0, &[*region], &[file]),
+        5 => front.ring(FrontendReq::SET_VRING_ENABLE, ring, 0),
+        6 => front.ring(FrontendReq::SET_VRING_ENABLE, ring, 1),
+        _ => front.config(FrontendReq::SET_CONFIG, 20, 4, &u32::from(kind / 8).to_le_bytes()),
+    }
 }
 
 /// A descriptor of one of 10 kinds; `others` keeps what has to live as long.
@@ -540,12 +562,12 @@ fn run_requests(u: &mut Unstructured<'_>) -> Result<()> {
             12 => front.ring(FrontendReq::GET_VRING_BASE, index, 0),
             13 => {
                 let (offset, size) =
-                    (u32::from(u.arbitrary::<u8>()?) % 20, u32::from(u.arbitrary::<u8>()?) % 20);
+                    (u32::from(u.arbitrary::<u8>()?) % 28, u32::from(u.arbitrary::<u8>()?) % 28);
                 front.config(FrontendReq::GET_CONFIG, offset, size, &vec![0; size as usize]);
             }
             14 => {
-                let offset = u32::from(u.arbitrary::<u8>()?) % 20;
-                let count = usize::from(u.arbitrary::<u8>()?) % 20;
+                let offset = u32::from(u.arbitrary::<u8>()?) % 28;
+                let count = usize::from(u.arbitrary::<u8>()?) % 28;
                 let bytes: Vec<u8> = (0..count).map(|_| u.arbitrary()).collect::<Result<_>>()?;
                 front.config(FrontendReq::SET_CONFIG, offset, count as u32, &bytes);
             }

@@ -7,7 +7,7 @@ use balloon_discard::Backing;
 use balloon_protocol::{Bitmap, Features, MAX_PFNS, PAGE_SHIFT, PAGE_SIZE, QueueKind, Range, Run, runs};
 use vm_memory::{Bytes, GuestAddress};
 
-use super::job::{Job, TURN, range_of, total, whole_run};
+use super::job::{Job, range_of, total, whole_run};
 use super::state::Device;
 #[cfg(feature = "lying")]
 use crate::lying::Lie;
@@ -47,7 +47,6 @@ impl Device {
         let began = Instant::now();
         self.note_state();
         while !self.is_suspended()
-            && began.elapsed() < TURN
             && let Some(run) = self.kept.next_run(0)
         {
             // One call for each turn of this loop.
@@ -59,6 +58,9 @@ impl Device {
                 whole_run(target).into_iter().for_each(|run| self.kept.remove(run));
                 let discarded = self.discard(QueueKind::Inflate, None, target);
                 self.metrics.memory(QueueKind::Inflate, 0, discarded);
+            }
+            if began.elapsed() >= self.options.turn {
+                break;
             }
         }
         !self.is_suspended() && self.kept.next_run(0).is_some()

@@ -1,16 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A request of the driver that is being worked on.
 
-use std::time::Duration;
-
 use balloon_discard::Request;
 use balloon_protocol::{PAGE_SHIFT, QueueKind, Range, Run};
 
 use crate::ring::Chain;
-
-/// How long a queue is served before others get their turn: a VMM may stand still until it is answered, and
-/// a guest can put chains into a ring faster than they are done.
-pub const TURN: Duration = Duration::from_millis(10);
 
 /// How far a chain is done.
 pub enum Progress {

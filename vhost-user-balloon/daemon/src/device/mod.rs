@@ -35,6 +35,6 @@ mod writes;
 #[cfg(test)]
 mod tests;
 
-pub use options::{FEATURES, Options};
+pub use options::{FEATURES, Options, TURN};
 pub use report_now::{NoReport, Reported};
 pub use state::{Device, LOG_ALL};

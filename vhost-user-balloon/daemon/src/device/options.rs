@@ -9,6 +9,9 @@ use balloon_protocol::Features;
 #[cfg(feature = "lying")]
 use crate::lying::Lie;
 
+/// A VMM may stand still until it is answered, and a guest can put chains into a ring faster than they are done.
+pub const TURN: Duration = Duration::from_millis(10);
+
 /// The options of the command line that are for the device.
 #[derive(Debug, Clone, Copy)]
 pub struct Options {
@@ -20,6 +23,8 @@ pub struct Options {
     /// Inflated pages that follow each other are one piece of memory, and so is each reported block.
     pub inhibit_one_in: Option<NonZeroU32>,
     pub stats_interval: Option<Duration>,
+    /// How long a queue is served before others get their turn: [`TURN`], but for tests.
+    pub turn: Duration,
     /// Calls may be sockets.
     pub user_mode_linux: bool,
     #[cfg(feature = "lying")]

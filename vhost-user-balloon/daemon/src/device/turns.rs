@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use balloon_protocol::QueueKind;
 
-use super::job::{Job, Progress, TURN, whole_run};
+use super::job::{Job, Progress, whole_run};
 use super::state::Device;
 use crate::malformed;
 use crate::memory::STEP;
@@ -59,7 +59,7 @@ impl Device {
                 malformed!(self, %error, ring = index, "stopped looking at a ring");
                 break false;
             }
-            if began.elapsed() >= TURN {
+            if began.elapsed() >= self.options.turn {
                 break true;
             }
         };
@@ -108,7 +108,7 @@ impl Device {
                 inside.into_iter().for_each(|run| self.kept.insert(run));
             }
             job.discarded = job.discarded.saturating_add(discarded);
-            if !job.todo.is_empty() && began.elapsed() >= TURN {
+            if !job.todo.is_empty() && began.elapsed() >= self.options.turn {
                 return Progress::More;
             }
         }

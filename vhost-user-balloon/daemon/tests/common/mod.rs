@@ -45,6 +45,7 @@ pub fn options() -> Options {
         discard_unit: 4096,
         inhibit_one_in: None,
         stats_interval: None,
+        turn: vhost_user_balloon::device::TURN,
         user_mode_linux: false,
         #[cfg(feature = "lying")]
         lie: None,
