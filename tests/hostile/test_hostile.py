@@ -273,7 +273,7 @@ def owned(request: pytest.FixtureRequest, start: Start) -> Iterator[FrontEnd]:
 def test_d2_answers_in_holes_have_a_bound(owned: FrontEnd) -> None:
     before = holes(owned)
     owned.memory[LIST : LIST + 4] = words(PLAY >> 12)
-    places = range(2 * PLAY, RAM - MIB, PAGE)
+    places = range(2 * PLAY, 2 * PLAY + 24 * MIB, PAGE)
     lengths = {owned.ask(INFLATE, (LIST, 4, False), (at, 1, True)) for at in places}
     assert lengths == {0, 1}
     assert owned.blocks() <= before + 17 * MIB
@@ -296,7 +296,7 @@ def rings_in(vm: FrontEnd, places: Iterable[int], between: Callable[[], object] 
 
 def test_d2_rings_in_holes_have_a_bound(owned: FrontEnd) -> None:
     before = holes(owned)
-    places = range(PLAY, RAM - 2 * MIB, 0x3000)
+    places = range(PLAY, PLAY + 24 * MIB, 0x3000)
     assert rings_in(owned, places) < len(places), "there is an end to it"
     assert owned.blocks() <= before + 17 * MIB
 
@@ -312,7 +312,7 @@ def test_d2_rings_in_holes_between_tables_have_a_bound(vm: FrontEnd) -> None:
         assert vm.table()
         assert vm.table(own)
 
-    places = range(PLAY, RAM - 2 * MIB, 0x3000)
+    places = range(PLAY, PLAY + 24 * MIB, 0x3000)
     assert rings_in(vm, places, tables) < len(places)
     assert vm.blocks() <= before + 17 * MIB
     try:
