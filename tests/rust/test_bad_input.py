@@ -258,7 +258,7 @@ def test_without_threads(folder: Path) -> None:
             preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NPROC, (0, 0)),
         )
         assert done.returncode == 1
-        assert OWN.search(done.stderr) and "allow this user two more threads" in done.stderr, (
+        assert OWN.search(done.stderr) and "allow this user one more (ulimit -u)" in done.stderr, (
             done.stderr
         )
         assert not (Path(name) / "a").exists()
