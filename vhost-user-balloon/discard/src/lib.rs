@@ -59,6 +59,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+#![warn(clippy::must_use_candidate, clippy::missing_errors_doc)]
+
 mod claim;
 mod file;
 mod region;

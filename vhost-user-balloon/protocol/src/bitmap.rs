@@ -13,11 +13,13 @@ pub struct Bitmap {
 
 impl Bitmap {
     /// No page is zero yet.
+    #[must_use]
     pub fn new(pages: usize) -> Self {
         Self { bytes: vec![0; Self::bytes_for(pages)], pages }
     }
 
     /// How many bytes speak of `pages` pages.
+    #[must_use]
     pub const fn bytes_for(pages: usize) -> usize {
         pages.div_ceil(8)
     }
@@ -32,11 +34,13 @@ impl Bitmap {
     }
 
     /// Whether page `n` is claimed to read as zero.
+    #[must_use]
     pub fn get(&self, n: usize) -> bool {
         self.bytes.get(n / 8).is_some_and(|byte| byte & (1 << (n % 8)) != 0)
     }
 
     /// As it is written into the driver's buffer.
+    #[must_use]
     pub fn as_bytes(&self) -> &[u8] {
         &self.bytes
     }

@@ -48,6 +48,7 @@ impl Config {
     pub const SIZE: usize = 24;
 
     /// The whole of it, as the driver sees it.
+    #[must_use]
     pub fn to_bytes(&self) -> [u8; Self::SIZE] {
         let words = [
             self.num_pages,

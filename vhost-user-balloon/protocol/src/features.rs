@@ -32,16 +32,19 @@ impl Features {
     pub const REPORT_NOW: Self = Self(1 << 16);
 
     /// Bits as they are on the wire; only the balloon's own are kept.
+    #[must_use]
     pub const fn from_bits(bits: u64) -> Self {
         Self(bits & (0xff | Self::REPORT_NOW.0))
     }
 
     /// The bits as they go over the wire.
+    #[must_use]
     pub const fn bits(self) -> u64 {
         self.0
     }
 
     /// Whether all of `other` is in here.
+    #[must_use]
     pub const fn contains(self, other: Self) -> bool {
         self.0 & other.0 == other.0
     }
@@ -97,6 +100,7 @@ impl QueueMap {
     pub const MAX: usize = 5;
 
     /// The queues that there are with these negotiated features.
+    #[must_use]
     pub fn new(features: Features) -> Self {
         let optional = [
             (Features::STATS_VQ, QueueKind::Stats),
@@ -114,16 +118,19 @@ impl QueueMap {
     }
 
     /// What queue `index` is for; `None` if there is no such queue.
+    #[must_use]
     pub fn kind(&self, index: usize) -> Option<QueueKind> {
         self.kinds.get(index).copied().flatten()
     }
 
     /// The number of the queue for `kind`, if it was negotiated.
+    #[must_use]
     pub fn index(&self, kind: QueueKind) -> Option<usize> {
         self.kinds.iter().position(|k| *k == Some(kind))
     }
 
     /// How many queues there are.
+    #[must_use]
     pub fn count(&self) -> usize {
         self.kinds.iter().flatten().count()
     }

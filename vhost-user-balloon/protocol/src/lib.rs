@@ -31,6 +31,7 @@
 
 #![no_std]
 #![forbid(unsafe_code)]
+#![warn(clippy::must_use_candidate, clippy::missing_errors_doc)]
 
 extern crate alloc;
 

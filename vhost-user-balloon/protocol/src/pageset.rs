@@ -39,6 +39,7 @@ fn words(run: Run) -> impl Iterator<Item = (u32, usize, u64)> {
 
 impl PageSet {
     /// An empty set.
+    #[must_use]
     pub const fn new() -> Self {
         Self { chunks: BTreeMap::new() }
     }
@@ -67,6 +68,7 @@ impl PageSet {
     }
 
     /// Whether all pages of a run are in the set.
+    #[must_use]
     pub fn contains(&self, run: Run) -> bool {
         words(run).all(|(chunk, word, bits)| {
             let found = self.chunks.get(&chunk).and_then(|words| words.get(word));
@@ -75,6 +77,7 @@ impl PageSet {
     }
 
     /// The first run of pages from `page` on; it ends at a border of 16 MiB at the latest.
+    #[must_use]
     pub fn next_run(&self, page: u32) -> Option<Run> {
         self.chunks.range(page / CHUNK..).find_map(|(chunk, words)| {
             let base = chunk.saturating_mul(CHUNK);

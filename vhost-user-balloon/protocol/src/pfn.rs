@@ -42,6 +42,7 @@ pub struct Run {
 
 impl Run {
     /// Whether `pfn` is one of them.
+    #[must_use]
     pub const fn contains(self, pfn: u32) -> bool {
         // Relative, since the run can end at the very last page frame.
         pfn.wrapping_sub(self.first) < self.pages
@@ -52,6 +53,7 @@ impl Run {
 ///
 /// The list may be in any order and name a page more than once. Costs memory in proportion to the
 /// list, so bound that first.
+#[must_use]
 pub fn runs(pfns: &[u32]) -> Vec<Run> {
     let mut sorted = pfns.to_vec();
     sorted.sort_unstable();

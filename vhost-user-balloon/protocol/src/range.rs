@@ -10,6 +10,7 @@ pub struct Range {
 
 impl Range {
     /// `length` bytes from `start`; `None` if that is empty or passes the end of the address space.
+    #[must_use]
     pub const fn new(start: u64, length: u64) -> Option<Self> {
         if length == 0 || start.checked_add(length).is_none() {
             return None;
@@ -18,22 +19,26 @@ impl Range {
     }
 
     /// The first address.
+    #[must_use]
     pub const fn start(self) -> u64 {
         self.start
     }
 
     /// How many bytes there are; never zero.
+    #[must_use]
     pub const fn length(self) -> u64 {
         self.length
     }
 
     /// The address behind the last one.
+    #[must_use]
     pub const fn end(self) -> u64 {
         // `new` has seen to it that this does not overflow.
         self.start.wrapping_add(self.length)
     }
 
     /// What is in both.
+    #[must_use]
     pub fn intersection(self, other: Self) -> Option<Self> {
         let start = self.start.max(other.start);
         let end = self.end().min(other.end());
@@ -41,11 +46,13 @@ impl Range {
     }
 
     /// Whether they have an address in common.
+    #[must_use]
     pub fn overlaps(self, other: Self) -> bool {
         self.intersection(other).is_some()
     }
 
     /// The whole blocks of `size` bytes in it; `size` is a power of two.
+    #[must_use]
     pub fn whole_blocks(self, size: u64) -> Option<Self> {
         let mask = size.checked_sub(1)?;
         let start = self.start.checked_add(mask)? & !mask;
@@ -54,6 +61,7 @@ impl Range {
     }
 
     /// Whether it begins and ends at multiples of `size`, a power of two.
+    #[must_use]
     pub const fn is_aligned(self, size: u64) -> bool {
         (self.start | self.length) & size.wrapping_sub(1) == 0
     }

@@ -73,6 +73,7 @@ impl Statistics {
     ///
     /// Tags that are not known and an incomplete last entry are ignored; of a tag that comes twice the
     /// last value counts.
+    #[must_use]
     pub fn parse(bytes: &[u8]) -> Self {
         let mut found = Self::default();
         for entry in bytes.chunks_exact(ENTRY) {
