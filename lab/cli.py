@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0
 """The verbs of ``kz``."""
 
-import importlib
 import os
 import signal
 import sys
@@ -26,14 +25,53 @@ app = typer.Typer(
     "moves the cache; $KNOWNZERO_LINUX_SOURCE and $KNOWNZERO_QEMU_SOURCE name other sources.",
 )
 
-# The modules of the verbs. Each loads what a verb runs only when it runs.
-MODULES = {
-    "lab.build.commands": ("build", "package"),
-    "lab.series.commands": ("tree", "series"),
-    "lab.boot.commands": ("doctor", "boot", "shell", "top", "conform"),
-    "lab.bench.commands": ("demo", "bench", "publish"),
-    "lab.report.commands": ("report", "compare"),
-    "lab.testing.commands": ("test", "night"),
+# The verbs of each package. A module of verbs is imported when one of them is asked for, and loads
+# what the verb runs only when it runs.
+
+
+def _of_build() -> typer.Typer:
+    from lab.build import commands
+
+    return commands.app
+
+
+def _of_series() -> typer.Typer:
+    from lab.series import commands
+
+    return commands.app
+
+
+def _of_boot() -> typer.Typer:
+    from lab.boot import commands
+
+    return commands.app
+
+
+def _of_bench() -> typer.Typer:
+    from lab.bench import commands
+
+    return commands.app
+
+
+def _of_report() -> typer.Typer:
+    from lab.report import commands
+
+    return commands.app
+
+
+def _of_testing() -> typer.Typer:
+    from lab.testing import commands
+
+    return commands.app
+
+
+VERBS = {
+    ("build", "package"): _of_build,
+    ("tree", "series"): _of_series,
+    ("doctor", "boot", "shell", "top", "conform"): _of_boot,
+    ("demo", "bench", "publish"): _of_bench,
+    ("report", "compare"): _of_report,
+    ("test", "night"): _of_testing,
 }
 
 
@@ -73,7 +111,7 @@ def reference() -> None:
 
 
 def root() -> Any:
-    if len(app.registered_groups) < len(MODULES):
+    if len(app.registered_groups) < len(VERBS):
         load()
     return typer.main.get_command(app)
 
@@ -83,10 +121,10 @@ def load(asked: str = "") -> None:
 
     All of them, or, when ``asked`` is one, only those that are defined beside it.
     """
-    known = {verb for verbs in MODULES.values() for verb in verbs}
-    for module, verbs in MODULES.items():
+    known = {verb for verbs in VERBS for verb in verbs}
+    for verbs, verbs_of in VERBS.items():
         if asked not in known or asked in verbs:
-            app.add_typer(importlib.import_module(module).app)
+            app.add_typer(verbs_of())
 
 
 def _terminate(number: int, frame: FrameType | None) -> NoReturn:

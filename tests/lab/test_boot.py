@@ -172,7 +172,7 @@ def test_an_emulated_guest_that_never_came_up_is_started_again(
     fake: Fake, tmp_path: Path, how: str
 ) -> None:
     (tmp_path / how).touch()
-    assert boot.boot(fake("report(7)", timeout=40.0)).exit_code == 7
+    assert boot.boot(fake("report(7)", timeout=15.0)).exit_code == 7
     assert not (tmp_path / how).exists()
     (why,) = boot.started_again
     assert "console.log" in why
