@@ -6,11 +6,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lab.bench.session import LATE, LOOP, Side, resident
+from lab.boot import balloon
 from lab.boot.guest import Guest, running
 from lab.boot.spec import BootSpec
 from lab.core.errors import LabError
@@ -191,6 +193,16 @@ echo suspend-test-done
 """
 
 
+def said(one: Guest, what: str) -> str:
+    """The console of a guest once it has said something."""
+    deadline = time.monotonic() + PATIENCE_S
+    while what not in (text := one.console.read_text(errors="replace")):
+        assert "-test-failed" not in text, text[-3000:]
+        assert time.monotonic() < deadline, f"no {what}:\n{text[-3000:]}"
+        time.sleep(0.1)
+    return text
+
+
 def test_suspended_while_it_runs() -> None:
     """The suspend waits for a few blocks, and the next run does what is left."""
     command = ["sh", "-c", f"set -e; trap 'echo suspend-test-failed' EXIT\n{SUSPEND}trap - EXIT"]
@@ -203,14 +215,6 @@ def test_suspended_while_it_runs() -> None:
         timeout=300.0,
         command=command,
     )
-
-    def said(one: Guest, what: str) -> str:
-        deadline = time.monotonic() + PATIENCE_S
-        while what not in (text := one.console.read_text(errors="replace")):
-            assert "suspend-test-failed" not in text, text[-3000:]
-            assert time.monotonic() < deadline, f"no {what}:\n{text[-3000:]}"
-            time.sleep(0.1)
-        return text
 
     with running(spec) as one:
         said(one, "ready-for-reports")
@@ -227,3 +231,53 @@ def test_suspended_while_it_runs() -> None:
         text = said(one, "suspend-test-done")
     assert "PM: suspend exit" in text
     assert "pgzeroed_bad 0" in text
+
+
+HIBERNATE = f"""
+{LATE}; mkswap /dev/vda > /dev/null; swapon /dev/vda
+echo reboot > /sys/power/disk
+echo disk > /sys/power/state
+exec > /dev/ttyS0 2>&1
+n={REPORTED}; echo ready-after-resume; until [ {REPORTED} -gt $n ]; do sleep 0.1; done
+{USE_ALL}
+grep pgzeroed_bad /proc/vmstat
+echo hibernation-test-done
+"""
+
+
+@pytest.mark.parametrize("offered", [True, pytest.param(False, marks=pytest.mark.nightly)])
+def test_resumed_under_another_device(tmp_path: Path, offered: bool) -> None:
+    """The driver asks the device that is there now whether it has the bit."""
+    disk = tmp_path / "swap.img"
+    with disk.open("wb") as image:
+        image.truncate(1024 * MB)
+
+    def spec(device: str, *extra: str) -> BootSpec:
+        command = f"set -e; trap 'echo hibernation-test-failed' EXIT\n{HIBERNATE}trap - EXIT"
+        return BootSpec(
+            kernel=KERNEL,
+            memory="768M",
+            devices=[device, "virtio-blk-pci,drive=swap"],
+            extra_qemu=["-drive", f"file={disk},if=none,id=swap,format=raw,cache=unsafe", *extra],
+            append="resume=/dev/vda",
+            timeout=300.0,
+            command=["sh", "-c", command],
+        )
+
+    with running(spec(BALLOON)) as one:
+        deadline = time.monotonic() + PATIENCE_S
+        while one.process.poll() is None:
+            assert time.monotonic() < deadline, one.console.read_text(errors="replace")[-3000:]
+            time.sleep(0.2)
+    # It waits for "cont": the user space that comes up is that of the first guest.
+    with running(spec(BALLOON if offered else f"{BALLOON},x-report-now=off", "-S")) as one:
+        one.qmp("cont")
+        said(one, "ready-after-resume")
+        if not offered:
+            with pytest.raises(LabError, match="does not offer this"):
+                start(one)
+            # The driver gets interrupts about the configuration, which ends before the numbers.
+            balloon.resize(one, 700 * MB)
+            return
+        report(one)
+        assert "pgzeroed_bad 0" in said(one, "hibernation-test-done")
