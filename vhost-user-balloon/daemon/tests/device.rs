@@ -114,13 +114,14 @@ fn queues_are_numbered_by_what_was_negotiated() {
 #[test]
 fn what_cannot_be_claimed_is_not() {
     let mut vm = Vm::started(ALL, options());
-    let table: [(&str, &[(u64, u32, bool)], &str); 7] = [
+    let table: [(&str, &[(u64, u32, bool)], &str); 8] = [
         ("past the end", &[(RAM - 0x1000, 0x2000, true)], "outside_memory"),
         ("outside", &[(RAM * 2, 0x1000, true)], "outside_memory"),
         ("at the end of the world", &[(u64::MAX - 0xfff, 0x1000, true)], "outside_memory"),
         ("not aligned", &[(PLAY + 8, 0x2000, true)], "misaligned"),
         ("not whole pages", &[(PLAY, 0x1800, true)], "misaligned"),
         ("something to read", &[(PLAY, 0x1000, false), (PLAY + 0x1000, 0x1000, true)], "malformed"),
+        ("a part of a page twice", &[(PLAY, 0x2000, true), (PLAY + 8, 0x800, true)], "misaligned"),
         ("one good, one bad", &[(PLAY, 0x1000, true), (RAM * 2, 0x1000, true)], "outside_memory"),
     ];
     for (what, parts, reason) in table {
