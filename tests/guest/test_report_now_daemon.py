@@ -57,10 +57,10 @@ def takes_all_free_memory(least: int, skipped: float, **more: Any) -> None:
         first = reported(guest)
         assert first["zero"] == first["reported"] >= least
         expect_at_most(memory(guest), filled - least)
-        # All of it again, of which the host has nothing.
+        # Nothing is reported twice.
         second = reported(guest)
         assert second["zero"] == second["reported"]
-        expect_at_least(second["reported"], least)
+        expect_at_most(second["reported"], 64 * MIB)
         print(f"{first['reported'] >> 20} MiB in {first['milliseconds']} ms")
         guest.send("")
         result = guest.wait()
@@ -70,15 +70,15 @@ def takes_all_free_memory(least: int, skipped: float, **more: Any) -> None:
 
 
 def test_report_under_patched_qemu() -> None:
-    takes_all_free_memory(300 * MIB, 0.99)
+    takes_all_free_memory(300 * MIB, 0.9)
 
 
 def test_report_under_stock_qemu() -> None:
-    takes_all_free_memory(300 * MIB, 0.97, qemu="stock")
+    takes_all_free_memory(300 * MIB, 0.9, qemu="stock")
 
 
 def test_report_of_user_mode_linux() -> None:
-    takes_all_free_memory(200 * MIB, 0.85, arch="um", size="512M")
+    takes_all_free_memory(200 * MIB, 0.8, arch="um", size="512M")
 
 
 def refused(guest: Guest, code: int, text: str) -> None:
