@@ -55,7 +55,7 @@ def tree_of(
 
     Hold it while building.
     """
-    if variant == "base":
+    if variant == "base" and not chosen:
         yield fetch.pristine(source)
     else:
         with apply.working_copy(parts.get(what, chosen), source) as tree:
@@ -104,15 +104,15 @@ class Recipe:
                 return place / self.file
             log, began = paths.log_file(f"{self.what}-{self.name}"), time.monotonic()
             with tree_of(self.what, self.variant, source, self.chosen) as tree:
+                named = () if parts.get(self.what, self.chosen).whole else self.chosen
                 what = " ".join(
-                    ["building", self.what, source.version, *self.name.split("-"), *self.chosen]
+                    ["building", self.what, source.version, *self.name.split("-"), *named]
                 )
                 with progress.step(what, log):
                     self.make(tree, obj, log)
                 with lock.new_directory(place) as work:
-                    series = (
-                        parts.get(self.what, self.chosen).key() if self.variant != "base" else ""
-                    )
+                    patched = self.variant != "base" or self.chosen
+                    series = parts.get(self.what, self.chosen).key() if patched else ""
                     about = {
                         **{"what": self.what, "variant": self.variant, "version": source.version},
                         **{"source": source.key, "series": series, "key": self.key(source)},

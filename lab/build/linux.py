@@ -117,7 +117,7 @@ def linux_key(
     files = _checked_fragments(variant, arch, config)
     inputs = [LINUX_RECIPE, arch, variant, source.key, compiler(ARCHES[arch].prefix)]
     inputs += [file.read_text(encoding="utf-8") for file in files]
-    if variant != "base":
+    if variant != "base" or chosen:
         inputs.append(parts.get("linux", chosen).key())
     return digest(inputs)
 
@@ -134,9 +134,19 @@ def _checked_fragments(variant: str, arch: str, config: str = "") -> list[Path]:
     return fragments(variant, arch, config)
 
 
+def _patches(variant: str, arch: str, chosen: Chosen) -> Chosen:
+    """The parts of a variant, and the patches of linux/measure that it has; empty: all parts."""
+    measure = ARCHES[arch].measure
+    if variant in ("base", "floor"):
+        return (*(["floor"] if variant == "floor" else []), *measure)
+    if measure and not chosen:
+        chosen = tuple(part.name for part in parts.get("linux").parts)
+    return (*chosen, *measure)
+
+
 def _recipe(variant: str, arch: str, config: str = "", chosen: Chosen = ()) -> Recipe:
-    file = Path(ARCHES[arch].image).name
-    chosen = parts.MEASURE if variant == "floor" else chosen
+    file, some = Path(ARCHES[arch].image).name, bool(chosen)
+    chosen = _patches(variant, arch, chosen)
 
     def make(tree: Path, obj: Path, log: Path) -> None:
         files = fragments(variant, arch, config)
@@ -152,7 +162,7 @@ def _recipe(variant: str, arch: str, config: str = "", chosen: Chosen = ()) -> R
         return {**made, "release": release}
 
     name = "-".join(
-        [arch, variant, *([Path(config).stem] if config else []), *(["parts"] if chosen else [])]
+        [arch, variant, *([Path(config).stem] if config else []), *(["parts"] if some else [])]
     )
     key = functools.partial(linux_key, variant, arch, config=config, chosen=chosen)
     return Recipe("linux", variant, name, file, key, make, publish, chosen)
@@ -182,8 +192,9 @@ def build_linux(variant: str, arch: str = "x86_64", config: str = "", chosen: Ch
 
 
 def _kbuild(arch: str) -> list[str]:
-    prefix = ARCHES[arch].prefix
-    return [f"ARCH={arch}", *([f"CROSS_COMPILE={prefix}"] if prefix else []), *KBUILD]
+    about = ARCHES[arch]
+    cross = [f"CROSS_COMPILE={about.prefix}"] if about.prefix else []
+    return [f"ARCH={about.kbuild or arch}", *cross, *KBUILD]
 
 
 def configure_linux(

@@ -10,7 +10,8 @@ class Arch:
 
     ``guests``: it boots guests, with Debian's name ``debian`` of their busybox where that differs
     from the machine's. ``packages``: the cross compiler with the prefix ``prefix``. ``each``: every
-    patch is built for it.
+    patch is built for it. ``kbuild``: its name in Kbuild, where that differs. ``measure``: patches
+    of linux/measure that its kernels have.
     """
 
     image: str
@@ -21,8 +22,12 @@ class Arch:
     guests: bool = True
     debian: str = ""
     each: bool = False
+    kbuild: str = ""
+    measure: tuple[str, ...] = ()
 
 
+# Guests of `--accel pvm`: x86_64, and not packed, since the hypervisor would emulate the unpacking.
+PVM = "pvm"
 ARCHES = {
     "x86_64": Arch("arch/x86/boot/bzImage", each=True),
     "um": Arch("linux", each=True),
@@ -50,6 +55,7 @@ ARCHES = {
         ("gcc-riscv64-linux-gnu",),
         guests=False,
     ),
+    PVM: Arch("vmlinux", "x86_64", PVM, guests=False, kbuild="x86_64", measure=(PVM,)),
 }
 GUESTS = tuple(name for name, arch in ARCHES.items() if arch.guests)
 EACH = tuple(name for name, arch in ARCHES.items() if arch.each)

@@ -59,7 +59,7 @@ def working_copy(series: Series, source: fetch.Source) -> Iterator[Path]:
         yield pristine
         return
     # One for all sets of parts: from one to the next, few files change.
-    tree = paths.sub("work") / f"{source.name}-{source.key[:12]}{'' if series.whole else '-parts'}"
+    tree = paths.sub("work") / f"{source.name}-{source.key[:12]}{series.suffix}"
     name = f"tree-{tree.name}"
     key = series.key()
     while True:

@@ -15,9 +15,8 @@ from lab.core import paths
 from lab.core.errors import LabError, UsageError
 from lab.machine import fetch
 
-MEASURE = (
-    "measure",
-)  # in place of parts: patches for kernels to measure with, never exported or packaged
+# Patches of linux/measure for kernels to measure with; like parts, but never exported or packaged.
+MEASURE = ("floor", "pvm")
 
 
 @dataclass(frozen=True)
@@ -30,6 +29,7 @@ class Part:
     on: tuple[str, ...] = ()
     configs: tuple[str, ...] = ()
     tests: tuple[str, ...] = ()
+    file: str = ""  # its only patch, of a folder without a list
 
     def patches(self, version: str = "") -> list[Path]:
         """The patches in the order in which they apply.
@@ -39,6 +39,8 @@ class Part:
         A folder such as ``10.2`` holds patches that differ for sources of that series. ``version``:
         of the source, by default the one in use.
         """
+        if self.file:
+            return [self.root / self.file]
         listing = self.root / "series"
         if not listing.is_file():
             return []
@@ -73,6 +75,16 @@ class Series:
     parts: tuple[Part, ...]
     rules: dict[str, Any]
     whole: bool = True
+
+    @property
+    def suffix(self) -> str:
+        """The end of the name of a tree with these parts.
+
+        Few trees serve all sets of parts: ccache does not know a file in another folder.
+        """
+        measure = [part.name for part in self.parts if part.name in MEASURE]
+        some = len(self.parts) > len(measure) and (measure or not self.whole)
+        return "".join(f"-{name}" for name in [*measure[-1:], *(["parts"] if some else [])])
 
     def patches(self) -> list[Path]:
         return [patch for part in self.parts for patch in part.patches()]
@@ -115,16 +127,19 @@ def _all(name: str) -> Series:
 
 
 def get(name: str, parts: Iterable[str] = ()) -> Series:
-    """A series: all parts, or these and the parts they stand on.
+    """A series: all parts, or these and the parts they stand on; those of MEASURE come last.
 
     UsageError for a part that does not exist.
     """
     series = _all(name)
-    if tuple(parts) == MEASURE:
-        only = Part(MEASURE[0], "Kernels to measure with", series.root / MEASURE[0])
-        return Series(name, series.root, (only,), {}, whole=False)
     if not (wanted := set(parts)):
         return series
+    measure = tuple(
+        Part(one, "A kernel to measure with", series.root / "measure", file=f"{one}.patch")
+        for one in MEASURE
+        if one in wanted
+    )
+    wanted.difference_update(MEASURE)
     known = {part.name: part for part in series.parts}
     for one in sorted(wanted):
         if one not in known:
@@ -135,7 +150,8 @@ def get(name: str, parts: Iterable[str] = ()) -> Series:
         if part.name in wanted:
             wanted.update(part.on)
     chosen = tuple(part for part in series.parts if part.name in wanted)
-    return Series(name, series.root, chosen, series.rules, len(chosen) == len(series.parts))
+    whole = len(chosen) == len(series.parts)
+    return Series(name, series.root, (*chosen, *measure), series.rules, whole)
 
 
 def split(text: str) -> tuple[str, ...]:
