@@ -13,12 +13,15 @@ from pathlib import Path
 from lab.boot import argv, initramfs
 from lab.build import programs as guest
 from lab.core import lock, paths, progress, run
-from lab.core.errors import LabError
+from lab.core.errors import LabError, UsageError
 from lab.machine import stock
 
 PROBE_SECONDS = 20
 MARK = b"knownzero-kvm-works"
 APPEND = "console=ttyS0 panic=-1"
+MODULES = Path("/sys/module")
+PVM, HARDWARE = "kvm_pvm", ("kvm_intel", "kvm_amd")
+NO_PVM = "PVM cannot be used here"
 
 
 @functools.cache
@@ -34,7 +37,7 @@ def tsc_khz() -> int:
 
 @dataclass(frozen=True)
 class Choice:
-    """An accelerator, ``kvm`` or ``tcg``, and the reason for it."""
+    """An accelerator, ``kvm``, ``pvm`` or ``tcg``, and the reason for it."""
 
     name: str
     reason: str
@@ -43,20 +46,50 @@ class Choice:
 def choose(wanted: str, qemu: Path, arch: str = "x86_64") -> Choice:
     """The accelerator of a guest: ``wanted``, one of ``spec.ACCELS``.
 
-    Auto is KVM where it runs Debian's kernel.
+    Auto is KVM where it runs Debian's kernel. PVM runs other kernels, so auto never chooses it.
 
-    LabError if ``wanted`` is kvm and KVM does not run that kernel.
+    LabError if ``wanted`` is kvm and KVM does not run that kernel; see ``need_pvm``.
 
     """
     if arch != "x86_64":
         return Choice("tcg", f"the kernel is for {arch}")
     if wanted == "tcg":
         return Choice("tcg", "--accel tcg")
+    if wanted == "pvm":
+        need_pvm()
+        return Choice("pvm", f"/dev/kvm is of {PVM}, and the kernel supports that")
     why = kvm_obstacle(qemu)
     if wanted == "kvm" and why:
         fix = "use --accel tcg, or run on a machine with working KVM"
+        if module() == PVM:
+            fix = "use --accel pvm, which runs kernels of its own, or --accel tcg"
         raise LabError("KVM cannot be used here", why, fix)
     return Choice("tcg", why) if why else Choice("kvm", "KVM runs Debian's kernel")
+
+
+def module() -> str:
+    """The loaded module that runs the guests of /dev/kvm; empty if none is."""
+    return next((name for name in (*HARDWARE, PVM) if (MODULES / name).is_dir()), "")
+
+
+def need_pvm() -> None:
+    """LabError where kernels with linux/measure/pvm.patch do not run natively; builds nothing."""
+    if (found := module()) in HARDWARE:
+        why = f"/dev/kvm is of {found}, which runs every kernel"
+        raise UsageError("Bad --accel: pvm", why, "use --accel kvm: it needs no patch of the guest")
+    if why := _device_obstacle():
+        raise LabError(NO_PVM, why, f"load {PVM}, run it as root, or use --accel tcg")
+    if found != PVM:
+        why = f"the module {PVM} is not loaded ({MODULES / PVM} does not exist)"
+        raise LabError(NO_PVM, why, f"load {PVM}, or use --accel auto")
+
+
+def _device_obstacle() -> str:
+    if not os.path.exists("/dev/kvm"):
+        return "there is no /dev/kvm"
+    if not os.access("/dev/kvm", os.R_OK | os.W_OK):
+        return "/dev/kvm may not be opened by this user"
+    return ""
 
 
 def kvm_obstacle(qemu: Path) -> str:
@@ -67,10 +100,10 @@ def kvm_obstacle(qemu: Path) -> str:
     The probe runs Debian's kernel, which is known to run under KVM: a kernel under test that fails
     there must fail its test, and not be emulated instead.
     """
-    if not os.path.exists("/dev/kvm"):
-        return "there is no /dev/kvm"
-    if not os.access("/dev/kvm", os.R_OK | os.W_OK):
-        return "/dev/kvm may not be opened by this user"
+    if why := _device_obstacle():
+        return why
+    if module() == PVM:
+        return f"/dev/kvm is of {PVM}, which emulates kernels other than those of --accel pvm"
     boot, found = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8"), qemu.stat()
     key = f"{platform.release()} {boot} {qemu} {found.st_size} {found.st_mtime_ns}"
     answer = paths.sub("kvm") / hashlib.sha256(key.encode()).hexdigest()

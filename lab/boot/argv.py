@@ -15,6 +15,8 @@ APPEND = f"console=ttyS0 {ENDS} mitigations=off no_timer_check"
 # An emulated counter jumps when its thread waits: do not watch it. Delays as at 3 GHz and 250 Hz.
 # An RCU section of a preempted nice task (khugepaged) lasts many times as long as on hardware.
 APPEND_TCG = "tsc=reliable lpj=12000000 rcupdate.rcu_cpu_stall_timeout=100"
+# Under PVM, kernel and programs need page tables of their own, and each change of the timer traps.
+APPEND_PVM = "pti=on nohz=off"
 APPEND_ARM64 = f"console=ttyAMA0 {ENDS} mitigations=off"
 APPEND_UM = f"con=null con0=null,fd:1 console=tty0 earlyprintk {ENDS}"
 BARE = ("-nodefaults", "-no-user-config", "-display", "none", "-no-reboot")
@@ -28,6 +30,8 @@ GENERIC = (
 # a user namespace. A memfd gets huge pages only where the administrator has enabled them.
 HUGE, MOUNT = "huge", 'mount -t tmpfs -o huge=always none /dev/shm && exec "$0" "$@"'
 WITH_HUGE = ("unshare", "--map-root-user", "--mount", "sh", "-c", MOUNT)
+# More options of a memory backend with pages of the host's pool.
+POOL = "hugetlb=on,hugetlbsize=2M"
 UM_LINES = ("ctl", "out", "err", "in")  # in the order of User-Mode Linux's serial lines
 
 
@@ -36,7 +40,7 @@ class Images:
     """The files that a BootSpec stands for on this machine, and the accelerator that works."""
 
     kernel: Path
-    accel: str  # kvm, tcg or um
+    accel: str  # kvm, pvm, tcg or um
     qemu: Path | None = None
     modules: tuple[Path, ...] = ()  # that the kernel must load
     front_end: str = ""  # of the daemon: QEMU's device and its properties
@@ -58,6 +62,7 @@ class Ends:
     sockets: Mapping[str, int]
     daemon: Path | None = None  # the socket of the vhost-user daemon
     interactive: bool = False
+    huge_pages: bool = False  # the host's pool has the guest's memory
 
 
 def make(spec: BootSpec, images: Images, ends: Ends) -> list[str]:
@@ -73,7 +78,7 @@ def cpu(accel: str, arch: str = "x86_64", mte: bool = False) -> list[str]:
     if arch == "arm64":
         # pauth-impdef: pointer authentication as specified takes half of the time.
         return ["-accel", "tcg", "-cpu", "max,pauth-impdef=on" if mte else "cortex-a57"]
-    if accel == "kvm":
+    if accel in ("kvm", "pvm"):
         return ["-accel", "kvm", "-cpu", "host"]
     return ["-accel", "tcg", "-cpu", "qemu64,+pdpe1gb"]
 
@@ -86,6 +91,8 @@ def _append(spec: BootSpec, images: Images) -> str:
         # that measures the counter with emulated timers may be wrong by a factor of six.
         if images.tsc_khz and "-icount" not in spec.extra_qemu:
             words += f" tsc_early_khz={images.tsc_khz}"
+    if images.accel == "pvm":
+        words += f" {APPEND_PVM}"
     return f"{words} {spec.append}".strip()
 
 
@@ -126,16 +133,18 @@ def _qemu(spec: BootSpec, images: Images, ends: Ends) -> list[str]:
             argv += ["-device", f"virtserialport,chardev=kz{name},name=kz.{name}"]
     if ends.interactive:
         argv += ["-chardev", "stdio,id=kztty,signal=off", "-device", "virtconsole,chardev=kztty"]
+    if ends.daemon or ends.huge_pages:
+        more = POOL if ends.huge_pages else spec.shared_memory
+        kind = "memfd" + (f",{more}" if more else "")
+        if more == HUGE:
+            kind = "file,mem-path=/dev/shm,align=2M"
+        argv += ["-object", f"memory-backend-{kind},id=kzmemory,size={spec.memory},share=on"]
+        argv += ["-machine", "memory-backend=kzmemory"]
     if ends.daemon:
         # Two processes share the memory. The patched QEMU connects again when the daemon restarts;
         # the generic device fails at once with this option, since it does not wait for the
         # connection.
         again = ",reconnect-ms=100" if images.front_end == FRONT_END else ""
-        kind = "memfd" + (f",{spec.shared_memory}" if spec.shared_memory else "")
-        if spec.shared_memory == HUGE:
-            kind = "file,mem-path=/dev/shm,align=2M"
-        argv += ["-object", f"memory-backend-{kind},id=kzmemory,size={spec.memory},share=on"]
-        argv += ["-machine", "memory-backend=kzmemory"]
         argv += ["-chardev", f"socket,id=kzballoon,path={_value(ends.daemon)}{again}"]
         argv += ["-device", f"{images.front_end},chardev=kzballoon"]
     for device in spec.qemu_devices():

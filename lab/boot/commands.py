@@ -44,7 +44,7 @@ class GuestOptions:
     add: Annotated[
         Several, Option(metavar="FILE[:GUESTPATH]", help="Copy this in. Repeatable.")
     ] = None
-    accel: Annotated[str, Option(help="auto, kvm or tcg.")] = "auto"
+    accel: Annotated[str, Option(help="auto, kvm, pvm or tcg.")] = "auto"
     qemu_arg: Annotated[Several, Option(help="A raw QEMU argument. Repeatable.")] = None
 
     def spec(self, command: list[str], timeout: float = FOREVER, device: str = "") -> BootSpec:

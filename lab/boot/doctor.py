@@ -164,6 +164,9 @@ def _kvm() -> Finding:
         return Finding("KVM", NOTE, "there is no /dev/kvm; guests are emulated (TCG)")
     if not (qemu := find_qemu()):
         return Finding("KVM", NOTE, "/dev/kvm exists; kz doctor tries it after QEMU is built")
+    if accel.module() == accel.PVM:
+        text = f"{accel.PVM}: guests are emulated (TCG), and with --accel pvm native"
+        return Finding("KVM", NOTE, text, "docs/how-to/measure.md")
     why = accel.kvm_obstacle(qemu)
     no = f"cannot be used: {why}; guests are emulated (TCG)"
     return Finding("KVM", NOTE, no) if why else Finding("KVM", OK, "runs Debian's kernel")

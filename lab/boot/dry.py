@@ -52,7 +52,8 @@ def commands(spec: BootSpec) -> list[str]:
     front_end = argv.GENERIC if spec.qemu == "stock" else argv.FRONT_END
     images = Images(kernel, chosen.name, program, front_end=front_end, reason=chosen.reason)
     sockets = {name: number for number, name in enumerate(names, 3)}
-    ends = Ends(spec.initrd or FOLDER / "initrd.cpio", FOLDER / "console.log", sockets, socket)
+    initrd, huge = spec.initrd or FOLDER / "initrd.cpio", chosen.name == "pvm"
+    ends = Ends(initrd, FOLDER / "console.log", sockets, socket, huge_pages=huge)
     return [*lines, shlex.join(argv.make(spec, images, ends))]
 
 
@@ -64,8 +65,9 @@ def _kernel(spec: BootSpec) -> tuple[Path, str]:
         ), f"a download of Debian's {stock.KERNEL_PACKAGE}, unless the cache has it"
     if str(spec.kernel) not in build.VARIANTS:
         return Path(spec.kernel).absolute(), ""
-    image = build.planned_linux(str(spec.kernel), spec.arch)
-    return image, f"./kz build linux --variant {spec.kernel} --arch {spec.arch}"
+    arch = resolve.machine(spec)
+    image = build.planned_linux(str(spec.kernel), arch)
+    return image, f"./kz build linux --variant {spec.kernel} --arch {arch}"
 
 
 def _qemu(spec: BootSpec) -> tuple[Path, str]:

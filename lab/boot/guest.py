@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from lab.boot import argv, console, initramfs, resolve
+from lab.boot import argv, console, hugepages, initramfs, resolve
 from lab.boot.argv import Images
 from lab.boot.spec import BootSpec
 from lab.boot.verdict import EmulatorFault, Ending, NeverCameUp
@@ -89,6 +89,7 @@ class Guest:
         self._late = False
         self._ready = threading.Event()
         self.daemon: daemon.Daemon | None = None
+        self.huge_pages = 0  # of the host's pool
         self._monitor: Any = None
         self._ours: dict[str, socket.socket] = {}
         theirs: dict[str, socket.socket] = {}
@@ -105,7 +106,10 @@ class Guest:
                 self.daemon = daemon.Daemon(images.daemon, options, self.folder)
             fds = {name: end.fileno() for name, end in theirs.items()}
             socket_path = self.daemon.socket if self.daemon else None
-            ends = argv.Ends(self._initrd(talks), self.console, fds, socket_path, interactive)
+            if self.accel == "pvm":
+                self.huge_pages = hugepages.take(spec.memory)
+            initrd, huge = self._initrd(talks), bool(self.huge_pages)
+            ends = argv.Ends(initrd, self.console, fds, socket_path, interactive, huge)
             words = argv.make(spec, images, ends)
             (self.folder / "command").write_bytes(os.fsencode("\n".join([*words, ""])))
             self._began = time.monotonic()
@@ -331,6 +335,8 @@ class Guest:
             end.close()
         if self.daemon:
             self.daemon.close()
+        hugepages.give_back(self.huge_pages)
+        self.huge_pages = 0
 
     def close(self) -> None:
         if self.process.poll() is None:

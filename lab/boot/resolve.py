@@ -13,7 +13,7 @@ from lab.build import linux as build
 from lab.build.qemu import QEMU_VARIANTS, build_qemu
 from lab.core import run
 from lab.core.errors import LabError, UsageError
-from lab.machine import stock
+from lab.machine import arches, stock
 
 
 def images(spec: BootSpec) -> Images:
@@ -26,7 +26,7 @@ def images(spec: BootSpec) -> Images:
     if spec.arch == "um":
         image, _ = kernel(spec.kernel, "um")
         return Images(image, "um", archive=archive, daemon=program)
-    image, modules = kernel(spec.kernel, spec.arch)
+    image, modules = kernel(spec.kernel, machine(spec))
     vmm = qemu(spec.qemu, spec.arch)
     chosen = accel.choose(spec.accel, vmm, spec.arch)
     counts = spec.arch == "x86_64" and chosen.name == "tcg"
@@ -49,10 +49,25 @@ def check(spec: BootSpec) -> None:
     Builds nothing.
     """
     spec.check()
+    if spec.accel == "pvm":
+        accel.need_pvm()
     if str(spec.kernel) not in (*build.VARIANTS, "stock"):
-        _kernel_file(spec.kernel)
+        file = _kernel_file(spec.kernel)
+        if spec.accel == "pvm" and PVM_MARK not in file.read_bytes():
+            why = "it is no vmlinux with linux/measure/pvm.patch: kvm_pvm would emulate it"
+            fix = f"use {', '.join(build.VARIANTS)}"
+            raise UsageError(f"Bad --kernel: {spec.kernel}", why, fix)
     if spec.qemu is not None and str(spec.qemu) not in (*QEMU_VARIANTS, "stock"):
         _qemu_file(spec.qemu)
+
+
+# What a kernel with linux/measure/pvm.patch prints.
+PVM_MARK = b"FOR MEASURING ONLY: runs under kvm_pvm"
+
+
+def machine(spec: BootSpec) -> str:
+    """The name in ``arches.ARCHES`` of the kernels of a guest."""
+    return arches.PVM if spec.accel == "pvm" else spec.arch
 
 
 # What QEMU says of a device that it does not know, up to 11.0 and later.

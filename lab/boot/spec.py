@@ -8,7 +8,7 @@ from pathlib import Path
 from lab.core.errors import UsageError
 from lab.machine import arches
 
-ACCELS = ("auto", "kvm", "tcg")
+ACCELS = ("auto", "kvm", "pvm", "tcg")
 DAEMON = "daemon"
 # The forms of QEMU's -m (slots and maxmem may follow), and of User-Mode Linux's mem=.
 MEMORY = re.compile(r"(?:size=)?(?=[\d.]*[1-9])\d+(?:\.\d+)?[BKMGT]?(?:,.*)?", re.IGNORECASE)
@@ -17,7 +17,7 @@ MEMORY_UM = re.compile(r"(?=\d*[1-9])\d+[KMG]", re.IGNORECASE)
 
 @dataclass
 class BootSpec:
-    """One boot. ``kernel``: base, knownzero, off, debug, stock, or the path of an image.
+    """One boot. ``kernel``: base, knownzero, off, debug, floor, stock, or the path of an image.
 
     The device ``daemon,target=256M`` is the project's vhost-user-balloon with --target 256M,
     started beside the guest.
@@ -72,10 +72,15 @@ class BootSpec:
         if self.accel not in ACCELS and (self.arch, self.accel) != ("um", "um"):
             why, fix = "no accelerator has this name", f"use {', '.join(ACCELS)}"
             raise UsageError(f"Bad --accel: {self.accel}", why, fix)
-        if self.accel == "kvm" and self.arch in ("i386", "arm64"):
-            raise UsageError(
-                "Bad --accel: kvm", f"the kernel is for {self.arch}", "use --accel auto or tcg"
-            )
+        if self.accel in ("kvm", "pvm") and self.arch in ("i386", "arm64"):
+            what, why = f"Bad --accel: {self.accel}", f"the kernel is for {self.arch}"
+            raise UsageError(what, why, "use --accel auto or tcg")
+        if self.accel == "pvm" and self.cpus != 1:
+            why = "linux/measure/pvm.patch supports one CPU"
+            raise UsageError(f"Bad --cpus: {self.cpus}", why, "use one, or --accel auto")
+        if self.accel == "pvm" and self.kernel == "stock":
+            why = "only kernels with linux/measure/pvm.patch run natively under kvm_pvm"
+            raise UsageError("Bad --kernel: stock", why, "use base, knownzero, off, debug or floor")
         if self.arch not in arches.GUESTS:
             why, fix = "it is unsupported", f"use {', '.join(arches.GUESTS)}"
             raise UsageError(f"Bad --arch: {self.arch}", why, fix)

@@ -12,7 +12,7 @@ from lab.machine import arches, debs, tools
 
 FLAGS = ("-std=gnu11", "-O2", "-g0", "-Wall", "-Wextra", "-static", "-pthread")
 # Programs for the memory, or the instructions, of x86_64.
-X86_64_ONLY = ("refpage_fuzz", "tsc_khz")
+X86_64_ONLY = ("native_costs", "refpage_fuzz", "tsc_khz")
 
 
 def build_programs(arch: str = "x86_64") -> dict[str, Path]:

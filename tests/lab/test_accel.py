@@ -75,6 +75,7 @@ def machine_with_kvm(cache: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]
     monkeypatch.setattr(os, "access", lambda *_: True)
     monkeypatch.setattr(accel, "_probe", probe)
     monkeypatch.setattr(stock, "kernel", lambda: (Path("/debian/vmlinuz"), []))
+    monkeypatch.setattr(accel, "module", lambda: "kvm_intel")
     return tried
 
 
