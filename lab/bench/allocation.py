@@ -26,20 +26,25 @@ def thp(run: Run) -> None:
     run.note(BASE_COUNTS, TOUCHED)
     with run.kernels("base", "ours", "floor") as sides:
         for mode in MODES:
-            phase = allocate(run, sides, "thp.{mode}", mode, "thp", parameters={"mode": mode})
+            of: dict[str, object] = {"mode": mode}
+            phase = allocate(run, sides, "thp.{mode}", mode, "thp", parameters=of, twice=run.native)
             phase.check_huge()
             phase.zeroed()
             phase.clock()
             phase.host()
         small_pages(run, sides, ("populate",))
         host.figures(run, Pair(*sides[:2]), least=run.pairs)
-    hotpath.idle(run, boots=1)
+    if not run.native:
+        hotpath.idle(run, boots=1)
 
 
 def small_pages(run: Run, sides: Sequence[Side], modes: Iterable[str] = MODES) -> None:
     """The job with huge pages off."""
     for mode in modes:
-        phase = allocate(run, sides, "order0.{mode}", mode, "nothp", parameters={"mode": mode})
+        of: dict[str, object] = {"mode": mode}
+        phase = allocate(
+            run, sides, "order0.{mode}", mode, "nothp", parameters=of, twice=run.native
+        )
         phase.add("skipped_percent", "skipped_percent")
         phase.clock()
         phase.zeroed()

@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
+from lab.bench import native
 from lab.bench.plan import BenchOptions, Plan, build, check
 from lab.bench.plan import plan as make_plan
 from lab.bench.runner import measure
@@ -86,6 +87,8 @@ def run_all(options: BenchOptions, parent: Path, as_json: bool) -> list[Result]:
     results: list[Result] = []
     failed: list[LabError] = []
     for name, bench in BENCHES.items():
+        if options.accel == "pvm" and not bench.native:
+            continue
         try:
             results.append(run_one(make_plan(bench, options), parent / name))
         except (LabError, OSError) as caught:
@@ -117,6 +120,8 @@ def run_all(options: BenchOptions, parent: Path, as_json: bool) -> list[Result]:
 def _run(name: str, chosen: RunOptions, called: str = "") -> None:
     """A bench, or all; ``called`` is the verb, if it is not the bench's name."""
     check(chosen)
+    if chosen.accel == "pvm":
+        native.need_quiet()
     if name == ALL:
         folder = output_folder(chosen.output, name)
         results = run_all(chosen, folder, chosen.as_json)

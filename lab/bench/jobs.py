@@ -28,6 +28,13 @@ BASE_COUNTS = (
 )
 
 
+BOTH_RUNS = (
+    "cold_and_warm is the CPU time of a job and of one that follows it at once. Under PVM, kernel "
+    "and user mapping of a page fault separately. A guest that does not zero a page saves the "
+    "first of these faults, and the next user of the page pays it: compare the sums."
+)
+
+
 def zeroed_bytes(answer: dict[str, Any], kernel: str) -> float:
     """Bytes that the guest zeroed for a run of alloc_once: see ``BASE_COUNTS``.
 
@@ -58,6 +65,12 @@ def huge_pages(answer: dict[str, Any]) -> int:
     return answer["vmstat"]["thp_fault_alloc"] or 0
 
 
+def clock_ms(answer: dict[str, Any]) -> float:
+    # User-Mode Linux has no performance counters; the job has its only CPU to itself.
+    ns = answer["wall_ns"] if answer["task_clock_ns"] is None else answer["task_clock_ns"]
+    return float(ns / 1e6)
+
+
 @dataclass
 class Runs:
     """The values of one side in one phase, one entry per repetition."""
@@ -68,11 +81,10 @@ class Runs:
     huge_pages: list[float] = field(default_factory=list)
     host_faults: list[float] = field(default_factory=list)
     host_system_ms: list[float] = field(default_factory=list)
+    with_warm_ms: list[float] = field(default_factory=list)  # and of a job that follows at once
 
     def add(self, side: Side, answer: dict[str, Any], cost: HostCost) -> None:
-        # User-Mode Linux has no performance counters; the job has its only CPU to itself.
-        clock = answer["wall_ns"] if answer["task_clock_ns"] is None else answer["task_clock_ns"]
-        self.task_clock_ms.append(clock / 1e6)
+        self.task_clock_ms.append(clock_ms(answer))
         self.zeroed.append(zeroed_bytes(answer, side.kernel))
         skipped = answer["vmstat"]["pgzeroed_skip"] or 0
         self.skipped_percent.append(min(100.0, skipped * PAGE / answer["bytes"] * 100))
@@ -119,6 +131,9 @@ class Phase:
     def clock(self) -> None:
         """Add the CPU time."""
         self.add("task_clock", "task_clock_ms", self.floor.task_clock_ms)
+        if self.base.with_warm_ms:
+            self.run.note(BOTH_RUNS)
+            self.add("cold_and_warm", "with_warm_ms", self.floor.with_warm_ms)
 
     def host(self) -> None:
         """Add the VMM's page faults, and the host kernel's share of CPU time.
@@ -152,13 +167,15 @@ def allocate(
     warm: int | None = None,
     around: Callable[[Side], AbstractContextManager[object]] = nullcontext,
     parameters: dict[str, object] | None = None,
+    twice: bool = False,
 ) -> Phase:
     """Run the job in the guests by turns, --pairs times after the warm-up.
 
     ``prepare`` readies a guest for each job, with whether the turn counts; otherwise all free
     memory is reported. ``around`` prepares the guest right before the job and puts it back after
     it. ``warm``: bytes of the host's memory to touch before, by default those of the job.
-    ``name`` and ``parameters`` are for ``Phase``.
+    ``twice``: also the time of a job and another one. ``name`` and ``parameters`` are for
+    ``Phase``.
     """
     options = run.options
     phase = Phase(run, name, options.size_mb * MIB, parameters or {})
@@ -170,9 +187,13 @@ def allocate(
             if prepare:
                 prepare(side, counts)
             warm_host(options.size_mb * MIB + SPARE if warm is None else warm)
-            with around(side), side.host_cost() as cost:
-                answer = side.json(*argv)
+            with around(side):
+                with side.host_cost() as cost:
+                    answer = side.json(*argv)
+                again = side.json(*argv) if twice else None
             if counts:
                 runs: Runs = getattr(phase, side.name)
                 runs.add(side, answer, cost[0])
+                if again:
+                    runs.with_warm_ms.append(clock_ms(answer) + clock_ms(again))
     return phase

@@ -2,6 +2,7 @@
 """Page faults at full speed, with free memory reported meanwhile and without."""
 
 import itertools
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from lab.bench.host import fill, release
@@ -61,10 +62,11 @@ def memory(sides: list[Side], pairs: int, found: Values) -> None:
             found["freed", side.name].append(float(side.settle()))
 
 
-def faults(sides: list[Side], pairs: int, found: Values) -> None:
+def faults(sides: list[Side], pairs: int, found: Values, numbers: Iterable[int] = TASKS) -> None:
     """The loop in each guest by turns: pages per second, and CPU time of QEMU for each page."""
     for pages, words in PAGES.items():
-        for tasks, number in TASKS.items():
+        for tasks in numbers:
+            number = TASKS[tasks]
             options = f"--pages {pages} --tasks {tasks} --ms {RUN_MS} --size {MAP_MB}"
             known = [
                 found["rate", pages, tasks, side.name] for side in sides if side.name in COMPARED
@@ -89,7 +91,8 @@ def faults(sides: list[Side], pairs: int, found: Values) -> None:
 
 def figures(run: Run, found: Values) -> None:
     rows = [name for name in ROWS if found["freed", name] and name != "base"]
-    for pages, tasks in itertools.product(PAGES, TASKS):
+    measured = [tasks for tasks in TASKS if found["rate", "thp", tasks, "base"]]
+    for pages, tasks in itertools.product(PAGES, measured):
         of = {"pages": pages, "tasks": tasks}
         rate = {row: found["rate", pages, tasks, row] for row in ("base", *rows)}
         for row in rows:
@@ -117,8 +120,8 @@ def shuffles(side: Side) -> bool:
 
 
 def measure(run: Run) -> None:
-    found, options = Values(), run.options
-    run.job = {"size_mb": MAP_MB, "memory": options.memory, "cpus": CPUS, "pairs": run.pairs}
+    found, options, cpus = Values(), run.options, 1 if run.native else CPUS
+    run.job = {"size_mb": MAP_MB, "memory": options.memory, "cpus": cpus, "pairs": run.pairs}
     run.job |= {"run_ms": RUN_MS, "delay_ms": DELAY_MS}
     run.note(
         f"A run takes {RUN_MS} ms; each task maps {MAP_MB} MB, writes a byte to each page of 4 "
@@ -131,7 +134,7 @@ def measure(run: Run) -> None:
         "that added reporting (5 to 8 % with huge pages).",
     )
     specs = [
-        Wanted(name, run.spec(row.kernel, cpus=CPUS, devices=[row.device], append=row.append))
+        Wanted(name, run.spec(row.kernel, cpus=cpus, devices=[row.device], append=row.append))
         for name, row in ROWS.items()
     ]
     with run.guests(specs) as sides:
@@ -141,6 +144,6 @@ def measure(run: Run) -> None:
             sides.pop().guest.close()
             missing = f"this kernel has no CONFIG_SHUFFLE_PAGE_ALLOCATOR, or ignores {SHUFFLED}"
             run.note(f"The row with page shuffling is missing: {missing}.")
-        faults(sides, run.pairs, found)
+        faults(sides, run.pairs, found, [tasks for tasks in TASKS if tasks <= cpus])
         memory(sides, run.pairs, found)
     figures(run, found)

@@ -20,6 +20,7 @@ from lab.boot.spec import ACCELS, BootSpec
 from lab.build import daemon
 from lab.build.linux import VARIANTS, build_linux
 from lab.core.errors import LabError, UsageError
+from lab.machine.arches import PVM
 from lab.patches.parts import split
 
 Image = str | Path
@@ -32,7 +33,7 @@ class BenchOptions:
     pairs: Annotated[int, Option(min=1, max=1000, help="Pairs of repetitions, by turns.")] = 10
     size_mb: Annotated[int, Option("--size", min=2, max=65536, help="MB the job allocates.")] = 256
     memory: Annotated[str, Option(help="Memory of each guest, such as 2G.")] = "2G"
-    accel: Annotated[str, Option(help="auto, kvm or tcg.")] = "auto"
+    accel: Annotated[str, Option(help="auto, kvm, pvm or tcg.")] = "auto"
     base: Annotated[str, Option(help="The kernel to compare with.")] = "base"
     ours: Annotated[str, Option(help="The kernel measured: a variant or image.")] = "knownzero"
     qemu: Annotated[str, Option(help="knownzero, or stock: Debian's, with the daemon.")] = (
@@ -64,7 +65,7 @@ class Bench:
     for both kernels. ``kernels``: those beside base and ours, by name. ``user_mode``: both kernels
     as User-Mode Linux, too (um_base, um_ours). ``plugins``: of the emulator. ``daemon``: the
     vhost-user daemon. ``first`` builds something else, ``disk`` its file system. ``parts``: the
-    names that --only takes.
+    names that --only takes. ``native``: it has figures with --accel pvm.
     """
 
     name: str
@@ -81,6 +82,7 @@ class Bench:
     first: Callable[[], object] | None = None
     parts: tuple[str, ...] = ()
     disk: Callable[[], Path] | None = None
+    native: bool = False
 
 
 @dataclass(frozen=True)
@@ -97,8 +99,9 @@ class Plan:
 
     @property
     def name(self) -> str:
-        """The name of the result. That of stock QEMU is published beside the patched one's."""
-        return self.verb[-1] + ("-stock" if self.options.qemu == "stock" else "")
+        """The name of the result. Those of PVM and of stock QEMU stand beside the others."""
+        native = "-native" if self.options.accel == "pvm" else ""
+        return self.verb[-1] + native + ("-stock" if self.options.qemu == "stock" else "")
 
     def reproduce(self, options: BenchOptions, accel: str) -> str:
         """The command that repeats the run."""
@@ -149,7 +152,7 @@ def check(options: BenchOptions) -> None:
         fix = "give the guest more with --memory, or take a smaller --size"
         raise UsageError("The job does not fit", why, fix)
     for kernel in (options.base, options.ours):
-        resolve.check(BootSpec(kernel=kernel, qemu=options.qemu))
+        resolve.check(BootSpec(kernel=kernel, qemu=options.qemu, accel=options.accel))
 
 
 def plan(bench: Bench, options: BenchOptions, verb: tuple[str, ...] = ()) -> Plan:
@@ -159,12 +162,20 @@ def plan(bench: Bench, options: BenchOptions, verb: tuple[str, ...] = ()) -> Pla
         why = f"{bench.name} has no part {min(unknown)}"
         fix = f"use {', '.join(bench.parts) or 'all of it'}"
         raise UsageError(f"Bad --only: {options.only}", why, fix)
-    if bench.accel:
+    native = options.accel == "pvm"
+    if native and not bench.native:
+        why = f"{bench.name} needs the emulator, several CPUs, or other guests"
+        raise UsageError("Bad --accel: pvm", why, "leave it out, or measure thp")
+    if bench.accel and not native:
         options = replace(options, accel=bench.accel)
     named = {"base": options.base if bench.both else options.ours, "ours": options.ours}
     kernels = {side: Kernel(name, config=bench.config) for side, name in named.items()}
     kernels |= bench.kernels
-    if bench.user_mode and {*named.values()} <= {*VARIANTS}:
+    if native:  # without those that only the emulator needs
+        kernels = {
+            name: replace(kernel, arch=PVM) for name, kernel in kernels.items() if name != "off"
+        }
+    elif bench.user_mode and {*named.values()} <= {*VARIANTS}:
         kernels |= {f"um_{side}": Kernel(name, "um") for side, name in named.items()}
     return Plan(bench, options, verb or ("bench", bench.name), kernels)
 
@@ -178,7 +189,8 @@ def build(wanted: Plan) -> Images:
     check_memory(bench)
     disk = bench.disk() if bench.disk else None
     kernels = {name: _kernel(kernel) for name, kernel in wanted.kernels.items()}
-    for arch in {kernel.arch for kernel in wanted.kernels.values()}:
+    native = options.accel == "pvm"
+    for arch in {"x86_64" if native else kernel.arch for kernel in wanted.kernels.values()}:
         initramfs.base_archive(arch)
     if bench.first:
         bench.first()
@@ -186,7 +198,7 @@ def build(wanted: Plan) -> Images:
     return Images(
         resolve.qemu(options.qemu),
         kernels,
-        {name: build_plugin(name) for name in bench.plugins},
+        {} if native else {name: build_plugin(name) for name in bench.plugins},
         daemon.build("release") if with_daemon else None,
         disk,
     )

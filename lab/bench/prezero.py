@@ -215,5 +215,6 @@ def measure(run: Run) -> None:
         peers(run, sides, int(run.options.memory_mb * PEER_SHARE) // 2 * 2)
         load(run, Pair(sides[0], sides[1]))
     again(run)
-    natively(run)
-    stores(run)
+    if not run.native:
+        natively(run)
+        stores(run)

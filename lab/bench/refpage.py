@@ -114,6 +114,8 @@ def measure(run: Run) -> None:
                 f"refpage_bench --method {method} --map {MAPPED} --touch 1024000 --loops 1 --check"
             )
         methods(run, side)
+    if run.native:
+        return
     counting = run.spec("ours", devices=[], accel="tcg", extra_qemu=["-icount", "shift=0"])
     with run.guests([Wanted("ours", counting)]) as (side,):
         instructions(run, side)

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from lab.bench import native
 from lab.bench.plan import Bench, BenchOptions, Image, Images, Plan
 from lab.bench.session import SHARED, Side, Wanted, guests, spec_for
 from lab.boot.guest import Keep, forget
@@ -60,6 +61,13 @@ class Run:
     job: dict[str, Any] = field(default_factory=dict)
     sides: Sequence[str] = SIDES
     series: dict[str, list[float]] = field(default_factory=dict)  # see Result
+    facts: dict[str, str] = field(default_factory=dict)  # about the machine
+    marks: str = ""  # words after the accelerator of figures
+
+    @property
+    def native(self) -> bool:
+        """Whether guests run natively under PVM, with one CPU each."""
+        return self.options.accel == "pvm"
 
     @property
     def pairs(self) -> int:
@@ -76,7 +84,8 @@ class Run:
     ) -> list[Observation]:
         """Add what was observed of a metric of metrics.toml on base and ours; the new ones."""
         sides = {BASE: values[0], OURS: values[1], FLOOR: floor}
-        found = observe(metric, sides, accelerator or self.accel, parameters)
+        accelerator = accelerator or f"{self.accel}{self.marks}"
+        found = observe(metric, sides, accelerator, parameters)
         self.observations += found
         return found
 
@@ -106,6 +115,8 @@ class Run:
         with guests(specs, self.keep) as sides:
             self.accel = self.accel or sides[0].guest.accel
             self.accel_reason = self.accel_reason or sides[0].guest.accel_reason
+            if sides[0].guest.accel == "pvm":
+                (native.mark if self.facts else native.check)(self, sides)
             yield sides
 
     @contextmanager
@@ -127,7 +138,8 @@ class Run:
 def measure(plan: Plan, images: Images, keep: Keep = forget) -> Result:
     """Run a plan on its images; ``keep`` gets each guest that has ended."""
     began = time.monotonic()
-    run = Run(plan.bench, plan.options, images, keep, plan.bench.accel)
+    fixed = "" if plan.options.accel == "pvm" else plan.bench.accel
+    run = Run(plan.bench, plan.options, images, keep, fixed)
     plan.bench.measure(run)
     return result(plan, run, time.monotonic() - began)
 
@@ -148,7 +160,7 @@ def result(plan: Plan, run: Run, seconds: float) -> Result:
         reproduce=plan.reproduce(options, run.accel),
         metrics=run.metrics,
         job=run.job or usual,
-        host=host_facts() | {"accelerator": run.accel_reason},
+        host=host_facts() | {"accelerator": run.accel_reason} | run.facts,
         notes=run.notes,
         sides=list(run.sides),
         series=run.series,

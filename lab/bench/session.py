@@ -5,6 +5,7 @@ import contextlib
 import json
 import mmap
 import os
+import re
 import shlex
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -62,8 +63,10 @@ class HostCost(NamedTuple):
 
 
 def resident(pid: int) -> int:
-    """Resident bytes of a process."""
-    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * mmap.PAGESIZE
+    """Resident bytes of a process, with huge pages of the pool, which statm leaves out."""
+    found = re.search(r"(?m)^HugetlbPages:\s+(\d+) kB$", Path(f"/proc/{pid}/status").read_text())
+    small = int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * mmap.PAGESIZE
+    return small + (int(found[1]) * 1024 if found else 0)
 
 
 def host_cost(pid: int) -> HostCost:

@@ -38,16 +38,23 @@ _ALL = (
         user_mode=True,
         daemon=True,
     ),
-    Bench("thp", "the main job: 256 MB of huge pages", allocation.thp, kernels=FLOOR),
-    Bench("order0", "the same memory in 4 KiB pages", allocation.order0, kernels=FLOOR),
+    Bench("thp", "the main job: 256 MB of huge pages", allocation.thp, kernels=FLOOR, native=True),
+    Bench(
+        "order0", "the same memory in 4 KiB pages", allocation.order0, kernels=FLOOR, native=True
+    ),
     Bench(
         "hugetlb",
         "the same memory in hugetlb pages, surplus and persistent",
         allocation.hugetlb,
         kernels=FLOOR,
+        native=True,
     ),
-    Bench("page-fault", "page faults while free memory is reported", page_fault.measure),
-    Bench("deflate", "memory used again after it was in the balloon", allocation.deflate),
+    Bench(
+        "page-fault", "page faults while free memory is reported", page_fault.measure, native=True
+    ),
+    Bench(
+        "deflate", "memory used again after it was in the balloon", allocation.deflate, native=True
+    ),
     Bench(
         "device",
         "vhost-user-balloon against the balloon in QEMU",
@@ -63,12 +70,24 @@ _ALL = (
         kernels=OUTER,
     ),
     Bench("host", "host memory that returns when the guest frees", host.measure),
-    Bench("churn", "memory allocated and freed all the time, by report delay", churn.measure),
-    Bench("prezero", "free memory zeroed before it is used", prezero.measure, user_mode=True),
+    Bench(
+        "churn",
+        "memory allocated and freed all the time, by report delay",
+        churn.measure,
+        native=True,
+    ),
+    Bench(
+        "prezero",
+        "free memory zeroed before it is used",
+        prezero.measure,
+        user_mode=True,
+        native=True,
+    ),
     Bench(
         "init-on-alloc",
         "small allocations with init_on_alloc=1, distributions' default",
         init_on_alloc.measure,
+        native=True,
     ),
     Bench("fleet", "host memory of six guests with bursts, by policy", fleet.measure, needs_gb=7.2),
     Bench(
@@ -105,17 +124,19 @@ _ALL = (
     ),
     Bench(
         "hotpath",
-        "instructions of the hot paths: compiled out, idle and active",
+        "the hot paths: instructions compiled out, idle and active; with --accel pvm, time",
         hotpath.measure,
         accel="tcg",
         kernels=FLOOR | OFF,
         plugins=("functions",),
+        native=True,
     ),
     Bench(
         "refpage",
         "filling memory with a pattern: memset against refpage_create",
         refpage.measure,
         both=False,
+        native=True,
     ),
 )
 BENCHES: dict[str, Bench] = {bench.name: bench for bench in _ALL}

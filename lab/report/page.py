@@ -18,7 +18,7 @@ from lab.core.units import human, percent
 from lab.report import charts, registry
 from lab.report.evidence import GUESTS, HOST, QEMU
 from lab.report.groups import groups
-from lab.report.results import Metric, Result, Sample
+from lab.report.results import Metric, Result, Sample, in_words
 from lab.report.significance import CONSTANT, LEVEL, TOO_FEW, outside
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -40,11 +40,11 @@ def _headlines(result: Result) -> list[tuple[str, str, bool | None]]:
 
 
 def ran_on(result: Result, metric: Metric) -> str:
-    return metric.accelerator or result.accelerator
+    return in_words(metric.accelerator or result.accelerator)
 
 
 def _charts(result: Result) -> list[dict[str, str]]:
-    over_time = {"title": charts.OVER_TIME, "caption": "", "ran_on": result.accelerator}
+    over_time = {"title": charts.OVER_TIME, "caption": "", "ran_on": result.ran_on}
     over_time |= {"svg": Markup(charts.lines(result.series))} if result.series else {}
     return [over_time] * bool(result.series) + [
         {
@@ -145,7 +145,7 @@ def _tests(result: Result) -> list[str]:
 def _facts(result: Result) -> list[tuple[str, str]]:
     """Accelerator, time, duration, versions, machine and sizes."""
     groups = (("version", result.versions), ("machine", result.host), ("job", result.job))
-    first = {"accelerator": result.accelerator, "when": result.when.replace("T", " ")}
+    first = {"accelerator": result.ran_on, "when": result.when.replace("T", " ")}
     first["took"] = f"{result.seconds:.0f} s"
     rest = (
         (f"{kind}: {key}", str(value))
@@ -269,7 +269,7 @@ def runs(results: list[Result]) -> str:
     for one in results:
         machine = "×".join(one.host[key] for key in ("cpus", "cpu") if key in one.host) or "unknown"
         commit, day = one.versions.get("knownzero", "unknown"), one.when[:10]
-        first = (f"[{one.name}](#{one.name})", f"`{one.reproduce}`", one.accelerator)
+        first = (f"[{one.name}](#{one.name})", f"`{one.reproduce}`", one.ran_on)
         rows.append((*first, commit, day, verdict(one), machine))
     return "".join(f"{'|'.join(row)}\n" for row in rows)
 

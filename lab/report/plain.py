@@ -21,7 +21,7 @@ LEGEND = (
 def text(result: Result) -> str:
     """Every figure: its whole name on a line; below it both sides, the change and the verdicts."""
     reason = result.host.get("accelerator", "")
-    ran_on = f"{result.accelerator} ({reason})" if reason else result.accelerator
+    ran_on = f"{result.ran_on} ({reason})" if reason else result.ran_on
     head = f"{result.name} on {ran_on}: {' → '.join(result.sides)}. {LEGEND}"
     lines = [*_wrapped(head, ""), ""]
     for metric in result.metrics:

@@ -143,7 +143,7 @@ def _files(result: Result) -> dict[str, str]:
     whole = replace(result, metrics=[replace(metric, values={}) for metric in result.metrics])
     main = main_charts(whole)
     about = (
-        f"Measured on {result.accelerator}. Bars: medians; lines: 10th to 90th percentile. "
+        f"Measured on {result.ran_on}. Bars: medians; lines: 10th to 90th percentile. "
         f"{_better(main)}"
     )
     for scheme in charts.SCHEMES if main else ():

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -152,6 +153,11 @@ class Metric:
 Goal = Callable[[Metric], Target]
 
 
+def in_words(accelerator: str) -> str:
+    """The accelerator of figures, for readers."""
+    return re.sub(r"^pvm\b", "native (PVM)", accelerator)
+
+
 @dataclass
 class Result:
     """The figures of a run, and the facts needed to repeat it."""
@@ -171,6 +177,11 @@ class Result:
     format: int = FORMAT
     # The folder of its file, once it has one; not in the file.
     folder: Path | None = field(default=None, compare=False)
+
+    @property
+    def ran_on(self) -> str:
+        """The accelerator in words."""
+        return in_words(self.accelerator)
 
     def metric(self, name: str) -> Metric | None:
         return next((metric for metric in self.metrics if metric.name == name), None)

@@ -125,8 +125,7 @@ class Figures:
                 map(str, sorted({metric.ours.n for one, metric in have if one is result}))
             )
             source = (
-                f"[{result.accelerator.upper()}, n = {counts}: "
-                f"{result.reproduce.removeprefix('./')}]"
+                f"[{result.ran_on.upper()}, n = {counts}: {result.reproduce.removeprefix('./')}]"
             )
             indents: Any = {"initial_indent": INDENT, "subsequent_indent": INDENT + " "}
             lines += textwrap.wrap(source, WIDTH, **WHOLE, **indents)
@@ -147,6 +146,8 @@ class Figures:
         if any(one.accelerator == "tcg" for one in self.used):
             words.append("TCG is QEMU's emulator: counters and instructions are exact;")
             words.append("times only compare base with patched.")
+        if any(one.accelerator == "pvm" for one in self.used):
+            words.append("PVM runs guests natively, in ring 3: traps cost more than on hardware.")
         return textwrap.fill(" ".join(dict.fromkeys(words)), 72)
 
 

@@ -42,7 +42,10 @@ SAMPLES = {
 }
 BENCHES = sorted((REPO / "lab" / "bench").glob("*.py"))
 # The last names that a Phase of jobs.py adds to the names that ``allocate`` gets.
-PHASE = ("guest_zeroed_bytes", "task_clock", "host_faults", "host_share", "skipped_percent")
+PHASE = (
+    *("guest_zeroed_bytes", "task_clock", "cold_and_warm"),
+    *("host_faults", "host_share", "skipped_percent"),
+)
 
 
 def observed(about: Definition) -> list[Metric]:

@@ -244,6 +244,10 @@ ELSEWHERE: dict[str, tuple[str, str]] = {
         "it has passed in this run, or with the same files before",
         IN_ORDER,
     ),
+    "./kz demo --accel pvm": (
+        "it needs the module kvm_pvm and a quiet machine",
+        "tests/guest/test_native.py::test_a_guest_runs_natively",
+    ),
     "./kz series check linux --each": ("it takes hours", STAGE),
     "./kz test --nightly --stage fuzz --stage matrix": ("it takes hours", STAGE),
     "./kz test --nightly --stage matrix --select configurations": ("it takes hours", STAGE),
