@@ -28,6 +28,7 @@ MARKED = {
     "fuzz": ("fuzz", "fuzzers"),
     "matrix": ("matrix", "boot matrix: other configurations, processors and command lines"),
     "packages": ("packages", "packages, installed and booted"),
+    "native": ("native", "a leak hunt without emulation, where /dev/kvm is of kvm_pvm"),
 }
 # The series come last: they build after each patch, and take the rest of the night.
 NAMES = ("tests", *MARKED, "bench", "series-linux", "series-qemu")
