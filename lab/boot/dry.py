@@ -52,7 +52,7 @@ def commands(spec: BootSpec) -> list[str]:
     front_end = argv.GENERIC if spec.qemu == "stock" else argv.FRONT_END
     images = Images(kernel, chosen.name, program, front_end=front_end, reason=chosen.reason)
     sockets = {name: number for number, name in enumerate(names, 3)}
-    initrd, huge = spec.initrd or FOLDER / "initrd.cpio", chosen.name == "pvm"
+    initrd, huge = spec.initrd or FOLDER / "initrd.cpio", chosen.name == "pvm" and spec.pool
     ends = Ends(initrd, FOLDER / "console.log", sockets, socket, huge_pages=huge)
     return [*lines, shlex.join(argv.make(spec, images, ends))]
 

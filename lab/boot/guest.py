@@ -106,7 +106,7 @@ class Guest:
                 self.daemon = daemon.Daemon(images.daemon, options, self.folder)
             fds = {name: end.fileno() for name, end in theirs.items()}
             socket_path = self.daemon.socket if self.daemon else None
-            if self.accel == "pvm":
+            if self.accel == "pvm" and spec.pool:
                 self.huge_pages = hugepages.take(spec.memory)
             initrd, huge = self._initrd(talks), bool(self.huge_pages)
             ends = argv.Ends(initrd, self.console, fds, socket_path, interactive, huge)

@@ -44,6 +44,7 @@ class BootSpec:
     # with huge pages.
     shared_memory: str = ""
     mte: bool = False  # memory tags, on arm64 only
+    pool: bool = True  # with --accel pvm, memory is in huge pages of the host's pool
     label: str = ""  # the name of this guest in reports
 
     def daemon_options(self) -> list[str] | None:
