@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0
 """The distribution's own kernel and QEMU: the unpatched partners of tests."""
 
-import contextlib
 import lzma
 import os
 import re
@@ -110,10 +109,14 @@ def qemu(arch: str = "x86_64", suite: str = "") -> Path:
     folder = debs.with_dependencies(package, f"usr/bin/{program}", suite or _suites())
     words = [*debs.loader(folder), str(folder / "usr" / "bin" / program)]
     # QEMU takes modules, firmware and configuration from the machine's /usr and /etc, except below
-    # a folder "qemu-bundle" beside the program that runs: here the loader.
+    # a folder "qemu-bundle" beside the program that runs: here the loader. The link is relative,
+    # so that another user finds the files where the folder is mounted.
     bundle = Path(words[0]).parent / "qemu-bundle"
-    with contextlib.suppress(FileExistsError):
-        bundle.symlink_to(folder)
+    target = Path(os.path.relpath(folder, bundle.parent))
+    if not bundle.is_symlink() or bundle.readlink() != target:
+        new = bundle.with_name(f"qemu-bundle.{os.getpid()}")
+        new.symlink_to(target)
+        new.replace(bundle)
     clean = "unset QEMU_MODULE_DIR LD_PRELOAD LD_LIBRARY_PATH"
     script = f'#!/bin/sh\n{clean}\nexec {shlex.join(words)} "$@"\n'
     lock.write_if_changed(folder / program, script.encode(), 0o755)

@@ -90,7 +90,7 @@ def refused(guest: Guest, code: int, text: str) -> None:
 
 def test_a_guest_that_is_paused_or_reset() -> None:
     with guest_with(
-        f"{LATE}; pause up; {JOB}", qemu="stock", extra_qemu=["-action", "reboot=reset"]
+        f"{LATE}; {DIRTY}; pause up; {JOB}", qemu="stock", extra_qemu=["-action", "reboot=reset"]
     ) as guest:
         until(guest, "up")
         guest.qmp("stop")
@@ -104,17 +104,25 @@ def test_a_guest_that_is_paused_or_reset() -> None:
         fine(guest.wait())
 
 
-@pytest.mark.parametrize("append", ["virtio_balloon.report_now=0", "page_poison=1"])
-def test_a_driver_without_the_command(append: str) -> None:
-    """By its parameter; and one that reports nothing of use, since it poisons free pages."""
+def test_a_driver_that_refuses() -> None:
+    append = "virtio_balloon.report_now=0"
     with guest_with(f"{LATE}; pause up; {JOB}", kernel=CHECKED, append=append) as guest:
         until(guest, "up")
-        if append.startswith("virtio_balloon"):
-            refused(guest, UNAVAILABLE, "has not accepted feature bit 16; use the subcommand flush")
-            assert "report-now" not in device_of(guest).status()["features"]
-        else:
-            result = reported(guest)
-            assert not result["zero"] and device_of(guest).status()["discarded"] == 0
+        refused(guest, UNAVAILABLE, "has not accepted feature bit 16; use the subcommand flush")
+        assert "report-now" not in device_of(guest).status()["features"]
+        guest.send("")
+        fine(guest.wait())
+
+
+def test_a_guest_that_poisons_free_pages() -> None:
+    """The host keeps them: the guest looks for the poison when it uses them again."""
+    with guest_with(
+        f"{LATE}; {DIRTY}; pause up; {JOB}", kernel="debug", append="page_poison=1"
+    ) as guest:
+        until(guest, "up")
+        result = reported(guest)
+        assert not result["zero"]
+        assert device_of(guest).status()["discarded"] == 0
         guest.send("")
         fine(guest.wait())
 
