@@ -222,7 +222,7 @@ def test_user_mode_linux_and_the_daemon_with_a_process_that_was_there_before(
     )
     client = f'printf "%s\\n" "$@" > {ask}; exec cat {answer}'
     with (
-        devices(daemon.build(), [[]]) as (device,),
+        devices(daemon.build(), [["--user-mode-linux"]]) as (device,),
         subprocess.Popen([sys.executable, "-c", server, ask, answer]) as vmm,
     ):
         try:
