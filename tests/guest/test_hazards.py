@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 
@@ -170,44 +169,6 @@ def test_soft_offlining_meets_offlining() -> None:
     fine(result)
     (stress,) = objects(result)
     expect_at_least(min(stress["steps"].values()), 20)
-
-
-SLOW = 40_000  # bytes a second: a request waits for a minute
-# The first page under writeback, by bit 8 of its flags (KPF_WRITEBACK), that stands alone (bits 15
-# and 16).
-WRITTEN_BACK = (
-    "od -An -v -tx8 -w8 /proc/kpageflags | awk '/[02468ace][0-7][13579bdf]..$/ { print NR - 1; "
-    "exit }'"
-)
-
-
-def test_soft_offlining_that_waits_for_writeback_blocks_no_other(tmp_path: Path) -> None:
-    """Soft offlining waits for a page on its way to a slow disk.
-
-    Another task that takes memory offline meanwhile does not wait for it.
-    """
-    disk = tmp_path / "disk.img"
-    with disk.open("wb") as image:
-        image.truncate(16 << 20)
-    result = run(
-        # Who closes a disk last writes it back.
-        "exec 3<>/dev/vda; dd if=/dev/zero of=/dev/vda bs=4K count=3072 2>/dev/null; sync & "
-        f"sleep 1; pfn=$({WRITTEN_BACK}); test $pfn -gt 0; {{ printf '0x%x000' $pfn > "
-        "/sys/devices/system/memory/soft_offline_page || :; echo soft offlined; } & sleep 0.5; "
-        "for state in $(ls -dr /sys/devices/system/memory/memory*/state); do if echo offline > "
-        "$state; then echo $state is offline; break; fi; done; grep Writeback: /proc/meminfo",
-        devices=["virtio-blk-pci,drive=slow"],
-        extra_qemu=[
-            "-drive",
-            f"file={disk},if=none,id=slow,format=raw,cache=unsafe,throttling.bps-write={SLOW}",
-        ],
-        cpus=2,
-    )
-    fine(result)
-    said = [line for line in text(result).splitlines() if "offline" in line]
-    assert said and said[0].endswith("is offline"), text(result)
-    # The disk is as slow as it is meant to be.
-    assert int(text(result).split("Writeback:")[1].split()[0]) > 0
 
 
 def test_unbound_and_bound_again() -> None:
