@@ -159,7 +159,7 @@ def test_a_legacy_device_and_a_reboot() -> None:
     old = "virtio-balloon-pci,disable-modern=on,free-page-reporting=on,device-init-on-inflate=on"
     with devices(daemon.build(), [[]]) as (device,):
         command = qemu(None, *SHARED, "-device", old, *front_end(device, 0, argv.FRONT_END))
-        legacy, honest = tables(command, memory="288M", kernel="debug")
+        legacy, honest = tables(command, kernel="debug")
     assert failed(legacy) == [
         "legacy interface: bits 6 and 7 without VIRTIO_F_VERSION_1: no driver may accept that "
         "(DRV6.13, DRV7.15)"
