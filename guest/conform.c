@@ -637,14 +637,16 @@ static void start_again(const struct device *d)
 	char line[2200];
 	ssize_t length = kz_read_file("/proc/cmdline", line, sizeof(line) - 100);
 
+	munmap(pool, pages * KZ_HUGE);
+	kz_write_file(POOL, "0");
+	/* The memory that the kernel loads into is dirty, too. */
+	child(kz_meminfo("MemFree") / 4 * 3, true);
 	/* No report before the probe wants it. */
 	snprintf(line + length, 100, " page_reporting.page_reporting_delay_ms=3600000 conform=%d", failures);
 	if (kernel < 0 || initrd < 0 || syscall(SYS_kexec_file_load, kernel, initrd, strlen(line) + 1, line, 0)) {
 		row(NOT_RUN, AGAIN, says("%s: kexec_file_load(2), /kz/kernel and retain_initrd are needed", strerror(errno)));
 		return;
 	}
-	munmap(pool, pages * KZ_HUGE);
-	kz_write_file(POOL, "0");
 	kz_write_file(DRIVER "/bind", d->name);
 	child(kz_meminfo("MemFree") / 4 * 3, true);
 	printf("conform: kexec\n");
