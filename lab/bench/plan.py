@@ -39,7 +39,7 @@ class BenchOptions:
     qemu: Annotated[str, Option(help="knownzero, or stock: Debian's, with the daemon.")] = (
         "knownzero"
     )
-    only: Annotated[str, Option(metavar="NAME,…", help="programs only: run these.")] = ""
+    only: Annotated[str, Option(metavar="NAME,…", help="programs, life: only these parts.")] = ""
 
     @property
     def memory_mb(self) -> int:

@@ -11,6 +11,7 @@ from lab.bench import (
     host,
     hotpath,
     init_on_alloc,
+    life,
     lockhold,
     page_fault,
     prezero,
@@ -88,6 +89,13 @@ _ALL = (
         "small allocations with init_on_alloc=1, distributions' default",
         init_on_alloc.measure,
         native=True,
+    ),
+    Bench(
+        "life",
+        "a guest's life: boot, programs, idle, park, save, restore, burst",
+        life.measure,
+        needs_gb=7.2,
+        parts=life.PHASES,
     ),
     Bench("fleet", "host memory of six guests with bursts, by policy", fleet.measure, needs_gb=7.2),
     Bench(

@@ -116,6 +116,17 @@ def most(value: float, words: str) -> Goal:
     return judged
 
 
+def quick(value: float, percent: float, words: str) -> Goal:
+    """Each value of ours is at most ``value``, and its median ``percent`` percent below base's."""
+
+    def judged(metric: Metric) -> Target:
+        worst, change = max(metric.values["ours"]), metric.change_percent
+        met = worst <= value and change is not None and change <= -percent
+        return Target(f"{words} ({worst:.0f})", met)
+
+    return judged
+
+
 def each_less(words: str) -> Goal:
     """Each value of ours is less than each of base."""
 
@@ -146,6 +157,7 @@ KINDS: dict[str, Callable[..., Goal]] = {
     "share": share,
     "least": least,
     "most": most,
+    "quick": quick,
     "each_less": each_less,
     "times": times,
 }

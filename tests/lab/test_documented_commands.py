@@ -342,6 +342,10 @@ ELSEWHERE: dict[str, tuple[str, str]] = {
         FUZZED,
     ),
     "./kz bench all": (A_BENCH, STAGE),
+    "./kz bench life --only park": (
+        A_BENCH,
+        "tests/bench/test_bench_life.py::test_a_phase_by_itself_has_what_it_needs",
+    ),
     "./kz bench both-ends": (A_BENCH, STAGE),
 }
 

@@ -1,0 +1,403 @@
+# SPDX-License-Identifier: GPL-2.0
+"""A guest's life in phases: boot, programs, idle, park, save to a file, restore, burst.
+
+All settings are the defaults of the kernel and of the devices, except init_on_alloc, which is 0 and
+1. Each life is a guest of its own; the columns take turns.
+"""
+
+import itertools
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from lab.bench import init_on_alloc
+from lab.bench.fleet import pss
+from lab.bench.host import until_back
+from lab.bench.jobs import BASE_COUNTS, SPARE, zeroed_bytes
+from lab.bench.repeat import Values, turns
+from lab.bench.runner import Run
+from lab.bench.session import (
+    MIB,
+    PAGE,
+    Side,
+    cpu_ns,
+    host_cost,
+    raise_priority,
+    resident,
+    warm_host,
+)
+from lab.boot import balloon, resolve
+from lab.boot.guest import Guest, running
+from lab.boot.spec import BootSpec
+from lab.core import paths
+from lab.core.errors import TestFailure
+from lab.core.progress import step
+from lab.patches.parts import split
+from lab.report.evidence import SNAPSHOT
+
+# Of each column, at most: one with huge pages takes half a minute under emulation.
+LIVES = {"thp": 3, "4k": 2}
+AGAIN_S = 2.0
+WARM_MB = 512  # of the host's memory, before a boot and a restore
+BACK_PERCENT = 90
+PASSES_S = 180.0  # in which page reporting has to give back what a guest has freed
+LOOK_S = 0.002
+GIVE_UP_S = 120.0
+# Free pages in the lists of a CPU, which nr_free_pages leaves out.
+IN_LISTS = "awk '$1 == \"count:\" { n += $2 } END { print n + 0 }' /proc/zoneinfo"
+PREZEROED = "pgzeroed_set_prezeroed"
+NO_REPORTS = balloon.device()
+REPORTS = balloon.device(free_page_reporting="on")
+
+PHASES = (
+    *("boot", "first", "again", "later", "idle", "park"),
+    *("save_cached", "save", "restore", "restored", "burst"),
+)
+# The phases that come before in a life of one phase, and only there.
+SAVED = ("park", "save")
+NEEDS: dict[str, tuple[str, ...]] = {
+    "again": ("first",),
+    "later": ("first", "again"),
+    "save_cached": ("park",),
+    "save": ("park",),
+    "restore": SAVED,
+    "restored": (*SAVED, "restore"),
+    "burst": (*SAVED, "restore", "restored"),
+}
+# The kinds of pages of the programs, and the phases of a life with them.
+PAGES = {"thp": PHASES, "4k": ("first", "again", "later")}
+INITS = (0, 1)
+KINDS = ("zeroed", "host_faults", "time", "usable", "host", "file", "of_used", "prezeroed", "cpu")
+OF_4K = ("zeroed", "time")
+SUMS = ("zeroed", "host_faults", "time")  # also of the whole life
+WHOLE = "whole"
+NOTES = (
+    "A life is a guest of its own; the columns take turns. Settings are the defaults, except "
+    "init_on_alloc, and the balloon's free-page-reporting, which base alone has off. kzeropaged: "
+    "prezero=on on the command line. The program writes to each byte of its memory; the second run "
+    "follows at once, the third after 2 s. Before a phase, the lab touches the host's memory that "
+    "the phase needs, and frees it: the host may be a guest.",
+    "Park: the guest fills memory and frees it. The time ends when the host has "
+    f"{BACK_PERCENT} % of it. Base inflates its balloon, and deflates it afterwards. Base with "
+    "reports waits for the passes of page reporting, every 2000 ms. Ours gets balloon-report-now. "
+    "The guest can use the memory again when its balloon is empty, else at once.",
+    "Save: QEMU stops the guest and migrates it to a file; file size is what the file system has "
+    "allocated. Used memory is the guest's memory without its free pages. First with the page "
+    "cache, then after drop_caches and another park. The restored guest is a new QEMU with "
+    "-incoming; its time ends when the guest's shell answers.",
+    "Host memory is the PSS of QEMU at the end of a phase, translated code included. Bytes zeroed "
+    "with init_on_alloc=1: ours counts them, base zeroes each page that it allocates. Bytes that "
+    "kzeropaged zeroes are counted apart. Time of the whole life: the sum of its phases, without "
+    "rests.",
+)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The sizes of a life in MB, and how long it idles."""
+
+    memory_mb: int = 4096
+    program_mb: int = 1024
+    cache_mb: int = 300
+    park_mb: int = 3072
+    burst_mb: int = 2048
+    idle_s: float = 5.0
+
+
+def inflate(side: Side, size: int) -> None:
+    """Take ``size`` bytes by the balloon, as hosts do today."""
+    balloon.fill(side.guest, size)
+
+
+def deflate(side: Side) -> None:
+    balloon.fill(side.guest, 0)
+
+
+def wait_for_passes(side: Side, size: int) -> None:
+    """Wait until page reporting has given back most of what was just freed."""
+    until_back(side, resident(side.guest.pid), size * BACK_PERCENT // 100, PASSES_S)
+
+
+def report_now(side: Side, size: int) -> None:
+    """Have all free memory reported by balloon-report-now."""
+    del size
+    side.guest.qmp("balloon-report-now", timeout=int(GIVE_UP_S * 1e3))
+    while (found := side.guest.qmp("query-balloon")["report-now"])["status"] == "running":
+        time.sleep(LOOK_S)
+    if found["status"] != "completed":
+        why, fix = f"the command ended as {found}", "read the guest's console"
+        raise TestFailure(f"balloon-report-now fails ({side.name})", why, fix)
+
+
+class Column(NamedTuple):
+    """A kind of guest, and how its host takes free memory back at once."""
+
+    kernel: str
+    device: str
+    park: Callable[[Side, int], None]
+    append: str = ""
+    after_park: Callable[[Side], None] = lambda side: None
+
+
+BASE = "base"
+COLUMNS = {
+    BASE: Column("base", NO_REPORTS, inflate, after_park=deflate),
+    "reports": Column("base", REPORTS, wait_for_passes),
+    "ours": Column("ours", REPORTS, report_now),
+    "kzeropaged": Column("ours", REPORTS, report_now, "prezero=on"),
+}
+
+
+def phases(only: str, of: Sequence[str] = PHASES) -> list[str]:
+    """The phases to run for --only, with those that they need, in order; all without it."""
+    chosen = set(split(only) or of) & set(of)
+    return [one for one in of if one in chosen.union(*(NEEDS.get(name, ()) for name in chosen))]
+
+
+def disk(folder: Path, size_mb: int) -> Path:
+    """A file of bytes that are not zero, which guests read into their page cache."""
+    target, piece = folder / "disk", os.urandom(MIB)
+    with target.open("wb") as file:
+        for _ in range(size_mb):
+            file.write(piece)
+    return target
+
+
+def spec(run: Run, column: str, init: int, sizes: Sizes, image: Path) -> BootSpec:
+    """The boot of a life's guest."""
+    about = COLUMNS[column]
+    drive = f"file={str(image).replace(',', ',,')},if=none,id=pages,format=raw,readonly=on"
+    more: dict[str, Any] = {"memory": f"{sizes.memory_mb}M", "label": f"{column}-init{init}"}
+    more["append"] = f"init_on_alloc={init} {about.append}".strip()
+    more["devices"] = [about.device, "virtio-blk-pci,drive=pages"]
+    return run.spec(about.kernel, extra_qemu=["-drive", drive], **more)
+
+
+def write_state(guest: Guest, file: Path) -> None:
+    """Write the state of a stopped guest to a file."""
+    guest.qmp("migrate-set-parameters", **{"max-bandwidth": 1 << 40})
+    guest.qmp("migrate", uri=f"file:{file}")
+    _migrated(guest)
+
+
+def _migrated(guest: Guest) -> None:
+    """Wait for the end of a migration; TestFailure when it fails."""
+    deadline = time.monotonic() + GIVE_UP_S
+    while (found := guest.qmp("query-migrate")).get("status") != "completed":
+        if found.get("status") in ("failed", "cancelled") or time.monotonic() > deadline:
+            why, fix = f"query-migrate returns {found}", "read the log of QEMU; free disk space"
+            raise TestFailure("A guest cannot be saved or restored", why, fix)
+        time.sleep(LOOK_S)
+
+
+@dataclass
+class Life:
+    """A guest that lives; ``found``: its figures by phase and kind."""
+
+    run: Run
+    column: str
+    init: int
+    pages: str
+    sizes: Sizes
+    folder: Path
+    image: Path
+    found: dict[tuple[str, str], float] = field(default_factory=dict)
+    stack: ExitStack = field(default_factory=ExitStack)
+    cached: bool = False
+
+    @property
+    def about(self) -> Column:
+        return COLUMNS[self.column]
+
+    @property
+    def file(self) -> Path:
+        return self.folder / "saved"
+
+    def note(self, phase: str, **named: float) -> None:
+        """Note figures of a phase, and the host memory at its end."""
+        named["host"] = pss(self.side.guest.pid) * 2**30
+        self.found |= {(phase, kind): float(value) for kind, value in named.items()}
+
+    def _enter(self, wanted: BootSpec) -> None:
+        guest = self.stack.enter_context(running(wanted, self.run.keep))
+        self.run.accel = self.run.accel or guest.accel
+        self.run.accel_reason = self.run.accel_reason or guest.accel_reason
+        raise_priority(guest.pid)
+        self.side = Side(self.column, guest, kernel=self.about.kernel)
+
+    def _leave(self) -> None:
+        """End the guest; what it has done counts for the whole life."""
+        before = self.found.get((WHOLE, "cpu"), 0.0)
+        self.found[WHOLE, "cpu"] = before + cpu_ns(self.side.guest.pid) / 1e9
+        self.stack.close()
+
+    def boot(self) -> None:
+        wanted = spec(self.run, self.column, self.init, self.sizes, self.image)
+        resolve.images(wanted)  # finds them, so that the boot does not
+        warm_host(WARM_MB * MIB)
+        began = time.monotonic()
+        self._enter(wanted)
+        self.side.sh("true")
+        taken = time.monotonic() - began
+        self.note("boot", time=taken * 1e3, host_faults=host_cost(self.side.guest.pid).faults)
+        self.side.sh(SNAPSHOT)
+
+    def _program(self, phase: str, argv: Sequence[str]) -> dict[str, Any]:
+        """Run a program that prints JSON; notes all but its time."""
+        before = self.side.vmstat()
+        with self.side.host_cost() as cost:
+            answer = self.side.json(*argv)
+        after = self.side.vmstat()
+        zeroed = (
+            float(init_on_alloc.zeroed(self.side, before, after))
+            if self.init
+            else zeroed_bytes(answer, self.side.kernel)
+        )
+        self.note(phase, zeroed=zeroed, host_faults=cost[0].faults)
+        return answer
+
+    def _allocate(self, phase: str) -> None:
+        size = str(self.sizes.program_mb)
+        pages = {"thp": "thp", "4k": "nothp"}[self.pages]
+        argv = ["alloc_once", "--size", size, "--mode", "touch_all", "--pages", pages]
+        self.found[phase, "time"] = self._program(phase, argv)["wall_ns"] / 1e6
+
+    def first(self) -> None:
+        # Also for the next phase, which comes at once.
+        warm_host(2 * self.sizes.program_mb * MIB + SPARE)
+        self._allocate("first")
+
+    def again(self) -> None:
+        self._allocate("again")
+
+    def later(self) -> None:
+        began = time.monotonic()
+        warm_host(self.sizes.program_mb * MIB + SPARE)
+        time.sleep(max(0.0, began + AGAIN_S - time.monotonic()))
+        self._allocate("later")
+
+    def _fill_cache(self) -> None:
+        """Read a disk into the page cache, which an open descriptor keeps."""
+        if not self.cached:
+            self.side.sh("exec 3</dev/vda; dd if=/dev/vda of=/dev/null bs=1M 2>/dev/null")
+            self.cached = True
+
+    def idle(self) -> None:
+        self._fill_cache()
+        time.sleep(self.sizes.idle_s)
+        self.note("idle")
+
+    def park(self) -> None:
+        self._fill_cache()
+        size = self.sizes.park_mb * MIB
+        self.side.sh(f"fillfree --size {self.sizes.park_mb} > /dev/null")
+        full, began = resident(self.side.guest.pid), time.monotonic()
+        self.about.park(self.side, size)
+        until_back(self.side, full, size * BACK_PERCENT // 100)
+        taken = time.monotonic() - began
+        self.note("park", time=taken * 1e3)
+        self.about.after_park(self.side)
+        self.found["park", "usable"] = (time.monotonic() - began) * 1e3
+
+    def _save(self, phase: str) -> None:
+        free = self.side.vmstat()["nr_free_pages"] + self.side.number(IN_LISTS)
+        used = self.sizes.memory_mb * MIB - free * PAGE
+        self.side.guest.qmp("stop")
+        began = time.monotonic()
+        write_state(self.side.guest, self.file)
+        taken, size = time.monotonic() - began, self.file.stat().st_blocks * 512
+        self.note(phase, time=taken * 1e3, file=size, of_used=size / used * 100)
+
+    def save_cached(self) -> None:
+        self._save("save_cached")
+        self.side.guest.qmp("cont")
+        self.file.unlink()
+
+    def save(self) -> None:
+        """Drop the page cache, park again, and save."""
+        self.side.sh("exec 3<&-; echo 3 > /proc/sys/vm/drop_caches")
+        size = self.sizes.park_mb if self.column == BASE else self.sizes.cache_mb
+        self.about.park(self.side, size * MIB)
+        self.about.after_park(self.side)
+        self._save("save")
+
+    def restore(self) -> None:
+        before = self.side.guest.spec
+        self._leave()
+        extra = [*before.extra_qemu, "-incoming", "defer", "-S"]
+        warm_host(WARM_MB * MIB)
+        self._enter(replace(before, extra_qemu=extra, label=f"{before.label}-restored"))
+        began = time.monotonic()
+        self.side.guest.qmp("migrate-incoming", uri=f"file:{self.file}")
+        _migrated(self.side.guest)
+        self.side.guest.qmp("cont")
+        self.side.sh("true")
+        taken, faults = time.monotonic() - began, host_cost(self.side.guest.pid).faults
+        self.note("restore", time=taken * 1e3, host_faults=faults)
+
+    def restored(self) -> None:
+        warm_host(self.sizes.program_mb * MIB + SPARE)
+        self._allocate("restored")
+
+    def burst(self) -> None:
+        warm_host(self.sizes.burst_mb * MIB + SPARE)
+        answer = self._program("burst", ["burst", f"0:{self.sizes.burst_mb}:0"])
+        self.found["burst", "time"] = answer["burst_ns"][0] / 1e6
+
+    def play(self, names: Iterable[str]) -> dict[tuple[str, str], float]:
+        """Go through phases; their figures, with those of the whole life."""
+        with self.stack:
+            self.boot()
+            for name in names:
+                if name != "boot":
+                    getattr(self, name)()
+            self.found[WHOLE, "prezeroed"] = self.side.vmstat().get(PREZEROED, 0) * PAGE
+            self.side.sh(SNAPSHOT)
+            self._leave()
+        for kind in SUMS:
+            of = [value for (_, one), value in self.found.items() if one == kind]
+            self.found[WHOLE, kind] = sum(of)
+        return self.found
+
+
+def figures(run: Run, found: Values, sizes: Sizes) -> None:
+    """Each column against base with the same init_on_alloc."""
+    sizes_mb = {"burst": sizes.burst_mb}
+    others = [name for name in COLUMNS if name != BASE]
+    rows = [(pages, phase) for pages, names in PAGES.items() for phase in names]
+    for init, side, (pages, phase) in itertools.product(INITS, others, [*rows, ("thp", WHOLE)]):
+        of = {"init": init, "side": side, "pages": pages, "phase": phase}
+        of["size_mb"] = sizes_mb.get(phase, sizes.program_mb)
+        for kind in OF_4K if pages == "4k" else KINDS:
+            values = found[BASE, init, pages, phase, kind], found[side, init, pages, phase, kind]
+            if all(values):
+                name = f"life.init{{init}}.{{side}}.{{pages}}.{{phase}}.{kind}"
+                run.add(name, values, of)
+
+
+def measure(run: Run, sizes: Sizes = Sizes()) -> None:
+    run.sides = ("base", "the column named")
+    shown = split(run.options.only) or (*PHASES, WHOLE)
+    run.job = {"cpus": 1, "phases": ", ".join(shown), **asdict(sizes)}
+    found, columns = Values(), [*itertools.product(COLUMNS, INITS)]
+    with tempfile.TemporaryDirectory(prefix="life-", dir=paths.sub("work")) as name:
+        folder = Path(name)
+        image = disk(folder, sizes.cache_mb)
+        for pages, of in PAGES.items():
+            if not (names := phases(run.options.only, of)):
+                continue
+            lives = min(run.pairs, LIVES[pages])
+            run.job[f"lives_{pages}"] = lives
+            with step(f"{pages}: {lives} lives of each of {len(columns)} guests, by turns"):
+                for (column, init), _ in turns(columns, lives, warm_ups=0):
+                    life = Life(run, column, init, pages, sizes, folder, image)
+                    for (phase, kind), value in life.play(names).items():
+                        if phase in shown:
+                            found[column, init, pages, phase, kind].append(value)
+    figures(run, found, sizes)
+    run.note(*NOTES, BASE_COUNTS)
