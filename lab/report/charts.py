@@ -178,7 +178,7 @@ def _rows(
     return "".join(parts), y - (GROUP - TITLE) + 2
 
 
-def _svg(width: float, height: float, title: str, body: str) -> str:
+def svg(width: float, height: float, title: str, body: str) -> str:
     about = (
         f'viewBox="0 0 {width:.0f} {height:.0f}" role="img" '
         f'aria-label="{escape(title, quote=True)}"'
@@ -201,7 +201,7 @@ def bars(
         body, height = _policies(metrics, labels, sides[0], policies, named=True)
     else:
         body, height = _rows(metrics, labels, sides)
-    return _svg(WIDTH, height, title, body)
+    return svg(WIDTH, height, title, body)
 
 
 def _lines(series: Series) -> tuple[str, float]:
@@ -225,7 +225,7 @@ def _lines(series: Series) -> tuple[str, float]:
 def lines(series: Series) -> str:
     """One chart of GiB over the seconds, with a line and its sum for each name."""
     body, height = _lines(series)
-    return _svg(WIDTH, height, OVER_TIME, body)
+    return svg(WIDTH, height, OVER_TIME, body)
 
 
 def _wrapped(text: str, kind: str, fits: int, y: float) -> tuple[str, float]:
@@ -238,8 +238,10 @@ def _wrapped(text: str, kind: str, fits: int, y: float) -> tuple[str, float]:
     return "".join(parts), len(lines) * LINE
 
 
-def _key(y: float, names: Sequence[str], classes: Sequence[str], floor: bool) -> tuple[str, float]:
-    """The legend: a line for each name, and for the floor."""
+def legend(
+    y: float, names: Sequence[str], classes: Sequence[str], floor: bool = False
+) -> tuple[str, float]:
+    """A line for each name, and for the floor; and where the next thing begins."""
     parts = []
     for name, kind in zip(names, classes, strict=True):
         parts.append(f'<rect class="{kind}" x="0" y="{y}" width="12" height="12" rx="2"/>')
@@ -270,7 +272,7 @@ def picture(
         if policies
         else (sides, SIDE_CLASSES)
     )
-    key, y = _key(
+    key, y = legend(
         MARGIN, names, classes, any(m.floor is not None for chart in charts for m in chart.metrics)
     )
     parts = [key]
@@ -284,18 +286,22 @@ def picture(
         y += lines_high
         parts.append(f'{title}<g transform="translate(0 {y + MARGIN / 2:.0f})">{body}</g>')
         y += MARGIN / 2 + height
+    return alone("".join(parts), y, "; ".join(chart.title for chart in charts), scheme, about)
+
+
+def alone(body: str, y: float, title: str, scheme: str, about: str) -> str:
+    """A file with a chart of the height ``y``, in the colours of a scheme, and a caption."""
     y += 1.5 * MARGIN
     text, lines_high = _wrapped(about, "label", TEXT_FITS, y)
-    parts.append(text)
     height = y + lines_high
     part = COLOURS.read_text(encoding="utf-8").split("@media")[SCHEMES.index(scheme)]
     colours = dict(re.findall(r"(--\w+): (#\w+)", part))
     rules = RULES.read_text(encoding="utf-8").partition("\n")[2]
     rules = re.sub(r"var\((--\w+)\)", lambda name: colours[name[1]], rules)
     page = f'<rect width="100%" height="100%" rx="6" style="fill:{colours["--card"]}"/>'
-    body = f'<style>{rules}</style>{page}<g transform="translate({MARGIN})">{"".join(parts)}</g>'
+    body = f'<style>{rules}</style>{page}<g transform="translate({MARGIN})">{body}{text}</g>'
     width, whole = WIDTH + 2 * MARGIN, height + MARGIN / 2
-    drawn = _svg(width, whole, "; ".join(chart.title for chart in charts), body)
+    drawn = svg(width, whole, title, body)
     # Pages show a picture without a size as wide as they are.
     drawn = drawn.replace("<svg ", f'<svg width="{width:.0f}" height="{whole:.0f}" ', 1)
     return f"<!-- SPDX-License-Identifier: GPL-2.0 -->\n{drawn}\n"

@@ -15,7 +15,7 @@ from markupsafe import Markup, escape
 from lab.core import lock
 from lab.core.paths import REPO
 from lab.core.units import human, percent
-from lab.report import charts, registry
+from lab.report import charts, phases, registry
 from lab.report.evidence import GUESTS, HOST, QEMU
 from lab.report.groups import groups
 from lab.report.results import Metric, Result, Sample, in_words
@@ -46,19 +46,28 @@ def ran_on(result: Result, metric: Metric) -> str:
 def _charts(result: Result) -> list[dict[str, str]]:
     over_time = {"title": charts.OVER_TIME, "caption": "", "ran_on": result.ran_on}
     over_time |= {"svg": Markup(charts.lines(result.series))} if result.series else {}
-    return [over_time] * bool(result.series) + [
-        {
-            "title": group.title,
-            "caption": "More is better. " if group.metrics[0].better == "more" else "",
-            "svg": Markup(
-                charts.bars(
-                    group.metrics, group.labels, group.title, result.sides, [*result.series]
-                )
-            ),
-            "ran_on": ", ".join(dict.fromkeys(ran_on(result, metric) for metric in group.metrics)),
-        }
-        for group in groups(result)
-    ]
+    life = {"title": phases.TITLE, "caption": "Less is better. ", "ran_on": result.ran_on}
+    if in_phases := phases.of_phases(result.metrics):
+        life["svg"] = Markup(phases.chart(result))
+    return (
+        [over_time] * bool(result.series)
+        + [life] * bool(in_phases)
+        + [
+            {
+                "title": group.title,
+                "caption": "More is better. " if group.metrics[0].better == "more" else "",
+                "svg": Markup(
+                    charts.bars(
+                        group.metrics, group.labels, group.title, result.sides, [*result.series]
+                    )
+                ),
+                "ran_on": ", ".join(
+                    dict.fromkeys(ran_on(result, metric) for metric in group.metrics)
+                ),
+            }
+            for group in groups(result)
+        ]
+    )
 
 
 @functools.cache

@@ -10,7 +10,7 @@ from lab.core import lock
 from lab.core.errors import LabError, TestFailure
 from lab.core.paths import REPO
 from lab.core.units import digits, scale
-from lab.report import charts, registry
+from lab.report import charts, phases, registry
 from lab.report.groups import Group, groups
 from lab.report.page import change, runs
 from lab.report.results import FILE_NAME, Metric, Result, Sample, load
@@ -148,7 +148,10 @@ def _files(result: Result) -> dict[str, str]:
     )
     for scheme in charts.SCHEMES if main else ():
         stem = main[0].metrics[0].name.partition(".")[0].replace("_", "-")
-        drawn = charts.picture(main, result.sides, scheme, about, [*result.series])
+        if phases.of_phases(whole.metrics):
+            drawn = phases.picture(whole, scheme, f"Measured on {result.ran_on}. Less is better.")
+        else:
+            drawn = charts.picture(main, result.sides, scheme, about, [*result.series])
         found[f"{stem}-{scheme}.svg"] = drawn
     return found
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from lab.bench import boot, churn, device, fleet, init_on_alloc, page_fault, scale
+from lab.bench import boot, churn, device, fleet, init_on_alloc, life, page_fault, scale
 from lab.bench.repeat import Values
 from lab.core.paths import REPO
 from lab.report import page, registry
@@ -124,7 +124,8 @@ def test_every_figure_is_in_a_chart_under_a_label_of_its_own(written: list[Metri
         "mapped, every byte written",
     ]
     text = page.html([result])
-    assert text.count("<figure>") == text.count("<figcaption>") == len(charts) > 50
+    # And one of a life, by its phases.
+    assert text.count("<figure>") == text.count("<figcaption>") == len(charts) + 1 > 50
     for table in page.posted():
         assert table["source"].split(",")[0] in text
 
@@ -196,5 +197,6 @@ def test_benches_give_every_parameter() -> None:
     ):
         figures(run, Filled())
     scale.figures(run, Filled(), (1, 2, 4))
+    life.figures(run, Filled(), life.Sizes())
     assert len(run.metrics) > 150
     assert [metric.name for metric in run.metrics if "{" in metric.sentence] == []
