@@ -13,7 +13,7 @@ from lab.core.units import digits, scale
 from lab.report import charts, phases, registry
 from lab.report.groups import Group, groups
 from lab.report.page import change, runs
-from lab.report.results import FILE_NAME, Metric, Result, Sample, load
+from lab.report.results import FILE_NAME, Metric, Result, Sample, from_data, load
 
 FOLDER = REPO / "docs" / "results"
 LIMIT = 1 << 20  # bytes, of all published results
@@ -140,7 +140,7 @@ def _files(result: Result) -> dict[str, str]:
     The charts need only what result.json has, so that it can be published again.
     """
     found = {FILE_NAME: _reduced(result)}
-    whole = replace(result, metrics=[replace(metric, values={}) for metric in result.metrics])
+    whole = from_data(json.loads(found[FILE_NAME]), result.folder)
     main = main_charts(whole)
     about = (
         f"Measured on {result.ran_on}. Bars: medians; lines: 10th to 90th percentile. "
@@ -177,11 +177,15 @@ def _is_main(metric: Metric) -> bool:
 
 
 def _reduced(result: Result) -> str:
-    """The text of result.json without the single values, a line for each metric."""
-    data = json.loads(result.to_json())
-    metrics = [
-        {key: value for key, value in one.items() if key != "values"} for one in data.pop("metrics")
-    ]
+    """The text of result.json without the single values, a line for each metric.
+
+    Numbers have six digits, and what is null is left out.
+    """
+    data = json.loads(result.to_json(), parse_float=lambda text: float(f"{float(text):.6g}"))
+    metrics = []
+    for one in data.pop("metrics"):
+        del one["values"]
+        metrics.append({key: value for key, value in one.items() if value is not None})
     head = json.dumps(data, indent=1, ensure_ascii=False).removesuffix("\n}")
     lines = ",\n".join(json.dumps(metric, ensure_ascii=False) for metric in metrics)
     return f'{head},\n "metrics": [\n{lines}\n ]\n}}\n'

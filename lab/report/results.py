@@ -225,6 +225,7 @@ def _metric(data: dict[str, Any]) -> Metric:
     given = data | {
         "base": Sample(**data["base"]),
         "ours": Sample(**data["ours"]),
+        "change_percent": data.get("change_percent"),
         "change_interval": (float(interval[0]), float(interval[1])) if interval else None,
         "target": Target(**target) if target else None,
         "near_floor": Target(**floor) if floor else None,
@@ -232,6 +233,17 @@ def _metric(data: dict[str, Any]) -> Metric:
         "significance": Significance(**test) if test else None,
     }
     return Metric(**given)
+
+
+def from_data(data: dict[str, Any], folder: Path | None) -> Result:
+    """The result that was written as ``data`` into a folder; ValueError for another format."""
+    if data.get("format", FORMAT) != FORMAT:
+        raise ValueError(f"its format is {data['format']}, this program reads {FORMAT}")
+    metrics = [_metric(metric) for metric in data["metrics"]]
+    found = Result(**(data | {"metrics": metrics, "folder": folder}))
+    if len(found.sides) != len(SIDES):
+        raise ValueError(f"it has {len(found.sides)} sides")
+    return found
 
 
 def load(path: Path) -> Result:
@@ -242,13 +254,7 @@ def load(path: Path) -> Result:
     file = path / FILE_NAME if path.is_dir() else path
     try:
         data = json.loads(file.read_text(encoding="utf-8"))
-        if data.get("format", FORMAT) != FORMAT:
-            raise ValueError(f"its format is {data['format']}, this program reads {FORMAT}")
-        metrics = [_metric(metric) for metric in data["metrics"]]
-        found = Result(**(data | {"metrics": metrics, "folder": file.parent}))
-        if len(found.sides) != len(SIDES):
-            raise ValueError(f"it has {len(found.sides)} sides")
-        return found
+        return from_data(data, file.parent)
     except FileNotFoundError:
         why = f"there is no {file}"
         fix = "name a folder under out/ that a `kz demo` or `kz bench` has written"

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import replace
+from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
 
@@ -64,12 +64,12 @@ def test_a_run_is_published_reduced_with_its_main_charts(tmp_path: Path, to: Pat
     (again,) = results_of(to / "demo").values()
     for one, two in zip(first.metrics, again.metrics, strict=True):
         # Medians, spread, n, interval, significance and target: all but the single values.
-        assert (two.base, two.ours, two.change_interval) == (
-            one.base,
-            one.ours,
-            one.change_interval,
-        )
-        assert (two.significance, two.target, two.values) == (one.significance, one.target, {})
+        for side, kept in ((one.base, two.base), (one.ours, two.ours)):
+            assert astuple(kept) == pytest.approx(astuple(side), rel=1e-5)
+        assert two.change_interval == pytest.approx(one.change_interval, rel=1e-5)
+        assert one.significance and two.significance
+        assert two.significance.p == pytest.approx(one.significance.p, rel=1e-5)
+        assert (two.target, two.values) == (one.target, {})
     svg = (to / "demo" / "thp-dark.svg").read_text()
     # The chart of the README.
     assert "CPU time of the job" in svg and "Bytes zeroed" not in svg and "Faults" not in svg
