@@ -162,7 +162,7 @@ OF_BZIMAGE = (
     "./kz boot --kernel ~/kz/obj/arch/x86/boot/bzImage --device "
     "virtio-balloon-pci,free-page-reporting=on -- zeropages --once"
 )
-AM = "git am ../knownzero/linux/parts/{fixes,content,zeroed}/*.patch"
+AM = "git am ../knownzero/linux/parts/{fixes-mm,fixes-virtio,fixes-pm,content,zeroed}/*.patch"
 
 # Run by night, in a copy of the repository and in this order, by
 # test_the_series_can_be_taken_and_changed.
