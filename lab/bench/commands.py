@@ -13,19 +13,20 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from lab.bench import native
+from lab.bench import archive, native
 from lab.bench.plan import BenchOptions, Plan, build, check
 from lab.bench.plan import plan as make_plan
 from lab.bench.runner import measure
 from lab.bench.table import BENCHES
 from lab.core import paths
-from lab.core.errors import LabError, TestFailure, from_oserror
-from lab.core.options import one_of, unpacked, writable_folder
+from lab.core.errors import LabError, TestFailure, UsageError, from_oserror
+from lab.core.options import one_of, unpacked, writable_file, writable_folder
 from lab.core.progress import note
 from lab.report.results import FILE_NAME, Result
 
 app = typer.Typer()
 ALL = "all"
+NOT_EMULATED = ("kvm", "pvm")
 
 
 @dataclass(frozen=True)
@@ -165,7 +166,9 @@ def bench(
 
 @app.command("publish")
 def publish(
-    run: Annotated[Path, Argument(help="A folder under out/, also that of `kz bench all`.")],
+    run: Annotated[
+        Path, Argument(help="A folder under out/, also that of `kz bench all`, or an archive.")
+    ],
     anyway: Annotated[bool, Option("--anyway", help="Publish what is readable.")] = False,
 ) -> None:
     """Copy a run's results, reduced, and main charts to docs/results/; rewrite the table there.
@@ -174,5 +177,34 @@ def publish(
     """
     from lab.report import publish as publishing
 
-    for folder in publishing.publish(run, list(BENCHES), anyway):
-        print(folder)
+    with archive.opened(run) as place:
+        wanted = BENCHES if place == run else archive.BENCHES
+        for folder in publishing.publish(place, list(wanted), anyway):
+            print(folder)
+
+
+@app.command("evidence")
+def evidence(
+    with_accel: Annotated[str, Option("--accel", help="kvm, or pvm.")] = "kvm",
+    pairs: Annotated[int, Option(min=1, max=1000, help="Pairs of repetitions, by turns.")] = 10,
+    output: Annotated[Path, Option(help="The archive to write.", metavar="FILE")] = Path(
+        "knownzero-evidence.tar.gz"
+    ),
+) -> None:
+    """Measure your own machine, and write the results into one archive to send.
+
+    It has the figures, the models of CPU and kernel, the commit, and nothing else of you.
+    """
+    if with_accel not in NOT_EMULATED:
+        why = "the figures are of interest where no emulator makes them"
+        raise UsageError(f"Bad --accel: {with_accel}", why, f"use {' or '.join(NOT_EMULATED)}")
+    writable_file("--output", output)
+    options = BenchOptions(accel=with_accel, pairs=pairs)
+    plans = [make_plan(BENCHES[name], options) for name in archive.BENCHES]
+    native.need_quiet()
+    folder = output_folder(None, "evidence")
+    for number, plan in enumerate(plans, 1):
+        note(f"{number} of {len(plans)}: {plan.bench.name}")
+        run_one(plan, folder / plan.bench.name)
+    archive.pack(folder, archive.BENCHES, output)
+    print(output)

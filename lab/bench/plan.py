@@ -99,8 +99,8 @@ class Plan:
 
     @property
     def name(self) -> str:
-        """The name of the result. Those of PVM and of stock QEMU stand beside the others."""
-        native = "-native" if self.options.accel == "pvm" else ""
+        """The name of the result. Those of KVM, PVM and stock QEMU stand beside the others."""
+        native = {"pvm": "-native", "kvm": "-kvm"}.get(self.options.accel, "")
         return self.verb[-1] + native + ("-stock" if self.options.qemu == "stock" else "")
 
     def reproduce(self, options: BenchOptions, accel: str) -> str:

@@ -231,6 +231,14 @@ ELSEWHERE: dict[str, tuple[str, str]] = {
         THE_SUITE,
         FUZZED,
     ),
+    "./kz evidence": (
+        "it measures for half an hour",
+        "tests/bench/test_archive.py::test_what_was_measured_is_sent_and_published",
+    ),
+    "./kz publish knownzero-evidence.tar.gz": (
+        "it needs such an archive",
+        "tests/bench/test_archive.py::test_what_was_measured_is_sent_and_published",
+    ),
     "./kz report out/thp/TIME": (
         PLACEHOLDER,
         "tests/bench/test_report.py::test_the_verb_writes_both_files",

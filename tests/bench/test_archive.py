@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: GPL-2.0
+"""The archive that `kz evidence` writes: what it has, and which ones are refused."""
+
+from __future__ import annotations
+
+import functools
+import io
+import tarfile
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from lab.bench import archive, commands, native
+from lab.bench.commands import app
+from lab.bench.plan import Plan
+from lab.core.errors import UsageError
+from lab.report import publish as publishing
+from lab.report.publish import publish
+from lab.report.results import Metric, Result
+
+
+def folder_with(tmp_path: Path, *names: str) -> Path:
+    for name in names:
+        (tmp_path / "run" / name).mkdir(parents=True)
+        (tmp_path / "run" / name / "result.json").write_text(f'{{"name": "{name}"}}\n')
+        (tmp_path / "run" / name / "report.html").write_text("/home/somebody")
+    return tmp_path / "run"
+
+
+def test_it_has_the_results_and_no_names(tmp_path: Path) -> None:
+    file = tmp_path / "to" / "one.tar.gz"
+    archive.pack(folder_with(tmp_path, "thp", "order0"), ["thp", "order0"], file)
+    with tarfile.open(file) as tar:
+        members = tar.getmembers()
+    assert [one.name for one in members] == ["thp/result.json", "order0/result.json"]
+    assert {(one.uid, one.gid, one.uname, one.gname, one.mtime) for one in members} == {
+        (0, 0, "", "", 0)
+    }
+    with archive.opened(file) as place:
+        assert (place / "thp" / "result.json").read_text() == '{"name": "thp"}\n'
+    assert not place.exists()
+
+
+def test_a_folder_is_its_own_place(tmp_path: Path) -> None:
+    with archive.opened(tmp_path) as place:
+        assert place == tmp_path
+
+
+@pytest.mark.parametrize("name", ["../result.json", "thp/notes.txt", "/etc/passwd"])
+def test_other_files_are_refused(tmp_path: Path, name: str) -> None:
+    file = tmp_path / "bad.tar.gz"
+    with tarfile.open(file, "w:gz") as tar:
+        member = tarfile.TarInfo(name)
+        member.size = 2
+        tar.addfile(member, io.BytesIO(b"{}"))
+    with pytest.raises(UsageError), archive.opened(file):
+        raise AssertionError("it was opened")
+    assert not (tmp_path.parent / "result.json").exists()
+
+
+@pytest.mark.parametrize("content", [b"", b"no archive"])
+def test_what_is_no_archive_is_refused(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "bad.tar.gz"
+    file.write_bytes(content)
+    with pytest.raises(UsageError), archive.opened(file):
+        raise AssertionError("it was opened")
+
+
+def test_what_was_measured_is_sent_and_published(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The guests are not booted: each bench gives a result of two figures."""
+
+    def measured(plan: Plan, folder: Path) -> Result:
+        clock = Metric.of(f"{plan.bench.name}.time", "ms", [2.0, 3.0], [1.0, 2.0])
+        found = Result(
+            name=plan.name, accelerator="kvm", reproduce="./kz", versions={}, metrics=[clock]
+        )
+        found.save(folder)
+        return found
+
+    monkeypatch.setattr(
+        commands, "make_plan", lambda bench, options: Plan(bench, options, (bench.name,), {})
+    )
+    monkeypatch.setattr(commands, "run_one", measured)
+    monkeypatch.setattr(native, "need_quiet", lambda: None)
+    monkeypatch.setattr(commands, "output_folder", lambda given, name: tmp_path / "run")
+    file = tmp_path / "knownzero-evidence.tar.gz"
+    done = CliRunner().invoke(app, ["evidence", "--accel", "kvm", "--output", str(file)])
+    assert done.exit_code == 0, done.exception
+    monkeypatch.setattr(publishing, "publish", functools.partial(publish, to=tmp_path / "results"))
+    done = CliRunner().invoke(app, ["publish", str(file)])
+    assert done.exit_code == 0, done.exception
+    published = {found.parent.name for found in (tmp_path / "results").glob("*/result.json")}
+    # The emulator's figures stay.
+    assert published == {f"{name}-kvm" for name in archive.BENCHES}
+
+
+@pytest.mark.parametrize("accel", ["tcg", "auto", "xen"])
+def test_emulated_figures_are_refused(accel: str) -> None:
+    done = CliRunner().invoke(app, ["evidence", "--accel", accel])
+    assert isinstance(done.exception, UsageError)
+    assert "use kvm or pvm" in done.exception.fix
