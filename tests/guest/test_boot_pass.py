@@ -10,6 +10,7 @@ import pytest
 from lab.boot.guest import BootResult
 from tests.guest.guests import (
     BALLOON,
+    CHECKED,
     REPORT,
     VHOST_USER,
     counters,
@@ -90,7 +91,7 @@ def test_a_fresh_guest_knows_its_memory(
 def test_a_device_that_promises_nothing_gets_no_flood() -> None:
     result = run(
         f"{COUNTERS}; {LOG}",
-        kernel="knownzero",
+        kernel=CHECKED,
         append="virtio_balloon.device_init_reported=0",
     )
     fine(result)
@@ -105,7 +106,7 @@ def test_only_the_first_registration_reports_all() -> None:
         f"fillfree --share 70 >/dev/null; cd {BALLOON_DRIVER}; "
         "for d in virtio*; do echo $d > unbind; echo $d > bind; done; "
         f"sleep 1; {COUNTERS}; {LOG}",
-        kernel="knownzero",
+        kernel=CHECKED,
     )
     fine(result)
     assert len(seconds(result, REPORTED)) == 1
