@@ -21,14 +21,14 @@ from lab.machine import fetch
 from lab.patches import apply, parts
 from lab.series import against
 from lab.testing.suite import PART_KERNELS
-from tests.kernel import kunit
+from tests.kernel import kunit, mutants
 from tests.sets import sets
 
 EVERY = [(variant, one) for one in sets(parts.get("linux")) for variant in ("off", "debug")]
 NIGHT = [one for one in EVERY if one not in PART_KERNELS]
 
 
-def git(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def git(folder: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
     """Git as a newcomer has it: no configuration but a name."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
     environment |= {"GIT_CONFIG_GLOBAL": "/dev/null", "GIT_CONFIG_NOSYSTEM": "1"}
@@ -40,7 +40,7 @@ def git(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         "user.email=a@example.org",
         "-C",
         str(folder),
-        *arguments,
+        *map(str, arguments),
     ]
     return subprocess.run(
         argv, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
@@ -91,6 +91,15 @@ def boots(variant: str, chosen: tuple[str, ...]) -> None:
         assert passed >= wanted | (
             {"page_zeroed_prezero"} if not chosen or "prezero" in chosen else set()
         ), passed
+
+
+@pytest.mark.images
+def test_each_mutant_fits_the_series() -> None:
+    """By night each is built; one that no longer applies would be noticed only then."""
+    patches = sorted(mutants.FOLDER.glob("*.patch"))
+    with mutants.tree_with(None) as tree:
+        lost = [patch.name for patch in patches if git(tree, "apply", "--check", patch).returncode]
+    assert patches and not lost
 
 
 @pytest.mark.boots
