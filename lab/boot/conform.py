@@ -22,6 +22,8 @@ from lab.core.errors import LabError, TestFailure, UsageError
 PLACES = ("{kernel}", "{initrd}", "{append}", "{memory}")
 APPEND = {"x86_64": f"{argv.APPEND} {argv.APPEND_TCG} retain_initrd", "um": argv.APPEND_UM}
 MIB = 1 << 20
+# Of free memory, the lists of CPUs and pieces below 2 MiB are not reported.
+SMALL = 16 * MIB
 README = """Boot bzImage with the initramfs on your VMM, with a balloon, 1 GiB of memory and this
 command line:
 
@@ -88,7 +90,8 @@ def host_row(before: int, after: int, reported: int) -> str:
     Bytes before and after a report of ``reported``.
     """
     falls = before - after
-    verdict = "PASS" if falls > 0.8 * reported else "FAIL"
+    enough = min(0.8 * reported, max(0.5 * reported, reported - SMALL))
+    verdict = "PASS" if falls > enough else "FAIL"
     seen = (
         f"{before // MIB} → {after // MIB} MiB resident after {reported // MIB} MiB were reported"
     )

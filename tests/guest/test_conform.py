@@ -307,3 +307,7 @@ def test_a_process_that_does_not_exist() -> None:
 def test_the_host_did_not_get_it_back() -> None:
     assert "FAIL" in conform.host_row(900 << 20, 890 << 20, 400 << 20)
     assert "PASS" in conform.host_row(900 << 20, 510 << 20, 400 << 20)
+    # A small guest keeps as much in pieces as a large one.
+    assert "PASS" in conform.host_row(379 << 20, 331 << 20, 61 << 20)
+    assert "FAIL" in conform.host_row(379 << 20, 340 << 20, 61 << 20)
+    assert "FAIL" in conform.host_row(100 << 20, 95 << 20, 12 << 20)

@@ -87,6 +87,11 @@ def run_and_wait(job: str, size_mb: int) -> str:
     )
 
 
+def printed(console: str, word: str) -> int:
+    """The number after a word at the start of a line; a message of the kernel may follow it."""
+    return int(re.findall(rf"^{word} (\d+)", console, re.MULTILINE)[0])
+
+
 def test_nothing_happens_while_it_is_off() -> None:
     result = run(
         f"{FILL}; sleep 3; cat {ZP}/enabled; echo threads=$(grep -l kzeropaged /proc/*/comm | wc "
@@ -746,7 +751,7 @@ def test_it_is_frozen_and_resumes(tmp_path: Path, cpus: int) -> None:
     lines = [line.strip() for line in told.splitlines()]
     counted = dict(line.split() for line in lines if line.startswith("pgzeroed_"))
     assert "PM: hibernation: hibernation exit" in told
-    assert int(next(line.split()[1] for line in lines if line.startswith("before "))) > 0
+    assert printed(told, "before") > 0
     assert int(counted["pgzeroed_bad"]) == 0
     # What was free and zero then is not known to be so now, so that it begins anew by itself.
     again = next(line.split() for line in lines if line.startswith("again "))
@@ -800,9 +805,7 @@ def test_it_is_suspended_and_goes_on() -> None:
     assert slept and "PM: suspend exit" in told
     lines = [line.strip() for line in told.splitlines()]
     counted = dict(line.split() for line in lines if line.startswith("pgzeroed_"))
-    before, after = (
-        next(int(x.split()[1]) for x in lines if x.startswith(w)) for w in ("before ", "after ")
-    )
+    before, after = printed(told, "before"), printed(told, "after")
     # It was at work, and had not finished.
     assert 0 < before <= after < 512 << 20
     end = next(line.split() for line in lines if line.startswith("end "))

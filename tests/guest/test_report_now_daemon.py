@@ -55,7 +55,9 @@ def takes_all_free_memory(least: int, skipped: float, **more: Any) -> None:
         status = device_of(guest).status()
         assert "report-now" in status["features"] and status["report"]["possible"]
         first = reported(guest)
-        assert first["zero"] == first["reported"] >= least
+        assert first["zero"] == first["reported"]
+        # On a busy machine, a pass that was under way already has reported a part of it.
+        expect_at_least(first["zero"], least)
         expect_at_most(memory(guest), filled - least)
         # Nothing is reported twice.
         second = reported(guest)
