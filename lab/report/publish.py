@@ -187,5 +187,6 @@ def _reduced(result: Result) -> str:
         del one["values"]
         metrics.append({key: value for key, value in one.items() if value is not None})
     head = json.dumps(data, indent=1, ensure_ascii=False).removesuffix("\n}")
-    lines = ",\n".join(json.dumps(metric, ensure_ascii=False) for metric in metrics)
+    tight = (",", ":")
+    lines = ",\n".join(json.dumps(one, ensure_ascii=False, separators=tight) for one in metrics)
     return f'{head},\n "metrics": [\n{lines}\n ]\n}}\n'

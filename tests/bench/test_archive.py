@@ -24,7 +24,7 @@ def folder_with(tmp_path: Path, *names: str) -> Path:
     for name in names:
         (tmp_path / "run" / name).mkdir(parents=True)
         (tmp_path / "run" / name / "result.json").write_text(f'{{"name": "{name}"}}\n')
-        (tmp_path / "run" / name / "report.html").write_text("/home/somebody")
+        (tmp_path / "run" / name / "report.html").write_text("a name")
     return tmp_path / "run"
 
 
