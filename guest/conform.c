@@ -637,14 +637,18 @@ static void start_again(const struct device *d)
 	char line[2200];
 	ssize_t length = kz_read_file("/proc/cmdline", line, sizeof(line) - 100);
 
+	if (kernel < 0 || initrd < 0) {
+		row(NOT_RUN, AGAIN, "/kz/kernel and, with retain_initrd, /sys/firmware/initrd are needed");
+		return;
+	}
 	munmap(pool, pages * KZ_HUGE);
 	kz_write_file(POOL, "0");
 	/* The memory that the kernel loads into is dirty, too. */
 	child(kz_meminfo("MemFree") / 4 * 3, true);
 	/* No report before the probe wants it. */
 	snprintf(line + length, 100, " page_reporting.page_reporting_delay_ms=3600000 conform=%d", failures);
-	if (kernel < 0 || initrd < 0 || syscall(SYS_kexec_file_load, kernel, initrd, strlen(line) + 1, line, 0)) {
-		row(NOT_RUN, AGAIN, says("%s: kexec_file_load(2), /kz/kernel and retain_initrd are needed", strerror(errno)));
+	if (syscall(SYS_kexec_file_load, kernel, initrd, strlen(line) + 1, line, 0)) {
+		row(NOT_RUN, AGAIN, says("kexec_file_load(2): %s", strerror(errno)));
 		return;
 	}
 	kz_write_file(DRIVER "/bind", d->name);
@@ -659,8 +663,8 @@ static void start_again(const struct device *d)
 }
 
 /*
- * The second kernel. @bound: its driver has started the device. With bit 6 it has reported its memory by itself; what the
- * device then says of the first kernel's reports would be taken for an answer.
+ * The second kernel. @bound: its driver has started the device. With bit 6 it has reported its memory by itself. A device that
+ * answers reports of the first kernel now would make dirty pages known zero.
  */
 static void check_again(const struct device *d, bool bound)
 {

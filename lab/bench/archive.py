@@ -42,12 +42,13 @@ def opened(run: Path) -> Iterator[Path]:
     if not run.is_file() or not run.name.endswith(".tar.gz"):
         yield run
         return
+    wanted = {f"{name}/{FILE_NAME}" for name in BENCHES}
     what, fix = f"Cannot read the archive {run}", "name one that `kz evidence` has written"
     with tempfile.TemporaryDirectory(prefix="kz-evidence-") as name:
         try:
             with tarfile.open(run, "r:gz") as tar:
                 for member in tar:
-                    if not member.isfile() or Path(member.name).name != FILE_NAME:
+                    if not member.isfile() or member.name not in wanted:
                         raise UsageError(what, f"{member.name} is no result", fix)
                     if member.size > LIMIT:
                         raise UsageError(what, f"{member.name} has {member.size:,} bytes", fix)

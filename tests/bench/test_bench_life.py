@@ -39,7 +39,7 @@ def test_a_phase_by_itself_has_what_it_needs() -> None:
     assert life.phases("park", PAGES["4k"]) == []
     assert life.phases("", PAGES["4k"]) == ["first", "again", "later"]
     for name, before in NEEDS.items():
-        # What a phase needs comes before it, with what that needs.
+        # A phase comes after the phases that it needs, and these after those that they need.
         assert max(map(PHASES.index, before)) < PHASES.index(name)
         assert {more for one in before for more in NEEDS.get(one, ())} <= set(before)
 

@@ -173,7 +173,7 @@ def test_a_legacy_device_and_a_reboot() -> None:
 def test_a_lie_after_a_reboot() -> None:
     with devices(liar(), [["--lie", "no-discard"]]) as (device,):
         command = qemu("stock", *SHARED, *front_end(device, 0))
-        # What the probe adds to the command line of the second kernel.
+        # The probe adds this to the command line of the second kernel.
         command = [word.replace("{append}", "{append} conform=0") for word in command]
         lines = conform.check(
             command, kernel=CHECKED, arch="x86_64", memory="288M", timeout=900, pid=None
@@ -307,7 +307,7 @@ def test_a_process_that_does_not_exist() -> None:
 def test_the_host_did_not_get_it_back() -> None:
     assert "FAIL" in conform.host_row(900 << 20, 890 << 20, 400 << 20)
     assert "PASS" in conform.host_row(900 << 20, 510 << 20, 400 << 20)
-    # A small guest keeps as much in pieces as a large one.
+    # A small guest has as many small pieces as a large one, and does not report them.
     assert "PASS" in conform.host_row(379 << 20, 331 << 20, 61 << 20)
     assert "FAIL" in conform.host_row(379 << 20, 340 << 20, 61 << 20)
     assert "FAIL" in conform.host_row(100 << 20, 95 << 20, 12 << 20)

@@ -117,7 +117,7 @@ def test_a_driver_that_refuses() -> None:
 
 
 def test_a_guest_that_poisons_free_pages() -> None:
-    """The host keeps them: the guest looks for the poison when it uses them again."""
+    """The device does not discard them: the guest checks them for the poison when it uses them."""
     with guest_with(
         f"{LATE}; {DIRTY}; pause up; {JOB}", kernel="debug", append="page_poison=1"
     ) as guest:

@@ -286,7 +286,7 @@ def test_more_than_4_gib() -> None:
     ids=["vouched for", "not vouched for", "private"],
 )
 def test_memory_that_is_plugged_in(vouched: bool, share: bool) -> None:
-    """Plugged memory is another file, which keeps its memory until somebody vouches that it is
+    """Plugged memory is another file. The daemon discards it only if an option states that it is
     shared.
 
     One that is not shared is none of the daemon's business, whatever it was told.
@@ -387,8 +387,8 @@ def test_a_daemon_that_is_killed_and_comes_back(vouched: bool) -> None:
 
     Afterwards everything goes on where it was.
 
-    What was in the queue when the new daemon came is no sign of a guest that writes there: it is
-    given back if somebody vouches that memory is shared.
+    Requests in the queue when the new daemon starts do not show that the guest writes to the file.
+    The daemon discards their memory only if an option states that memory is shared.
     """
     device_options = DEVICE + (",memory-is-shared" if vouched else "")
     script = (

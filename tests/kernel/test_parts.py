@@ -95,7 +95,7 @@ def boots(variant: str, chosen: tuple[str, ...]) -> None:
 
 @pytest.mark.images
 def test_each_mutant_fits_the_series() -> None:
-    """By night each is built; one that no longer applies would be noticed only then."""
+    """The night builds each; a mutant that does not apply fails here first."""
     patches = sorted(mutants.FOLDER.glob("*.patch"))
     with mutants.tree_with(None) as tree:
         lost = [patch.name for patch in patches if git(tree, "apply", "--check", patch).returncode]

@@ -555,7 +555,7 @@ def answers(line: str) -> tuple[str, ...]:
     """How zeropages may begin, by the text that follows a command of the tutorial."""
     rest = TUTORIAL.read_text(encoding="utf-8").split(line + "\n")[1]
     (word,) = re.findall(r"^(Yes|No|Not yet|Ready): ", rest, re.MULTILINE)[:1]
-    # So short after boot, nothing may have been allocated as zeros since.
+    # Nothing may have been allocated as zeros yet.
     return ("Yes", "Ready") if line.endswith("-- zeropages --once") else (word,)
 
 
