@@ -193,7 +193,7 @@ def evidence(
 ) -> None:
     """Measure your own machine, and write the results into one archive to send.
 
-    It has the figures, the models of CPU and kernel, the commit, and nothing else of you.
+    It has the figures, the models of CPU and kernel, and the commit.
     """
     if with_accel not in NOT_EMULATED:
         why = "the figures are of interest where no emulator makes them"
