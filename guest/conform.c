@@ -26,7 +26,7 @@
 #define VIRTIO "/sys/bus/virtio/devices"
 #define DRIVER "/sys/bus/virtio/drivers/virtio_balloon"
 #define VERIFY "/sys/module/page_zeroed/parameters/verify"
-#define FLUSH "/sys/module/page_reporting/parameters/flush"
+#define FLUSH "/sys/kernel/mm/page_reporting/flush"
 #define DELAY "/sys/module/page_reporting/parameters/page_reporting_delay_ms"
 
 static const char usage[] =

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * flush: writes a value to page_reporting's flush parameter and prints the result. It can receive
+ * flush: writes a value to the attribute flush of page_reporting and prints the result. It can receive
  * a signal during the write; a shell cannot.
  */
 #include "common.h"
@@ -8,7 +8,7 @@
 #include <signal.h>
 #include <sys/time.h>
 
-#define FLUSH "/sys/module/page_reporting/parameters/flush"
+#define FLUSH "/sys/kernel/mm/page_reporting/flush"
 
 static const char usage[] =
 "usage: flush [options] [VALUE]\n"

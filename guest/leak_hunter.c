@@ -1048,7 +1048,7 @@ static void worker(unsigned long index)
 		}
 		if (dice < 6) {
 			snprintf(budget, sizeof(budget), "%lu", kz_between(0, 3) * 512);
-			if (!kz_write_file("/sys/module/page_reporting/parameters/flush", budget))
+			if (!kz_write_file("/sys/kernel/mm/page_reporting/flush", budget))
 				__atomic_add_fetch(&shared->flushes, 1, __ATOMIC_RELAXED);
 			continue;
 		}

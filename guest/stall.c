@@ -5,7 +5,7 @@
  */
 #include "common.h"
 
-#define FLUSH "/sys/module/page_reporting/parameters/flush"
+#define FLUSH "/sys/kernel/mm/page_reporting/flush"
 #define PAGE 4096UL
 
 static const char usage[] =
@@ -15,8 +15,8 @@ static const char usage[] =
 "                   alloc: map anonymous memory, write a byte to each page, unmap it\n"
 "  --size KB        mapping of alloc, a multiple of 4 (default 4)\n"
 "  --ms N           duration (default 1000)\n"
-"  --report         measure while another process reports all free memory (flush parameter of\n"
-"                   page_reporting)\n"
+"  --report         measure while another process reports all free memory (it writes to\n"
+"                   /sys/kernel/mm/page_reporting/flush)\n"
 "  --lost US        gaps of this length count as lost (default 1000)\n"
 "  --help           this text\n"
 "Exit: 0 done, 2 bad usage, 3 the machine cannot do it.\n";

@@ -100,7 +100,7 @@ static int step_flush(void)
 	int done;
 
 	snprintf(text, sizeof(text), "%lu", kz_between(0, 4) * 1024);
-	done = !kz_write_file("/sys/module/page_reporting/parameters/flush", text);
+	done = !kz_write_file("/sys/kernel/mm/page_reporting/flush", text);
 	nap(30);
 	return done;
 }

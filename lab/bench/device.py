@@ -234,7 +234,7 @@ def measure(run: Run) -> None:
                 raise_priority(pid)
             if not side.has_flush:
                 raise LabError(
-                    "Cannot measure", "the kernel has no flush parameter", "give --ours knownzero"
+                    "Cannot measure", "the kernel has no attribute flush", "give --ours knownzero"
                 )
             side.sh(LATE)
         figures(run, rounds(Pair(*sides), run.pairs, run.options.size_mb))

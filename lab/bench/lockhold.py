@@ -251,7 +251,7 @@ def program(side: Side, watch: Watch, gb: int) -> Holds:
 
 
 def flush(side: Side, watch: Watch, gb: int) -> Holds:
-    """Report everything with the flush parameter, which empties the CPU's lists first."""
+    """Report everything by a flush, which empties the CPU's lists first."""
     del gb
     side.sh(SMALL)
     full = session.resident(side.guest.pid)

@@ -62,7 +62,7 @@ def report(side: Side, timeout: float = 120.0) -> Cost:
 
 
 def flush(side: Side) -> Cost:
-    """Fill and free, then report all of it with the flush parameter; CPU seconds of the VMM."""
+    """Fill and free, then report all of it by a flush; CPU seconds of the VMM."""
     fill(side, fill_mb(side))
     release(side)
     side.sh(f"wait; {DROP}")

@@ -28,7 +28,7 @@ BALLOON = "virtio-balloon-pci,free-page-reporting=on"
 # The shell in the guest: each line is a command, after which a line has its exit code.
 LOOP = 'while IFS= read -r line; do eval "$line" </dev/null; echo "@done $?"; done'
 DONE = "@done "
-FLUSH = "/sys/module/page_reporting/parameters/flush"
+FLUSH = "/sys/kernel/mm/page_reporting/flush"
 DELAY = "/sys/module/page_reporting/parameters/page_reporting_delay_ms"
 LATE = f"echo 3600000 > {DELAY}"  # reports only come when they are measured
 AT_ONCE = f"echo 1 > {DELAY}"
@@ -173,7 +173,7 @@ class Side:
         )
 
     def prepare(self) -> None:
-        """Set the guest up once: a short report delay, and whether it has the flush parameter."""
+        """Set the guest up once: a short report delay, and whether it can flush."""
         raise_priority(self.guest.pid)
         self.sh(f"echo {DELAY_MS} > {DELAY}")
         self.find_flush()

@@ -42,7 +42,7 @@ BOTH_AT_NIGHT = [
     pytest.param(VHOST_USER, id="vhost-user", marks=pytest.mark.nightly),
 ]
 DELAY = "/sys/module/page_reporting/parameters/page_reporting_delay_ms"
-FLUSH = "/sys/module/page_reporting/parameters/flush"
+FLUSH = "/sys/kernel/mm/page_reporting/flush"
 # Free memory made dirty, then reported at once: what comes next has to be zero all the same.
 DIRTY = "fillfree --share 70 >/dev/null; echo 3 > /proc/sys/vm/drop_caches"
 REPORT = f"echo 0 > {FLUSH}"

@@ -131,3 +131,29 @@ def test_a_flush_asks_again() -> None:
     refused = re.search(r"^before_pgzeroed_set_reported (\d+)", text(result), re.MULTILINE)
     assert refused and int(refused[1]) * 4096 < 0.7 * free_bytes(result)
     expect_at_least(known_bytes(result), 0.95 * free_bytes(result))
+
+
+def test_a_slow_device_holds_nobody_up() -> None:
+    """Neither the boot nor an unregistration waits for a pass of 128 MiB a second."""
+    parameters = "/sys/module/page_zeroed_reporter/parameters"
+    uptime = "cut -d' ' -f1 /proc/uptime"
+    result = run(
+        f"echo booted $({uptime}); echo blocks $(cat {parameters}/blocks); "
+        f"echo off > {parameters}/mode; echo left $({uptime}); "
+        f"echo honest > {parameters}/mode; sleep 0.2; (flush 0 &) ; sleep 0.2; "
+        f"echo again $({uptime}); echo off > {parameters}/mode; echo off $({uptime}); "
+        f"sleep 1; {COUNTERS}; {LOG}; alloc_once --size 1024 --verify --mode touch_all",
+        memory="3G",
+        devices=[],
+        append="page_zeroed_reporter.mode=honest page_zeroed_reporter.delay_ms=1000",
+    )
+    fine(result)
+    at = {word: float(value) for word, value in re.findall(r"^(\w+) ([\d.]+)$", text(result), re.M)}
+    assert at["blocks"] > 0
+    assert seconds(result, REPORTED) == []
+    # Each waits for the report that is under way.
+    expect_at_most(at["left"] - at["booted"], 2.5)
+    expect_at_most(at["off"] - at["again"], 2.5)
+    expect_at_most(known_bytes(result), 0.5 * free_bytes(result))
+    assert '"ENODEV"' in text(result)
+    assert counters(result)["pgzeroed_bad"] == 0

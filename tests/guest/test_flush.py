@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0
-"""The flush parameter: report now, at most so much, and come back when it is done."""
+"""The attribute flush: report now, at most so much, and come back when it is done."""
 
 from __future__ import annotations
 

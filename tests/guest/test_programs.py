@@ -332,7 +332,7 @@ def test_stall_finds_that_it_was_stopped(programs: dict[str, Path]) -> None:
 
 
 def test_stall_cannot_report_where_there_is_no_parameter(programs: dict[str, Path]) -> None:
-    if Path("/sys/module/page_reporting/parameters/flush").exists():
+    if Path("/sys/kernel/mm/page_reporting/flush").exists():
         pytest.fail("this machine can report, so this test says nothing here")
     told = call(programs, "stall", "--report")
     assert told.returncode == 3

@@ -97,7 +97,7 @@ def commands(page: Path) -> list[str]:
 
 
 TUTORIAL = REPO / "docs" / "tutorial.md"
-FLUSH = "echo 0 > /sys/module/page_reporting/parameters/flush"
+FLUSH = "echo 0 > /sys/kernel/mm/page_reporting/flush"
 ZP = "/sys/kernel/mm/zero_page"
 
 # Run in one guest, in this order: what each must print.

@@ -128,7 +128,7 @@ def test_kernel_and_qemu_run_from_their_packages(tmp_path: Path) -> None:
             command=[
                 "sh",
                 "-ec",
-                "uname -r; echo 0 > /sys/module/page_reporting/parameters/flush; "
+                "uname -r; echo 0 > /sys/kernel/mm/page_reporting/flush; "
                 "grep -E 'pgzeroed_set_reported [1-9]' /proc/vmstat",
             ],
         )

@@ -124,7 +124,7 @@ def test_a_real_daemon() -> None:
 
 @pytest.mark.boots
 def test_one_look_when_the_command_is_done() -> None:
-    flush = "echo 0 > /sys/module/page_reporting/parameters/flush"
+    flush = "echo 0 > /sys/kernel/mm/page_reporting/flush"
     done = kz(
         "--kernel",
         "debug",

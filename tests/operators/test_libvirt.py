@@ -33,7 +33,7 @@ pytestmark = [pytest.mark.boots, pytest.mark.slow]
 
 BITS = "cat /sys/bus/virtio/drivers/virtio_balloon/virtio*/features"
 VIRTIO_BITS = {"reporting": 5, "bit 6": 6, "bit 7": 7}
-FLUSH = "echo 0 > /sys/module/page_reporting/parameters/flush"
+FLUSH = "echo 0 > /sys/kernel/mm/page_reporting/flush"
 DIRTY = "fillfree --share 60 > /dev/null"
 REPORT = f"{DIRTY}; {FLUSH}"
 JOB = "alloc_once --size 64 --verify > /dev/null"
