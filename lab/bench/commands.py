@@ -178,7 +178,7 @@ def publish(
     from lab.report import publish as publishing
 
     with archive.opened(run) as place:
-        wanted = BENCHES if place == run else archive.BENCHES
+        wanted = BENCHES if place == run else [n for n in archive.BENCHES if (place / n).is_dir()]
         for folder in publishing.publish(place, list(wanted), anyway):
             print(folder)
 
@@ -200,11 +200,12 @@ def evidence(
         raise UsageError(f"Bad --accel: {with_accel}", why, f"use {' or '.join(NOT_EMULATED)}")
     writable_file("--output", output)
     options = BenchOptions(accel=with_accel, pairs=pairs)
-    plans = [make_plan(BENCHES[name], options) for name in archive.BENCHES]
+    names = archive.benches(with_accel)
+    plans = [make_plan(BENCHES[name], options) for name in names]
     native.need_quiet()
     folder = output_folder(None, "evidence")
     for number, plan in enumerate(plans, 1):
         note(f"{number} of {len(plans)}: {plan.bench.name}")
         run_one(plan, folder / plan.bench.name)
-    archive.pack(folder, archive.BENCHES, output)
+    archive.pack(folder, names, output)
     print(output)
