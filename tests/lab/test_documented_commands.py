@@ -96,6 +96,12 @@ def commands(page: Path) -> list[str]:
     ]
 
 
+def commands_under(page: Path, title: str) -> list[str]:
+    """The commands under a title of the second level."""
+    part = page.read_text(encoding="utf-8").split(f"\n## {title}\n")[1].split("\n## ")[0]
+    return [line for block in blocks(part) if block.kind == "sh" for line in commands_of(block)]
+
+
 TUTORIAL = REPO / "docs" / "tutorial.md"
 FLUSH = "echo 0 > /sys/kernel/mm/page_reporting/flush"
 ZP = "/sys/kernel/mm/zero_page"
@@ -213,6 +219,13 @@ ON_STOCK = "tests/guest/test_stock.py::test_the_daemon_on_stock_qemu"
 LIBVIRT = "tests/operators/test_libvirt.py::test_the_packaged_qemu"
 AUTOBALLOON = "tests/operators/test_autoballoon.py"
 UNDER_LIBVIRT = "it needs a guest under libvirt"
+SANDBOXES = REPO / "docs" / "how-to" / "sandboxes.md"
+IN_THEIR_ORDER = "a test runs the commands of this page in their order"
+PARKED = {
+    "Before parking: free the page cache": "tests/guest/test_sandboxes.py::test_plain_qemu",
+    "Plain QEMU": "tests/guest/test_sandboxes.py::test_plain_qemu",
+    "Under libvirt": "tests/operators/test_libvirt.py::test_a_sandbox_is_parked_and_restored",
+}
 STAGE = "tests/lab/test_night.py::test_what_a_stage_runs"
 KEY_COMMANDS = (
     'openssl req -new -x509 -newkey rsa:2048 -nodes -days 3650 -subj "/CN=Our kernels/" '
@@ -221,6 +234,11 @@ KEY_COMMANDS = (
     "openssl x509 -in MOK.pem -outform der -out MOK.der",
 )
 ELSEWHERE: dict[str, tuple[str, str]] = {
+    **{
+        line: (IN_THEIR_ORDER, test)
+        for title, test in PARKED.items()
+        for line in commands_under(SANDBOXES, title)
+    },
     "./kz top": (ENDLESS, "tests/lab/test_top.py::test_on_a_terminal_it_goes_on_until_ctrl_c"),
     "./kz top -- sh -c 'while sleep 1; do alloc_once --size 256; done'": (
         ENDLESS,
@@ -305,12 +323,6 @@ ELSEWHERE: dict[str, tuple[str, str]] = {
     "virsh start vm1": (UNDER_LIBVIRT, LIBVIRT),
     "virsh dommemstat vm1": (UNDER_LIBVIRT, LIBVIRT),
     """virsh qemu-monitor-command vm1 '{"execute": "query-balloon"}'""": (UNDER_LIBVIRT, LIBVIRT),
-    "virsh qemu-monitor-command vm1 "
-    """'{"execute": "balloon-report-now", "arguments": {"timeout": 10000}}'""": (
-        UNDER_LIBVIRT,
-        LIBVIRT,
-    ),
-    "virsh qemu-monitor-event vm1 --event BALLOON_REPORTED --timeout 15": (UNDER_LIBVIRT, LIBVIRT),
     "groupadd --system balloon-vm1": (
         CHANGES,
         "tests/guest/test_debian.py::test_the_daemons_units_work_under_systemd",
@@ -637,14 +649,16 @@ def started(line: str, folder: Path) -> Iterator[subprocess.Popen[str]]:
 READY = "the guest is ready"
 
 
-def qemu_arguments(folder: Path) -> str:
+STAYS = f"{FLUSH}; echo {READY} > /dev/console; sleep 1000"
+
+
+def qemu_arguments(folder: Path, script: str = STAYS) -> str:
     """What the documents leave to the reader.
 
-    A kernel, and a system that reports its memory and stays.
+    A kernel, and a system that runs a script: to report its memory, and to stay.
     """
     image, _ = resolve.kernel("knownzero")
     chosen = accel.choose("auto", resolve.qemu(None)).name
-    script = f"{FLUSH}; echo {READY} > /dev/console; sleep 1000"
     initramfs.write(folder / "initrd", ["sh", "-ec", script], "none", [], [])
     words = ["-nodefaults", "-display", "none", "-no-reboot", "-machine", "q35", *argv.cpu(chosen)]
     words += [

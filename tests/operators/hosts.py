@@ -160,6 +160,19 @@ class Host:
             )
         return done.stdout
 
+    def follow(self, line: str, timeout: float = 120) -> None:
+        """Run a command of a page, whose virsh uses this host; TestFailure when it fails."""
+        done = subprocess.run(
+            ["sh", "-c", line],
+            env={**os.environ, "LIBVIRT_DEFAULT_URI": self.uri},
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+        if done.returncode:
+            raise TestFailure(f"{line} fails", f"{done.stdout}\n{done.stderr}", f"see {self.log}")
+
     def define(self, domain: ElementTree.Element) -> None:
         file = self.folder / "domain.xml"
         file.write_bytes(ElementTree.tostring(domain))

@@ -18,6 +18,7 @@ from lab.core.errors import LabError, TestFailure
 from lab.core.run import Argv
 from lab.machine import apt, fetch, stock
 from tests.guest.guests import DELAY, expect_at_least
+from tests.lab.test_documented_commands import SANDBOXES, commands_under
 from tests.operators.hosts import (
     Host,
     documented,
@@ -128,6 +129,34 @@ def test_the_packaged_qemu(tmp_path: Path, base: str, request: pytest.FixtureReq
         assert "vda" not in one.virsh("domblklist", "vm1", "--inactive")
         one.virsh("undefine", "vm1", "--snapshots-metadata")
         assert one.virsh("list", "--all", "--name").split() == []
+
+
+def test_a_sandbox_is_parked_and_restored(tmp_path: Path) -> None:
+    """The commands of sandboxes.md, in their order."""
+    start, *park, suspend, save, restore, resume = commands_under(SANDBOXES, "Under libvirt")
+    domain = for_a_test(documented("operate.md", "qemu-system-x86_64-knownzero"))
+    with hosts(("kz-one",), unpacked_qemu(tmp_path)) as ((host,), images):
+        empty_qcow2(images / "vm1.qcow2")
+        host.define(domain)
+        host.follow(start)
+        host.run_in("vm1", f"echo 3600000 > {DELAY}; {FLUSH}; sleep 3; {DIRTY}")
+        full = host.statistics("vm1")["rss"]
+        for line in park:
+            host.follow(line)
+        assert host.statistics("vm1")["rss"] < full - (150 << 10)
+        host.follow(suspend)
+        host.follow(save)
+        assert host.virsh("list", "--name").split() == []
+        size = (images / "vm1.saved").stat().st_blocks * 512
+        print(f"the saved file has {size // MIB} MiB, QEMU had {full >> 10}")
+        assert 0 < size < (full << 10) - 150 * MIB
+        host.follow(restore)
+        assert host.virsh("domstate", "vm1").strip() == "paused"
+        host.follow(resume)
+        before = counters(host, "vm1")
+        host.run_in("vm1", JOB)
+        # Free blocks under 2 MiB are never reported.
+        assert counters(host, "vm1")["skip"] - before["skip"] >= 0.8 * (64 * MIB >> 12)
 
 
 def test_debians_qemu_with_the_daemon(tmp_path: Path) -> None:
