@@ -19,18 +19,25 @@ LEGEND = (
 
 
 def text(result: Result) -> str:
-    """Every figure: its whole name on a line; below it both sides, the change and the verdicts."""
+    """The verdict, then every figure.
+
+    A figure has its whole name on a line; below it its verdicts, both sides and the change.
+    """
     reason = result.host.get("accelerator", "")
     ran_on = f"{result.ran_on} ({reason})" if reason else result.ran_on
-    head = f"{result.name} on {ran_on}: {' → '.join(result.sides)}. {LEGEND}"
-    lines = [*_wrapped(head, ""), ""]
+    lines = _wrapped(f"Targets met: {verdict(result)}.", "")
     for metric in result.metrics:
-        lines += [metric.name, *_wrapped(_values(metric), INDENT)]
-        lines += [line for part in _verdicts(metric) for line in _wrapped(part, INDENT)]
+        if metric.target and not metric.target.met:
+            lines.append(f"{INDENT}{metric.target.verdict}: {metric.name}")
+    head = f"{result.name} on {ran_on}: {' → '.join(result.sides)}. {LEGEND}"
+    lines += ["", *_wrapped(head, ""), ""]
+    for metric in result.metrics:
+        lines.append(metric.name)
+        for part in (*_verdicts(metric), _values(metric)):
+            lines += _wrapped(part, INDENT)
     for note in result.notes:
         lines += ["", *_wrapped(note, "")]
-    lines += ["", *_wrapped(f"Targets met: {verdict(result)}.", ""), f"Again: {result.reproduce}"]
-    return "\n".join(lines)
+    return "\n".join([*lines, "", f"Again: {result.reproduce}"])
 
 
 def _wrapped(words: str, indent: str) -> list[str]:
