@@ -171,7 +171,7 @@ def publish(
     ],
     anyway: Annotated[bool, Option("--anyway", help="Publish what is readable.")] = False,
 ) -> None:
-    """Copy a run's results, reduced, and main charts to docs/results/; rewrite the table there.
+    """Copy a run's results, reduced, and main charts to docs/results/; rewrite the page there.
 
     A run that is incomplete, has another format, or misses a target is refused.
     """

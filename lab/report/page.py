@@ -271,14 +271,14 @@ def markdown(results: list[Result]) -> str:
     return "".join(parts)
 
 
-def runs(results: list[Result]) -> str:
+def runs(results: list[Result], link: str = "[{0}](#{0})") -> str:
     """A table in Markdown with the command and the origin of each result."""
     heads = ("run", "command", "accelerator", "commit", "date", "targets met", "machine")
     rows = [heads, ("---",) * len(heads)]
     for one in results:
         machine = "×".join(one.host[key] for key in ("cpus", "cpu") if key in one.host) or "unknown"
         commit, day = one.versions.get("knownzero", "unknown"), one.when[:10]
-        first = (f"[{one.name}](#{one.name})", f"`{one.reproduce}`", one.ran_on)
+        first = (link.format(one.name), f"`{one.reproduce}`", one.ran_on)
         rows.append((*first, commit, day, verdict(one), machine))
     return "".join(f"{'|'.join(row)}\n" for row in rows)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0
-"""``kz publish RUN``: results, reduced, and their main charts into docs/results/."""
+"""``kz publish RUN``: results, reduced, their pages and main charts into docs/results/."""
 
 import json
 import shutil
@@ -10,7 +10,7 @@ from lab.core import lock
 from lab.core.errors import LabError, TestFailure
 from lab.core.paths import REPO
 from lab.core.units import digits, scale
-from lab.report import charts, phases, registry
+from lab.report import charts, phases, questions, registry
 from lab.report.groups import Group, groups
 from lab.report.page import change, runs
 from lab.report.results import FILE_NAME, Metric, Result, Sample, from_data, load
@@ -18,25 +18,41 @@ from lab.report.results import FILE_NAME, Metric, Result, Sample, from_data, loa
 FOLDER = REPO / "docs" / "results"
 LIMIT = 1 << 20  # bytes, of all published results
 MANY = 100  # figures; a bench with more has a wide table, and one chart
-HEAD = """<!-- SPDX-License-Identifier: GPL-2.0 -->
+MARKS = """<!-- SPDX-License-Identifier: GPL-2.0 -->
 <!-- Written by `kz publish`. -->
-# Published results
+"""
+HEAD = f"""{MARKS}# Published results
 
-Figures of different accelerators cannot be compared. [Methods](../how-to/measure.md). Medians, \
-in brackets the 10th to 90th percentile; the change with its
-95 % interval; the distance from the floor kernel, which leaves the memory as it is. After ±: \
-half the distance between both percentiles.
-result.json beside the charts has the repetitions, the p of each row and the text of each target.
+Medians; spread: the 10th to 90th percentile of both, and the 95 % interval of the change. A
+question about several figures, such as those with init_on_alloc 0 and 1, has the worst. Figures of
+different accelerators cannot be compared. [Methods](../how-to/measure.md).
+
+"""
+RUNS = """## Runs
+
+Each run has a page with every figure: medians, in brackets the 10th to 90th percentile; the change
+with its 95 % interval; the distance from the floor kernel, which leaves the memory as it is. After
+±: half the distance between both percentiles. result.json beside it has the repetitions, the p of
+each row and the text of each target.
 
 """
 
 
 def page(results: list[Result]) -> str:
-    """The page of all published results: every figure, both sides in one unit."""
-    parts = [HEAD, runs(results)]
-    for result in results:
-        parts += [f"\n## {result.name}\n\n", *("|".join(cells) + "\n" for cells in table(result))]
-    return "".join(parts)
+    """The first page: what users ask, and all published runs."""
+    links = "[{0}]({0}/README.md)"
+    return "".join([HEAD, questions.table(results), RUNS, runs(results, links)])
+
+
+def ordered(results: list[Result]) -> list[Result]:
+    """Results by name, the demo first."""
+    return sorted(results, key=lambda result: (result.name != "demo", result.name))
+
+
+def figures(result: Result) -> str:
+    """The page of a run: every figure, both sides in one unit."""
+    head = f"{MARKS}# {result.name}\n\n{result.ran_on}. [How to read it](../README.md#runs).\n\n"
+    return head + "".join("|".join(cells).rstrip("|") + "\n" for cells in table(result))
 
 
 def table(result: Result) -> list[list[str]]:
@@ -50,19 +66,23 @@ def table(result: Result) -> list[list[str]]:
             ["---", "---:", "---:", "---:", "---"],
         ]
         return heads + list(map(_row, result.metrics))
-    rows: dict[str, list[str]] = {"→".join(result.sides): [], "---": []}
-    columns: dict[str, list[Metric]] = {}
+    columns: dict[str, dict[str, Metric]] = {}
     for metric in result.metrics:
-        columns.setdefault(metric.name.rpartition(".")[2], []).append(metric)
+        job, _, last = metric.name.rpartition(".")
+        columns.setdefault(last, {})[job] = metric
+    jobs = list(dict.fromkeys(metric.name.rpartition(".")[0] for metric in result.metrics))
+    rows = [["→".join(result.sides)], ["---"], *([f"`{job}`"] for job in jobs)]
     for name, metrics in columns.items():
-        unit = metrics[0].unit.replace("instructions", "")  # in millions
-        divisor, unit = scale(unit, max(metric.base.median for metric in metrics))
-        rows["→".join(result.sides)].append(name if name == unit else f"{name} {unit}".strip())
-        rows["---"].append("---:")
-        for one in metrics:
-            cell = f"{_half(one.base, divisor)}→{_half(one.ours, divisor)}"
-            rows.setdefault(f"`{one.name.rpartition('.')[0]}`", []).append(cell)
-    return [[name, *cells] for name, cells in rows.items()]
+        unit = next(iter(metrics.values())).unit.replace("instructions", "")  # in millions
+        largest = max(max(one.base.median, one.ours.median) for one in metrics.values())
+        divisor, unit = scale(unit, largest)
+        column = [name if name == unit else f"{name} {unit}".strip(), "---:"]
+        for job in jobs:
+            one = metrics.get(job)
+            column.append(f"{_half(one.base, divisor)}→{_half(one.ours, divisor)}" if one else "")
+        for row, cell in zip(rows, column, strict=True):
+            row.append(cell)
+    return rows
 
 
 def _half(side: Sample, divisor: float) -> str:
@@ -122,7 +142,7 @@ def publish(run: Path, benches: list[str], anyway: bool = False, to: Path = FOLD
         len(text.encode()) for files in texts.values() for text in files.values()
     )
     published = [load(file) for file in kept if file.name == FILE_NAME] + results
-    text = page(sorted(published, key=lambda result: (result.name != "demo", result.name)))
+    text = page(ordered(published))
     if size + len(text.encode()) > LIMIT:
         why = f"{to} would have {size + len(text.encode()):,} bytes of at most {LIMIT:,}"
         raise LabError(f"Cannot publish {run}", why, "remove results that are no longer needed")
@@ -141,6 +161,7 @@ def _files(result: Result) -> dict[str, str]:
     """
     found = {FILE_NAME: _reduced(result)}
     whole = from_data(json.loads(found[FILE_NAME]), result.folder)
+    found["README.md"] = figures(whole)
     main = main_charts(whole)
     about = (
         f"Measured on {result.ran_on}. Bars: medians; lines: 10th to 90th percentile. "

@@ -14,8 +14,7 @@ from typer.testing import CliRunner
 
 from lab.bench.commands import app
 from lab.core.errors import FAILED, LabError, TestFailure
-from lab.core.paths import REPO
-from lab.report import charts
+from lab.report import charts, questions
 from lab.report import publish as publishing
 from lab.report.publish import publish
 from lab.report.results import Metric, Result, Target, load, results_of
@@ -57,6 +56,7 @@ def test_a_run_is_published_reduced_with_its_main_charts(tmp_path: Path, to: Pat
     first.save(tmp_path / "run")
     assert publish(tmp_path / "run", BENCHES, to=to) == [to / "demo"]
     assert {file.name for file in (to / "demo").iterdir()} == {
+        "README.md",
         "result.json",
         "thp-light.svg",
         "thp-dark.svg",
@@ -85,47 +85,81 @@ def test_a_published_run_can_be_published_again(tmp_path: Path, to: Path) -> Non
 
 
 def test_what_is_published_is_drawn_from_it() -> None:
-    """The SVG files of docs/results are those of its result.json files.
+    """The pages and SVG files of docs/results are those of its result.json files.
 
-    They are small enough for a page.
+    The charts are small enough for a page.
     """
-    for file in sorted((REPO / "docs" / "results").glob("*/result.json")):
-        for name, text in publishing._files(load(file)).items():
+    results = []
+    for file in sorted(publishing.FOLDER.glob("*/result.json")):
+        results.append(load(file))
+        for name, text in publishing._files(results[-1]).items():
             assert (file.parent / name).read_text(encoding="utf-8") == text, file.parent / name
+    first = publishing.page(publishing.ordered(results))
+    assert (publishing.FOLDER / "README.md").read_text(encoding="utf-8") == first
     for scheme in charts.SCHEMES:
-        svg = (REPO / "docs" / "results" / "demo" / f"thp-{scheme}.svg").read_text(encoding="utf-8")
+        svg = (publishing.FOLDER / "demo" / f"thp-{scheme}.svg").read_text(encoding="utf-8")
         width, height = map(int, re.findall(r' (?:width|height)="(\d+)"', svg)[:2])
         assert width <= 400 and height <= 400
 
 
-def test_the_page_has_every_figure_of_every_published_run(tmp_path: Path, to: Path) -> None:
+def test_every_question_is_answered_by_a_published_figure() -> None:
+    """The first page begins with a table of at most 15 rows."""
+    results = [load(file) for file in sorted(publishing.FOLDER.glob("*/result.json"))]
+    rows = questions.table(results).strip().splitlines()[2:]
+    assert [row.split("|")[0] for row in rows] == [one["asks"] for one in questions.questions()]
+    assert 10 <= len(rows) <= 15
+    assert all(len(row.split("|")) == len(questions.HEADS) for row in rows)
+    first = (publishing.FOLDER / "README.md").read_text(encoding="utf-8")
+    assert first.index("\nquestion|") < first.index("\n## ")
+
+
+def test_a_question_gets_the_worst_of_its_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = {"asks": "How long?", "runs": ["demo", "demo-debian"], "metrics": "a.?.time"}
+    monkeypatch.setattr(questions, "questions", lambda: [asked, asked | {"runs": ["other"]}])
+    quick, slow = (
+        Metric.of("a.1.time", "ms", BASE, [1.0] * 6),
+        Metric.of("a.2.time", "ms", BASE, BASE),
+    )
+    made = result("demo", metrics=[quick, slow, Metric.of("b.1.time", "ms", [1.0], [9.0])])
+    heads, _, row = questions.table([made]).strip().splitlines()
+    assert heads == "|".join(questions.HEADS)
+    asks, figure, spread, accelerator, command = row.split("|")
+    assert (asks, accelerator, command) == ("How long?", "tcg", "`./kz demo --pairs 6`")
+    assert figure == "[100 ms → 100 ms: +0.00 %](demo/README.md)"
+    assert spread == "98.5 ms … 104 ms → 98.5 ms … 104 ms; change -3 % … +4 %; n = 6"
+    rates = [replace(metric, better="more") for metric in made.metrics]
+    (_, _, row) = questions.table([replace(made, metrics=rates)]).strip().splitlines()
+    assert "[100 ms → 1.00 ms: -99.0 %]" in row
+    # Those with a distribution's defaults are among them.
+    debian = replace(made, name="demo-debian", metrics=[Metric.of("a.1.time", "ms", BASE, [300.0])])
+    (_, _, row) = questions.table([made, debian]).strip().splitlines()
+    assert "](demo-debian/README.md)" in row
+    assert questions.table([replace(made, metrics=[])]) == ""
+
+
+def test_a_page_has_every_figure_of_its_run(tmp_path: Path, to: Path) -> None:
     for name in ("order0", "demo"):
         result(name, when="2026-11-24T01:02:03+0000").save(tmp_path / name)
         publish(tmp_path / name, BENCHES, to=to)
-    page = (to / "README.md").read_text()
-    assert [line for line in page.splitlines() if line.startswith("## ")] == [
-        "## demo",
-        "## order0",
-    ]
-    assert page.count("\n`thp.populate.task_clock` ms|100 (98.5…104)|50.2 (49.2…51.8)|-50%") == 2
-    assert page.count("\n`thp.third` faults|100 (98.5…104)|100 (98.5…104)|+0.00% (") == 2
-    for word in (
-        "`./kz demo --pairs 6`",
-        "tcg",
-        "v1-3-gabc",
-        "2026-11-24",
-        "1×Z80",
-        "1 of 1",
-        "|met\n",
-    ):
-        assert word in page
+    first = (to / "README.md").read_text()
+    linked = re.findall(r"^\[\w+\]\((\w+)/README.md\)", first, re.MULTILINE)
+    assert linked == ["demo", "order0"]
+    for name in linked:
+        page = (to / name / "README.md").read_text()
+        assert f"\n# {name}\n\ntcg." in page
+        assert "\n`thp.populate.task_clock` ms|100 (98.5…104)|50.2 (49.2…51.8)|-50%" in page
+        assert "|met\n" in page
+        assert "\n`thp.third` faults|100 (98.5…104)|100 (98.5…104)|+0.00% (" in page
+    for word in ("`./kz demo --pairs 6`", "tcg", "v1-3-gabc", "2026-11-24", "1×Z80", "1 of 1"):
+        assert word in first
     # Publishing again replaces the run.
     before = sorted(to.rglob("*"))
     publish(tmp_path / "demo", BENCHES, to=to)
-    assert sorted(to.rglob("*")) == before and (to / "README.md").read_text() == page
+    assert sorted(to.rglob("*")) == before and (to / "README.md").read_text() == first
 
 
 def test_a_bench_with_many_figures_has_a_row_for_each_job(tmp_path: Path, to: Path) -> None:
+    """A job without a figure has an empty cell, so that the others stay under their title."""
     metrics = [
         metric
         for job in range(60)
@@ -137,14 +171,16 @@ def test_a_bench_with_many_figures_has_a_row_for_each_job(tmp_path: Path, to: Pa
             titled(Metric.of(f"many.job{job}.time", "s", [2.0, 2.0], [1.0, 1.0]), "Time"),
         )
     ]
+    metrics.append(titled(Metric.of("many.idle.time", "s", [2.0, 2.0], [1.0, 1.0]), "Time"))
     result("many", metrics=metrics).save(tmp_path / "run")
     publish(tmp_path / "run", BENCHES, to=to)
-    page = (to / "README.md").read_text()
+    page = (to / "many" / "README.md").read_text()
     assert (
         "\nbase→knownzero|zeroed MiB|time s\n---|---:|---:\n`many.job0`|4.00±0.80→0.50|2.00→1.00\n"
         in page
     )
     assert page.count("\n`many.job") == 60
+    assert page.endswith("\n`many.idle`||2.00→1.00\n")
     svg = (to / "many" / "many-light.svg").read_text()
     assert "Zeroed" in svg and "Time" not in svg
 
@@ -166,7 +202,7 @@ def test_a_missed_target_is_refused_unless_anyway(tmp_path: Path, to: Path) -> N
     result("demo", met=False).save(tmp_path / "run")
     assert "demo: thp.populate.task_clock misses its target: less" in refused(tmp_path / "run", to)
     publish(tmp_path / "run", BENCHES, anyway=True, to=to)
-    assert "|MISSED\n" in (to / "README.md").read_text()
+    assert "|MISSED\n" in (to / "demo" / "README.md").read_text()
 
 
 def test_an_undecided_target_is_refused(tmp_path: Path, to: Path) -> None:
@@ -178,8 +214,9 @@ def test_an_undecided_target_is_refused(tmp_path: Path, to: Path) -> None:
     made.save(tmp_path / "run")
     assert "thp.noisy has a target that noise hides" in refused(tmp_path / "run", to)
     publish(tmp_path / "run", BENCHES, anyway=True, to=to)
-    text = (to / "README.md").read_text()
-    assert "|not decided\n" in text and "MISSED" not in text and "|1 of 2, 1 not decided|" in text
+    text = (to / "demo" / "README.md").read_text()
+    assert "|not decided\n" in text and "MISSED" not in text
+    assert "|1 of 2, 1 not decided|" in (to / "README.md").read_text()
 
 
 def test_a_run_of_another_format_or_without_a_result_is_refused(tmp_path: Path, to: Path) -> None:
