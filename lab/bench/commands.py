@@ -14,7 +14,7 @@ import typer
 from typer import Argument, Option
 
 from lab.bench import archive, native
-from lab.bench.plan import BenchOptions, Plan, build, check
+from lab.bench.plan import DEBIAN, BenchOptions, Plan, build, check
 from lab.bench.plan import plan as make_plan
 from lab.bench.runner import measure
 from lab.bench.table import BENCHES
@@ -89,6 +89,8 @@ def run_all(options: BenchOptions, parent: Path, as_json: bool) -> list[Result]:
     failed: list[LabError] = []
     for name, bench in BENCHES.items():
         if options.accel == "pvm" and not bench.native:
+            continue
+        if options.defaults == DEBIAN and not bench.debian:
             continue
         try:
             results.append(run_one(make_plan(bench, options), parent / name))

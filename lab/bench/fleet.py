@@ -18,6 +18,8 @@ from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from lab.bench import init_on_alloc
+from lab.bench.init_on_alloc import EACH_PAGE
 from lab.bench.jobs import BASE_COUNTS, Runs
 from lab.bench.kzeropaged import DIRTY, ON
 from lab.bench.repeat import Values
@@ -105,8 +107,12 @@ def autoballoon(sockets: Sequence[Path]) -> Iterator[None]:
         )
 
 
-def bursts(side: Side, number: int) -> dict[str, list[float]]:
-    """Run the trace in a guest; its figures by kind. TestFailure with the console's last lines."""
+def bursts(side: Side, number: int, each_page: bool) -> dict[str, list[float]]:
+    """Run the trace in a guest; its figures by kind. TestFailure with the console's last lines.
+
+    ``each_page``: the guest zeroes each page that it allocates.
+    """
+    before = side.vmstat() if each_page else {}
     try:
         with side.host_cost() as cost:
             answer = side.json("burst", *trace(number))
@@ -115,9 +121,10 @@ def bursts(side: Side, number: int) -> dict[str, list[float]]:
         raise TestFailure(why.what, f"{why.why}\nits console ends with:\n{last}", why.fix) from None
     runs, counted = Runs(), answer["vmstat"]
     runs.add(side, answer, cost[0])
+    every = [float(init_on_alloc.zeroed(side, before, side.vmstat()))] if each_page else []
     return {
         "burst": [ns / 1e6 for ns in answer["burst_ns"]],
-        "zeroed": runs.zeroed,
+        "zeroed": every or runs.zeroed,
         "prezeroed": [float((counted["pgzeroed_set_prezeroed"] or 0) * PAGE)],
         "host_faults": runs.host_faults,
         "guest_faults": [float(counted["pgfault"])],
@@ -125,14 +132,14 @@ def bursts(side: Side, number: int) -> dict[str, list[float]]:
     }
 
 
-def play(sides: Sequence[Side], name: str, found: Values) -> list[float]:
+def play(sides: Sequence[Side], name: str, found: Values, each_page: bool = False) -> list[float]:
     """Run all traces at once; the GiB of each second until all have ended.
 
     The first failure ends it.
     """
     gib: list[float] = []
     pool, began = ThreadPoolExecutor(max_workers=len(sides)), time.monotonic()
-    jobs = [pool.submit(bursts, side, number) for number, side in enumerate(sides)]
+    jobs = [pool.submit(bursts, side, number, each_page) for number, side in enumerate(sides)]
     pool.shutdown(wait=False)  # a thread ends with its guest
     while len(gib) < SECONDS or not all(job.done() for job in jobs):
         gib.append(sum(pss(side.guest.pid) for side in sides))
@@ -172,7 +179,7 @@ def over_time(run: Run, name: str, found: Values) -> list[float]:
                 side.sh(f"{policy.command}; {DIRTY}")  # as in a guest that has run for a while
             with autoballoon(sockets) if name == "targets" else nullcontext():
                 time.sleep(SETTLE_S)
-                return play(sides, name, found)
+                return play(sides, name, found, run.debian)
 
 
 AGAINST = "upstream"  # the policy that the others are compared with: it gives memory back, too
@@ -204,7 +211,7 @@ def measure(run: Run) -> None:
         "99th percentile is nearly the longest.",
         "With targets nothing is reported: autoballoon keeps 20 % of each guest free and looks "
         "every second.",
-        BASE_COUNTS,
+        EACH_PAGE if run.debian else BASE_COUNTS,
         "Instructions are not counted: -icount gives each guest its own clock, so bursts of "
         "different guests would not meet.",
     )

@@ -8,12 +8,15 @@ from typing import Any
 from lab.bench.kzeropaged import ON
 from lab.bench.repeat import NOTE as REPEATED
 from lab.bench.repeat import Values, turns
-from lab.bench.runner import Run
+from lab.bench.runner import DEBIANS, Run
 from lab.bench.session import BALLOON, DELAY, MIB, PAGE, Side, Wanted, cpu_ns, warm_host
 from lab.core.errors import TestFailure
 from lab.core.progress import step
 
-APPEND = "init_on_alloc=1"
+EACH_PAGE = (
+    "The base kernel has no counter of zeroed pages; its bytes are the pages that were allocated. "
+    "On ours they are pgzeroed_cleared."
+)
 REPORT_DEFAULT_MS = 2000  # a bench has shorter delays
 REST_S = 2
 READ_MB, FILES, FILE_KB, PROCESSES = 300, 1000, 16, 500
@@ -82,15 +85,15 @@ def figures(run: Run, found: Values) -> None:
 
 
 def measure(run: Run) -> None:
-    run.job = {"memory": run.options.memory, "cpus": 1, "pairs": run.pairs, "append": APPEND}
+    run.job = {"memory": run.options.memory, "cpus": 1, "pairs": run.pairs, "append": DEBIANS}
     run.note(
-        f"All guests boot with {APPEND}, Debian's and Ubuntu's default: each page is zeroed when "
-        "it is allocated, whatever for. The base kernel has no counter of that; its bytes are the "
-        "pages that were allocated.",
+        f"All guests boot with {DEBIANS}, Debian's and Ubuntu's default: each page is zeroed when "
+        "it is allocated, whatever for.",
+        EACH_PAGE,
         REPEATED,
     )
     found = Values()
-    more: dict[str, Any] = {"append": APPEND, "devices": [BALLOON, "virtio-blk-pci,drive=empty"]}
+    more: dict[str, Any] = {"append": DEBIANS, "devices": [BALLOON, "virtio-blk-pci,drive=empty"]}
     more["extra_qemu"] = list(DISK)
     specs = [
         Wanted(name, run.spec(kernel, **more), kernel)

@@ -24,6 +24,7 @@ from lab.machine.arches import PVM
 from lab.patches.parts import split
 
 Image = str | Path
+KERNEL, DEBIAN = "kernel", "debian"  # whose defaults guests have
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,10 @@ class BenchOptions:
         "knownzero"
     )
     only: Annotated[str, Option(metavar="NAME,…", help="programs, life: only these parts.")] = ""
+    defaults: Annotated[
+        str,
+        Option(help="kernel; thp, page-fault, fleet, programs: or debian (init_on_alloc=1)."),
+    ] = KERNEL
 
     @property
     def memory_mb(self) -> int:
@@ -65,7 +70,8 @@ class Bench:
     for both kernels. ``kernels``: those beside base and ours, by name. ``user_mode``: both kernels
     as User-Mode Linux, too (um_base, um_ours). ``plugins``: of the emulator. ``daemon``: the
     vhost-user daemon. ``first`` builds something else, ``disk`` its file system. ``parts``: the
-    names that --only takes. ``native``: it has figures with --accel pvm.
+    names that --only takes. ``native``: it has figures with --accel pvm. ``debian``: it takes
+    --defaults debian.
     """
 
     name: str
@@ -83,6 +89,7 @@ class Bench:
     parts: tuple[str, ...] = ()
     disk: Callable[[], Path] | None = None
     native: bool = False
+    debian: bool = False
 
 
 @dataclass(frozen=True)
@@ -99,15 +106,20 @@ class Plan:
 
     @property
     def name(self) -> str:
-        """The name of the result. Those of KVM, PVM and stock QEMU stand beside the others."""
+        """The name of the result.
+
+        Those of KVM, PVM, Debian's defaults and stock QEMU stand beside the others.
+        """
         native = {"pvm": "-native", "kvm": "-kvm"}.get(self.options.accel, "")
-        return self.verb[-1] + native + ("-stock" if self.options.qemu == "stock" else "")
+        defaults = "-debian" if self.options.defaults == DEBIAN else ""
+        stock = "-stock" if self.options.qemu == "stock" else ""
+        return f"{self.verb[-1]}{native}{defaults}{stock}"
 
     def reproduce(self, options: BenchOptions, accel: str) -> str:
         """The command that repeats the run."""
         chosen = {"pairs": options.pairs, "size": options.size_mb, "accel": accel}
         usual = BenchOptions()
-        for flag in ("memory", "base", "ours", "qemu", "only"):
+        for flag in ("memory", "base", "ours", "qemu", "only", "defaults"):
             if (value := getattr(options, flag)) != getattr(usual, flag):
                 chosen[flag] = value
         words = (word for flag, value in chosen.items() for word in (f"--{flag}", str(value)))
@@ -141,6 +153,9 @@ def check(options: BenchOptions) -> None:
     if options.accel not in ACCELS:
         known = f"use {', '.join(ACCELS)}"
         raise UsageError(f"Bad --accel: {options.accel}", "it is not an accelerator", known)
+    if options.defaults not in (KERNEL, DEBIAN):
+        why, fix = "the lab knows no such defaults", f"use {KERNEL} or {DEBIAN}"
+        raise UsageError(f"Bad --defaults: {options.defaults}", why, fix)
     if not re.fullmatch(r"\d+[MG]", options.memory):
         fix = "write it as 2G or 2048M"
         raise UsageError(f"Bad --memory: {options.memory}", "it is not a size", fix)
@@ -162,6 +177,9 @@ def plan(bench: Bench, options: BenchOptions, verb: tuple[str, ...] = ()) -> Pla
         why = f"{bench.name} has no part {min(unknown)}"
         fix = f"use {', '.join(bench.parts) or 'all of it'}"
         raise UsageError(f"Bad --only: {options.only}", why, fix)
+    if options.defaults == DEBIAN and not bench.debian:
+        why = f"{bench.name} has settings of its own"
+        raise UsageError(f"Bad --defaults: {DEBIAN}", why, "leave it out, or measure thp")
     native = options.accel == "pvm"
     if native and not bench.native:
         why = f"{bench.name} needs the emulator, several CPUs, or other guests"

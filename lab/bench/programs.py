@@ -12,10 +12,11 @@ import tempfile
 import time
 from pathlib import Path
 
+from lab.bench.kzeropaged import ON
 from lab.bench.plugin import stored
 from lab.bench.repeat import Values, by_turns
 from lab.bench.runner import Run
-from lab.bench.session import Side, settle_both
+from lab.bench.session import Side, Wanted, settle_both
 from lab.boot import nested
 from lab.core import lock, paths
 from lab.core.errors import TestFailure
@@ -31,13 +32,24 @@ MAKER = PROGRAMS.with_name("debian-disk.sh")
 ROUNDS = 2  # at most, of --pairs: one takes about ten minutes
 PAGES = {"thp": ("always", "huge pages"), "4k": ("never", "4 KiB pages")}
 FIGURES = ("zeroed", "faults", "time", "instructions", "host")  # of a run
+KZEROPAGED, REST_S = "kzeropaged", 2.0
+# The runs of a program in each guest.
+RUNS = {
+    "base": ("cold", "warm", "rested"),
+    "ours": ("cold", "warm"),
+    KZEROPAGED: ("cold", "rested"),
+}
+# The guest that base is compared with.
+COMPARED = {"cold": "ours", "warm": "ours", "rested": KZEROPAGED}
 NOTE = (
     "Before the first run of a program (cold), caches are dropped and all free memory is "
-    "reported; the second (warm) follows at once. Reports come after 2000 ms. A program prints "
-    "the same on both kernels. A TCG plugin counts the bytes that the kernel stores with `rep "
-    "stos`, which clears pages on this CPU model, and the instructions of kernel and programs. "
-    "`rep stos` is one instruction, however much it stores: instructions show the work added, "
-    "bytes the work saved. Host memory is that of the guest's memory, without the rest of QEMU."
+    "reported; the second (warm) follows at once. The last (rested) follows "
+    f"{REST_S:.0f} s after the one before; on ours in a third guest, with kzeropaged, whose own "
+    "work is not in the bytes. Reports come after 2000 ms. A program prints the same in all "
+    "guests. A TCG plugin counts the bytes that the kernel stores with `rep stos`, which clears "
+    "pages on this CPU model, and the instructions of kernel and programs. `rep stos` is one "
+    "instruction, however much it stores: instructions show the work added, bytes the work saved. "
+    "Host memory is that of the guest's memory, without the rest of QEMU."
 )
 
 
@@ -105,30 +117,46 @@ def measure(run: Run) -> None:
         (Path(run.images.base), "/kz/kernel"),
     ]  # the kernel of the microVM
     with tempfile.TemporaryDirectory(prefix="programs-") as folder:
-        counts = {name: Path(folder) / name for name in ("base", "ours")}
-        args = {name: [*more, f"{plugin},out={file}"] for name, file in counts.items()}
-        with run.kernels(extra=args, add=added, timeout=7200.0) as both:
-            for side in both:
+        counts = {name: Path(folder) / name for name in RUNS}
+        specs = []
+        for name, file in counts.items():
+            kernel = "ours" if name == KZEROPAGED else name
+            args = [*more, f"{plugin},out={file}"]
+            spec = run.spec(kernel, extra_qemu=args, add=added, timeout=7200.0)
+            specs.append(Wanted(name, spec, kernel))
+        with run.guests(specs) as sides:
+            for side in sides:
                 side.sh("sh /kz/setup")
+            sides[-1].sh(ON)
             for turn, (pages, name) in enumerate([*itertools.product(PAGES, names)] * rounds):
                 thp = f"echo {PAGES[pages][0]} > /sys/kernel/mm/transparent_hugepage/enabled"
-                outputs = {side.name: side.sh(thp) for side in both}
+                for side in sides:
+                    side.sh(thp)
                 with step(f"{name}, {PAGES[pages][1]}"):
-                    settle_both(both)
-                    for side, phase in itertools.product(by_turns(both, turn), ("cold", "warm")):
-                        figures, lines = play(side, name, counts[side.name], run.options.memory_mb)
-                        found.note(side.name, pages, name, phase, **figures)
-                        outputs[side.name] += lines
-                if outputs["base"] != outputs["ours"]:
-                    why = "\n".join(
-                        f"{side}: {line}" for side, lines in outputs.items() for line in lines
-                    )
-                    fix = (
-                        f"repeat it: kz bench programs --only {name} --ours debug, which checks "
-                        "each page"
-                    )
-                    raise TestFailure(f"{name} computes something else on our kernel", why, fix)
-    for what, phase, pages, name in itertools.product(FIGURES, ("cold", "warm"), PAGES, names):
+                    settle_both(sides)
+                    outputs: dict[tuple[str, str], list[str]] = {}
+                    for side in by_turns(sides, turn):
+                        for phase in RUNS[side.name]:
+                            if phase == "rested":
+                                time.sleep(REST_S)
+                            figures, lines = play(
+                                side, name, counts[side.name], run.options.memory_mb
+                            )
+                            found.note(side.name, pages, name, phase, **figures)
+                            outputs[side.name, phase] = lines
+                compare(name, outputs)
+    for what, phase, pages, name in itertools.product(FIGURES, COMPARED, PAGES, names):
         metric = f"programs.{{program}}.{{pages}}.{{run}}.{what}"
-        values = found.both(pages, name, phase, what)
-        run.add(metric, values, {"program": name, "pages": pages, "run": phase})
+        base, other = (found[side, pages, name, phase, what] for side in ("base", COMPARED[phase]))
+        run.add(metric, (base, other), {"program": name, "pages": pages, "run": phase})
+
+
+def compare(name: str, outputs: dict[tuple[str, str], list[str]]) -> None:
+    """TestFailure unless each run printed what the same run printed on base."""
+    for (side, phase), lines in outputs.items():
+        expected = outputs["base", phase]
+        if lines != expected:
+            said = {"base": expected, side: lines}
+            why = "\n".join(f"{one}: {line}" for one, text in said.items() for line in text)
+            fix = f"repeat it: kz bench programs --only {name} --ours debug, which checks each page"
+            raise TestFailure(f"{name} computes something else on our kernel", why, fix)

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from lab.bench import native
-from lab.bench.plan import Bench, BenchOptions, Image, Images, Plan
+from lab.bench.plan import DEBIAN, Bench, BenchOptions, Image, Images, Plan
 from lab.bench.session import SHARED, Side, Wanted, guests, spec_for
 from lab.boot.guest import Keep, forget
 from lab.boot.spec import BootSpec
@@ -30,6 +30,12 @@ FLOOR_NOTE = (
     "leaves the memory of mappings of 64 MiB or more as it is."
 )
 
+# Of Debian's defaults, the one that decides what is zeroed; docs/how-to/measure.md has the others.
+DEBIANS = "init_on_alloc=1"
+DEBIAN_NOTE = (
+    f"Guests boot with {DEBIANS}, Debian's default: each page is zeroed when it is allocated, "
+    "whatever for. The floor kernel boots without it, since it leaves memory as it is."
+)
 
 # The accelerators of figures that are not of a run's guests.
 MACHINE = "the machine itself, no guest"
@@ -70,6 +76,11 @@ class Run:
         return self.options.accel == "pvm"
 
     @property
+    def debian(self) -> bool:
+        """Whether guests have the defaults of Debian's kernels."""
+        return self.options.defaults == DEBIAN
+
+    @property
     def pairs(self) -> int:
         return self.options.pairs
 
@@ -102,6 +113,10 @@ class Run:
         """The boot of a guest with this kernel of the images."""
         if kernel == "floor":
             self.note(FLOOR_NOTE)
+        if self.debian:
+            self.note(DEBIAN_NOTE)
+            if kernel != "floor":
+                more["append"] = f"{DEBIANS} {more.get('append', '')}".strip()
         more = {"daemon_program": self.images.daemon, **more}
         spec = spec_for(self.options, self.images.kernels[kernel], self.images.qemu, **more)
         if self.options.qemu == "stock" and spec.daemon_options() is not None:
@@ -159,7 +174,7 @@ def result(plan: Plan, run: Run, seconds: float) -> Result:
         versions=versions(run.images),
         reproduce=plan.reproduce(options, run.accel),
         metrics=run.metrics,
-        job=run.job or usual,
+        job=(run.job or usual) | ({"defaults": DEBIAN} if run.debian else {}),
         host=host_facts() | {"accelerator": run.accel_reason} | run.facts,
         notes=run.notes,
         sides=list(run.sides),

@@ -39,7 +39,14 @@ _ALL = (
         user_mode=True,
         daemon=True,
     ),
-    Bench("thp", "the main job: 256 MB of huge pages", allocation.thp, kernels=FLOOR, native=True),
+    Bench(
+        "thp",
+        "the main job: 256 MB of huge pages",
+        allocation.thp,
+        kernels=FLOOR,
+        native=True,
+        debian=True,
+    ),
     Bench(
         "order0", "the same memory in 4 KiB pages", allocation.order0, kernels=FLOOR, native=True
     ),
@@ -51,7 +58,11 @@ _ALL = (
         native=True,
     ),
     Bench(
-        "page-fault", "page faults while free memory is reported", page_fault.measure, native=True
+        "page-fault",
+        "page faults while free memory is reported",
+        page_fault.measure,
+        native=True,
+        debian=True,
     ),
     Bench(
         "deflate", "memory used again after it was in the balloon", allocation.deflate, native=True
@@ -97,13 +108,20 @@ _ALL = (
         needs_gb=7.2,
         parts=life.PHASES,
     ),
-    Bench("fleet", "host memory of six guests with bursts, by policy", fleet.measure, needs_gb=7.2),
+    Bench(
+        "fleet",
+        "host memory of six guests with bursts, by policy",
+        fleet.measure,
+        needs_gb=7.2,
+        debian=True,
+    ),
     Bench(
         "programs",
         "real programs in a Debian",
         programs.measure,
         accel="tcg",
-        needs_gb=6.0,
+        needs_gb=9.0,
+        debian=True,
         config="programs",
         plugins=("zerobytes",),
         parts=programs.NAMES,

@@ -19,6 +19,7 @@ from lab.bench.plan import BenchOptions, Images, Plan, plan
 from lab.bench.table import BENCHES
 from lab.boot.guest import Guest
 from lab.core.errors import FAILED, USAGE, TestFailure, UsageError
+from lab.report.compare import unlike
 from lab.report.results import Metric, Result, Target, load
 from tests.bench.fakes import IMAGES, run_of
 
@@ -125,6 +126,7 @@ def test_a_process_settles_only_when_it_stops_growing(monkeypatch: pytest.Monkey
         {"memory": "2"},
         {"ours": "/none"},
         {"only": "emacs"},
+        {"defaults": "ubuntu"},
     ],
 )
 def test_options_that_cannot_work_are_bad_usage(more: dict[str, Any]) -> None:
@@ -185,6 +187,51 @@ def test_the_result_is_made_of_the_plan_and_the_run() -> None:
         "--memory": "4096M",
         "--ours": "off",
     }
+
+
+def test_four_benches_have_debians_defaults() -> None:
+    taken, options = set(), BenchOptions(defaults="debian")
+    for name, bench in BENCHES.items():
+        try:
+            assert plan(bench, options).name == f"{name}-debian"
+        except UsageError as error:
+            assert f"{name} has settings of its own" in error.why and error.fix
+            continue
+        taken.add(name)
+    assert taken == {"thp", "page-fault", "fleet", "programs"}
+    wanted = plan(BENCHES["thp"], options, ("demo",))
+    assert wanted.reproduce(options, "tcg").endswith(" --accel tcg --defaults debian")
+
+
+def test_debians_defaults_are_on_the_command_line() -> None:
+    run = run_of("thp", defaults="debian")
+    for kernel in ("base", "ours", "off"):
+        assert run.spec(kernel).append == "init_on_alloc=1"
+        assert run.spec(kernel, append="a=1").append == "init_on_alloc=1 a=1"
+    # A floor that zeroes what is allocated is none.
+    assert "init_on_alloc" not in run.spec("floor").append
+    assert run_of("thp").spec("base").append == ""
+    run.accel = "tcg"
+    result = runner.result(plan(BENCHES["thp"], run.options), run, 1.0)
+    assert result.job["defaults"] == "debian" and runner.DEBIAN_NOTE in result.notes
+    other = runner.result(
+        plan(BENCHES["thp"], BenchOptions()), replace(run_of("thp"), accel="tcg"), 1
+    )
+    assert unlike(result, other) and not unlike(other, other)
+
+
+def test_all_benches_with_debians_defaults_are_those_that_have_them(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked: list[Plan] = []
+
+    def run_one(wanted: Plan, folder: Path) -> Result:
+        asked.append(wanted)
+        return Result(wanted.name, "tcg", {}, "", [])
+
+    monkeypatch.setattr(commands, "run_one", run_one)
+    commands.run_all(BenchOptions(defaults="debian"), tmp_path, as_json=False)
+    assert [one.bench.name for one in asked] == ["thp", "page-fault", "fleet", "programs"]
 
 
 @pytest.mark.parametrize(

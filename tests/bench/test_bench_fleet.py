@@ -104,6 +104,17 @@ def test_host_memory_is_counted_each_second(
     assert fleet.pss(2**22 + 1) == 0
 
 
+def test_guests_that_zero_each_page_count_all_pages(tmp_path: Path) -> None:
+    """Base has no counter: with init_on_alloc=1 it zeroes what it allocates, not only faults."""
+    counted = iter(
+        [{"pgalloc_dma32": 100, "pgalloc_normal": 7}, {"pgalloc_dma32": 600, "pgalloc_normal": 19}]
+    )
+    (side,) = Sides(tmp_path, lambda *argv: ANSWER)
+    side.vmstat = lambda: next(counted)
+    assert fleet.bursts(side, 0, each_page=True)["zeroed"] == [512 * 4096]
+    assert fleet.bursts(side, 0, each_page=False)["zeroed"] == [2 * MIB]
+
+
 def test_the_first_failure_ends_the_run_with_the_console(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,10 +19,11 @@ from typing import Any, cast
 import pytest
 
 from lab.bench import plan, plugin, programs
+from lab.bench.kzeropaged import ON
 from lab.bench.plan import BenchOptions
 from lab.bench.programs import PROGRAMS
-from lab.bench.runner import Pair, Run
-from lab.bench.session import Side
+from lab.bench.runner import Run
+from lab.bench.session import Side, Wanted
 from lab.bench.table import BENCHES
 from lab.build import linux as build
 from lab.core.errors import LabError, TestFailure, UsageError
@@ -171,7 +172,7 @@ class Guest(FakeSide):
 
     def __init__(self, name: str, zeroed: int, says: str = "the sum") -> None:
         super().__init__(name)
-        self.zeroed, self.says, self.ran = zeroed, says, list[str]()
+        self.zeroed, self.says, self.ran, self.append = zeroed, says, list[str](), ""
         self.counts = Path()
 
     def sh(self, command: str) -> list[str]:
@@ -192,50 +193,70 @@ def measured(
     tmp_path: Path,
     only: str,
     says: str = "the sum",
-    pairs: int = 1,
-) -> tuple[Run, Guest, Guest]:
-    base, ours = Guest("base", 4096), Guest("ours", 1024, says)
+    **options: Any,
+) -> tuple[Run, dict[str, Guest]]:
+    """A run of the bench, and its guests by name; ``says``: what the one with kzeropaged prints."""
+    found = {"base": Guest("base", 4096), "ours": Guest("ours", 1024)}
+    found["kzeropaged"] = Guest("kzeropaged", 512, says)
+    rests: list[float] = []
 
     @contextmanager
-    def kernels(extra: dict[str, list[str]], **more: Any) -> Iterator[Pair]:
-        for side in (base, ours):
-            assert "file=a,,disk" in extra[side.name][1]
-            side.counts = Path(extra[side.name][-1].partition(",out=")[2])
-            side.counts.write_bytes(bytes(16))
-        yield Pair(cast(Side, base), cast(Side, ours))
+    def guests(self: Run, specs: list[Wanted]) -> Iterator[list[Side]]:
+        assert [(one.name, one.kernel) for one in specs] == [
+            ("base", "base"),
+            ("ours", "ours"),
+            ("kzeropaged", "ours"),
+        ]
+        for one in specs:
+            guest, extra = found[one.name], one.spec.extra_qemu
+            guest.append = one.spec.append
+            assert "file=a,,disk" in extra[1]
+            guest.counts = Path(extra[-1].partition(",out=")[2])
+            guest.counts.write_bytes(bytes(16))
+        yield [cast(Side, guest) for guest in found.values()]
 
-    run = run_of("programs", only=only, pairs=pairs)
-    monkeypatch.setattr(Run, "kernels", lambda self, **more: kernels(**more))
+    run = run_of("programs", only=only, **options)
+    monkeypatch.setattr(Run, "guests", guests)
     run.images = replace(run.images, disk=Path("a,disk"))
     monkeypatch.setattr(programs, "settle_both", lambda sides: None)
+    monkeypatch.setattr("time.sleep", rests.append)
     monkeypatch.setattr(plugin, "WRITTEN_S", 0.0)
     programs.measure(run)
-    return run, base, ours
+    # Base and the guest with kzeropaged rest before their last run.
+    assert rests.count(programs.REST_S) == len(found["ours"].ran)
+    return run, found
 
 
 def test_each_program_has_its_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run, base, ours = measured(monkeypatch, tmp_path, "")
-    # Cold and warm, with huge pages and without.
-    assert base.ran == ours.ran and {name: base.ran.count(name) for name in NAMES} == dict.fromkeys(
-        NAMES, 4
-    )
+    run, guests = measured(monkeypatch, tmp_path, "", pairs=1)
+    # With huge pages and without: cold, warm and rested.
+    for name, times in (("base", 6), ("ours", 4), ("kzeropaged", 4)):
+        ran = guests[name].ran
+        assert {program: ran.count(program) for program in NAMES} == dict.fromkeys(NAMES, times)
     found = by_name(run)
-    assert len(found) == len(NAMES) * 4 * len(programs.FIGURES)
+    assert len(found) == len(NAMES) * 6 * len(programs.FIGURES)
     zeroed = found["programs.redis.thp.cold.zeroed"]
     assert (zeroed.base.median, zeroed.ours.median, zeroed.change_percent) == (4096, 1024, -75)
+    assert found["programs.redis.thp.rested.zeroed"].ours.median == 512
     assert found["programs.sqlite.4k.warm.faults"].ours.median == 70
     assert found["programs.java.4k.cold.instructions"].change_percent == 0
     assert found["programs.gcc.thp.warm.time"].unit == "s"
-    more, _, _ = measured(monkeypatch, tmp_path, "gcc", pairs=10)
+    more, _ = measured(monkeypatch, tmp_path, "gcc", pairs=10)
     assert (
         more.job["rounds"] == by_name(more)["programs.gcc.4k.cold.zeroed"].ours.n == programs.ROUNDS
     )
 
 
+def test_kzeropaged_runs_in_one_guest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, guests = measured(monkeypatch, tmp_path, "gcc", pairs=1, defaults="debian")
+    assert [name for name, guest in guests.items() if ON in guest.asked] == ["kzeropaged"]
+    assert {guest.append for guest in guests.values()} == {"init_on_alloc=1"}
+
+
 def test_each_chart_has_every_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run, _, _ = measured(monkeypatch, tmp_path, "")
+    run, _ = measured(monkeypatch, tmp_path, "", pairs=1)
     charts = groups(Result("programs", "tcg", {}, "", run.metrics))
-    assert len(charts) == 4 * len(programs.FIGURES)
+    assert len(charts) == 6 * len(programs.FIGURES)
     assert charts[0].title == "Bytes that the guest zeroes, huge pages, cold"
     assert {len(chart.labels) for chart in charts} == {len(NAMES)}
     labels = charts[0].labels
@@ -243,8 +264,8 @@ def test_each_chart_has_every_program(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_one_program_runs_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run, base, _ = measured(monkeypatch, tmp_path, "redis, sqlite")
-    assert base.ran == ["redis"] * 2 + ["sqlite"] * 2 + ["redis"] * 2 + ["sqlite"] * 2
+    run, guests = measured(monkeypatch, tmp_path, "redis, sqlite", pairs=1)
+    assert guests["ours"].ran == (["redis"] * 2 + ["sqlite"] * 2) * 2
     assert run.job["programs"] == "redis, sqlite"
     wanted = plan.plan(BENCHES["programs"], run.options)
     assert "--only 'redis, sqlite'" in wanted.reproduce(run.options, "tcg")
@@ -253,5 +274,5 @@ def test_one_program_runs_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_another_output_fails_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(TestFailure, match="sqlite computes something else") as error:
         measured(monkeypatch, tmp_path, "sqlite", says="another sum")
-    assert "base: the sum\n" in error.value.why and "ours: another sum" in error.value.why
+    assert "base: the sum\n" in error.value.why and "kzeropaged: another sum" in error.value.why
     assert "--only sqlite" in error.value.fix

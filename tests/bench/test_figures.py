@@ -29,7 +29,6 @@ PLACE = re.compile(r"\{(\w+)\}")
 SAMPLES = {
     "gb": ["4", "8"],
     "threads": ["1", "8"],
-    "run": ["cold", "warm"],
     "function": ["clear_page"],
     "pages": ["thp", "nothp"],
     "row": ["off", "on", "bit6", "shuffle"],

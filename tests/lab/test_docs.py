@@ -19,7 +19,7 @@ from lab import cli, clidoc
 from lab.boot.guest import boot
 from lab.boot.spec import BootSpec
 from lab.core.paths import REPO
-from lab.machine import fetch
+from lab.machine import fetch, stock
 from lab.patches import parts
 
 COUNTERS = REPO / "docs" / "reference" / "counters.md"
@@ -443,6 +443,21 @@ def test_the_debug_kernel_has_all_that_is_listed() -> None:
     done = boot(BootSpec(kernel="debug", memory="1G", command=["sh", "-c", script]))
     assert done.exit_code == 0
     assert done.stdout == ""
+
+
+@pytest.mark.images
+def test_the_options_of_debian_are_those_that_are_listed() -> None:
+    """The table of distribution defaults, against Debian's cloud configuration and the lab's."""
+    text = (REPO / "docs" / "how-to" / "measure.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(CONFIG_\w+)` \| (\w) \| (\w) \|", text, re.MULTILINE)
+    assert len(rows) > 10
+    ours = REPO / "linux" / "configs" / "x86_64.config"
+    for number, file in ((1, stock.cloud_config()), (2, ours)):
+        lines = file.read_text(encoding="utf-8").splitlines()
+        values = dict(line.split("=", 1) for line in lines if line.startswith("CONFIG_"))
+        assert {row[0]: values.get(row[0], "n") for row in rows} == {
+            row[0]: row[number] for row in rows
+        }
 
 
 def test_the_functions_that_contributing_names_are_where_it_says() -> None:
