@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: GPL-2.0
-"""Figures that the how-to pages quote are those of docs/results."""
+"""Figures that the front page and the how-to pages quote are those of docs/results."""
 
 from __future__ import annotations
 
 import functools
+import re
+from fnmatch import fnmatchcase
 
 import pytest
 
@@ -113,3 +115,91 @@ def capacity() -> list[str]:
 @pytest.mark.parametrize("line", capacity())
 def test_the_capacity_of_a_host(line: str) -> None:
     assert line in (REPO / "docs" / "how-to" / "operate.md").read_text(encoding="utf-8")
+
+
+MS, MIB, GIB = 1.0, 2.0**20, 2.0**30
+# The rows of the front page by their first words: the metrics of each figure, what their values on
+# both sides are divided by, and whether the row has their change. Of several metrics, the range.
+Quoted = tuple[str, str, float, float, bool]
+FRONT: dict[str, list[Quoted]] = {
+    "native: CPU time to map": [
+        ("demo-native", "thp.populate.task_clock", MS, MS, True),
+        ("demo-native", "thp.touch_all.task_clock", MS, MS, True),
+        ("order0-native", "order0.touch_all.task_clock", MS, MS, True),
+    ],
+    "native, Debian's init_on_alloc=1": [
+        ("init-on-alloc-native", "init_on_alloc.read.first.ours.zeroed", MIB, MIB, True),
+        ("init-on-alloc-native", "init_on_alloc.read.first.ours.cpu", MS, MS, True),
+    ],
+    "native: allocating and freeing 2 MiB": [
+        ("hotpath-native", "hotpath.alloc_free_order9.time", MS, MS, True),
+    ],
+    "a fresh guest of 2 GiB": [
+        ("boot", "boot.2g.zeroed", GIB, MIB, True),
+        ("boot", "boot.2g.init", MS, MS, True),
+    ],
+    "bytes zeroed for each of eleven": [
+        ("programs", "programs.*.cold.zeroed", MIB, MIB, True),
+        ("programs", "programs.*.warm.zeroed", MIB, MIB, True),
+    ],
+    "six guests that report": [
+        ("fleet", "fleet.late.zeroed", GIB, GIB, True),
+        ("fleet", "fleet.late.cpu", MS, MS, True),
+    ],
+    "their bursts of memory": [
+        ("fleet", "fleet.late.burst", MS, MS, True),
+        ("fleet", "fleet.late.burst_p99", MS, MS, True),
+    ],
+    "Knownzero in guest and host": [
+        ("both-ends", "both-ends.rest.use.touch_all.ours_ours", MIB, MIB, False),
+        ("both-ends", "both-ends.rest.idle.touch_all.ours_ours", MIB, MIB, False),
+        ("both-ends", "both-ends.rest.ms.touch_all.ours_ours", MS, MS, True),
+    ],
+    "a guest's life with kzeropaged": [
+        ("life", "life.init1.kzeropaged.thp.boot.time", 1e3, 1e3, True),
+        ("life", "life.init1.kzeropaged.thp.park.time", 1e3, 1e3, True),
+        ("life", "life.init1.kzeropaged.thp.whole.cpu", 1.0, 1.0, True),
+    ],
+    "longest hold of a zone's lock": [
+        ("lockhold", "lockhold.program.2gb.longest", 1.0, 1.0, True),
+        ("lockhold", "lockhold.flush.2gb.longest", 1.0, 1.0, True),
+    ],
+}
+
+
+def ends(values: list[float]) -> list[float]:
+    """A value, or both ends of a range."""
+    return sorted({min(values), max(values)})
+
+
+def rounds_to(value: float, shown: str) -> bool:
+    """Whether a value rounds to what is shown; zeros at its end may be rounded."""
+    digits = shown.replace("−", "-").replace(",", "")
+    places = len(digits.partition(".")[2])
+    step = 10.0**-places
+    if not places and digits.endswith("000"):
+        step = 1000.0
+    return abs(value - float(digits)) <= step / 2 * 1.001
+
+
+@pytest.mark.parametrize("words", FRONT)
+def test_the_front_page(words: str) -> None:
+    text = (REPO / "README.md").read_text(encoding="utf-8")
+    (line,) = [line for line in text.splitlines() if line.startswith(f"| {words}")]
+    cells = [re.findall(r"[−+]?\d[\d,.]*", cell) for cell in line.strip("| ").split(" | ")[1:]]
+    wanted: list[list[float]] = [[], [], []]
+    for run, pattern, base, ours, changed in FRONT[words]:
+        found = [one for one in published(run).metrics if fnmatchcase(one.name, pattern)]
+        wanted[0] += ends([one.base.median / base for one in found])
+        wanted[1] += ends([one.ours.median / ours for one in found])
+        if changed:
+            wanted[2] += ends([one.change_percent or 0.0 for one in found])
+    for shown, values in zip(cells, wanted, strict=True):
+        assert len(shown) == len(values), (shown, values)
+        assert all(map(rounds_to, values, shown)), (shown, values)
+
+
+def test_a_wrong_figure_is_found() -> None:
+    assert rounds_to(62.5, "63") and rounds_to(-83.9, "−84") and rounds_to(880744, "881,000")
+    assert not rounds_to(61.4, "63") and not rounds_to(84.0, "−84")
+    assert not rounds_to(0.47, "0.48") and not rounds_to(882000, "881,000")
