@@ -16,7 +16,7 @@ from lab.bench.kzeropaged import ON
 from lab.bench.plugin import stored
 from lab.bench.repeat import Values, by_turns
 from lab.bench.runner import Run
-from lab.bench.session import Side, Wanted, settle_both
+from lab.bench.session import Side, Wanted, cpu_ns, settle_both
 from lab.boot import nested
 from lab.core import lock, paths
 from lab.core.errors import TestFailure
@@ -32,6 +32,9 @@ MAKER = PROGRAMS.with_name("debian-disk.sh")
 ROUNDS = 2  # at most, of --pairs: one takes about ten minutes
 PAGES = {"thp": ("always", "huge pages"), "4k": ("never", "4 KiB pages")}
 FIGURES = ("zeroed", "faults", "time", "instructions", "host")  # of a run
+NATIVE_FIGURES = ("time", "cpu", "faults")  # without a plugin of the emulator
+NATIVE_ROUNDS = 10
+NOT_NATIVE = ("microvm",)  # needs a KVM in the guest
 KZEROPAGED, REST_S = "kzeropaged", 2.0
 # The runs of a program in each guest.
 RUNS = {
@@ -50,6 +53,13 @@ NOTE = (
     "pages on this CPU model, and the instructions of kernel and programs. `rep stos` is one "
     "instruction, however much it stores: instructions show the work added, bytes the work saved. "
     "Host memory is that of the guest's memory, without the rest of QEMU."
+)
+NATIVE_NOTE = (
+    "Before the first run of a program (cold), caches are dropped and all free memory is "
+    "reported; the second (warm) follows at once. The last (rested) follows "
+    f"{REST_S:.0f} s after the one before; on ours in a third guest, with kzeropaged. CPU time is "
+    "that of QEMU: of the program, both kernels, and the hypervisor. That of a rested run begins "
+    "with the rest, so it has the work of kzeropaged. Reports come after 2000 ms."
 )
 
 
@@ -89,29 +99,46 @@ def on_host(pid: int, size_mb: int) -> int:
     return int(found[1]) * 1024 if found else 0
 
 
+def timed(side: Side, name: str) -> tuple[dict[str, float], list[str]]:
+    """Run a program once: its time in seconds and its page faults, and its output."""
+    before, began = side.vmstat()["pgfault"], time.monotonic()
+    output = side.sh(f"HOME=/root chroot /debian /bin/sh -eu /programs/{name}.sh 2>&1")
+    seconds = time.monotonic() - began
+    return {"time": seconds, "faults": side.vmstat()["pgfault"] - before}, output
+
+
 def play(side: Side, name: str, counts: Path, size_mb: int) -> tuple[dict[str, float], list[str]]:
     """Run a program once: the values of FIGURES, and its output."""
-    before, (zeroed, instructions), began = side.vmstat(), stored(counts), time.monotonic()
-    output = side.sh(f"HOME=/root chroot /debian /bin/sh -eu /programs/{name}.sh 2>&1")
-    found = {"time": time.monotonic() - began, "host": on_host(side.guest.pid, size_mb)}
-    done, after = stored(counts), side.vmstat()
-    found |= {"zeroed": done[0] - zeroed, "instructions": done[1] - instructions}
-    return found | {"faults": after["pgfault"] - before["pgfault"]}, output
+    zeroed, instructions = stored(counts)
+    found, output = timed(side, name)
+    found["host"] = on_host(side.guest.pid, size_mb)
+    done = stored(counts)
+    return found | {"zeroed": done[0] - zeroed, "instructions": done[1] - instructions}, output
+
+
+def play_natively(side: Side, name: str, rest_s: float) -> tuple[dict[str, float], list[str]]:
+    """Run a program once after a rest: the values of NATIVE_FIGURES, and its output."""
+    before = cpu_ns(side.guest.pid)
+    time.sleep(rest_s)
+    found, output = timed(side, name)
+    return found | {"cpu": (cpu_ns(side.guest.pid) - before) / 1e9}, output
 
 
 def measure(run: Run) -> None:
-    run.note(NOTE)
-    names, found = split(run.options.only) or NAMES, Values()
-    plugin, disk_image = run.images.plugins["zerobytes"], str(run.images.disk)
-    rounds = min(run.pairs, ROUNDS)
+    run.note(NATIVE_NOTE if run.native else NOTE)
+    names = split(run.options.only) or NAMES
+    if run.native:
+        names = tuple(name for name in names if name not in NOT_NATIVE)
+    found = Values()
+    rounds = min(run.pairs, NATIVE_ROUNDS if run.native else ROUNDS)
     run.job = {
         "memory": run.options.memory,
         "cpus": 1,
         "rounds": rounds,
         "programs": ", ".join(names),
     }
-    drive = f"if=virtio,format=raw,snapshot=on,file={disk_image.replace(',', ',,')}"
-    more = ["-drive", drive, "-cpu", nested.CPU, "-plugin"]
+    disk_image = str(run.images.disk).replace(",", ",,")
+    drive = ["-drive", f"if=virtio,format=raw,snapshot=on,file={disk_image}"]
     added = [
         (PROGRAMS / "setup", "/kz/"),
         (Path(run.images.base), "/kz/kernel"),
@@ -121,7 +148,11 @@ def measure(run: Run) -> None:
         specs = []
         for name, file in counts.items():
             kernel = "ours" if name == KZEROPAGED else name
-            args = [*more, f"{plugin},out={file}"]
+            emulated = []
+            if not run.native:
+                plugin = f"{run.images.plugins['zerobytes']},out={file}"
+                emulated = ["-cpu", nested.CPU, "-plugin", plugin]
+            args = [*drive, *emulated]
             spec = run.spec(kernel, extra_qemu=args, add=added, timeout=7200.0)
             specs.append(Wanted(name, spec, kernel))
         with run.guests(specs) as sides:
@@ -137,15 +168,19 @@ def measure(run: Run) -> None:
                     outputs: dict[tuple[str, str], list[str]] = {}
                     for side in by_turns(sides, turn):
                         for phase in RUNS[side.name]:
-                            if phase == "rested":
-                                time.sleep(REST_S)
-                            figures, lines = play(
-                                side, name, counts[side.name], run.options.memory_mb
-                            )
+                            rest_s = REST_S if phase == "rested" else 0.0
+                            if run.native:
+                                figures, lines = play_natively(side, name, rest_s)
+                            else:
+                                time.sleep(rest_s)
+                                figures, lines = play(
+                                    side, name, counts[side.name], run.options.memory_mb
+                                )
                             found.note(side.name, pages, name, phase, **figures)
                             outputs[side.name, phase] = lines
                 compare(name, outputs)
-    for what, phase, pages, name in itertools.product(FIGURES, COMPARED, PAGES, names):
+    what_there_is = NATIVE_FIGURES if run.native else FIGURES
+    for what, phase, pages, name in itertools.product(what_there_is, COMPARED, PAGES, names):
         metric = f"programs.{{program}}.{{pages}}.{{run}}.{what}"
         base, other = (found[side, pages, name, phase, what] for side in ("base", COMPARED[phase]))
         run.add(metric, (base, other), {"program": name, "pages": pages, "run": phase})

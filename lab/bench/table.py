@@ -120,6 +120,7 @@ _ALL = (
         "real programs in a Debian",
         programs.measure,
         accel="tcg",
+        native=True,
         needs_gb=9.0,
         debian=True,
         config="programs",
