@@ -3,7 +3,7 @@
 
 import json
 import shutil
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 from lab.core import lock
@@ -200,13 +200,18 @@ def _is_main(metric: Metric) -> bool:
 def _reduced(result: Result) -> str:
     """The text of result.json without the single values, a line for each metric.
 
-    Numbers have six digits, and what is null is left out.
+    Numbers have six digits. What is null or as usual is left out: load() supplies it.
     """
     data = json.loads(result.to_json(), parse_float=lambda text: float(f"{float(text):.6g}"))
+    usual = {one.name: one.default for one in fields(Metric)}
     metrics = []
     for one in data.pop("metrics"):
         del one["values"]
-        metrics.append({key: value for key, value in one.items() if value is not None})
+        if one["accelerator"] == result.accelerator:
+            one["accelerator"] = ""
+        metrics.append(
+            {key: value for key, value in one.items() if value is not None and value != usual[key]}
+        )
     head = json.dumps(data, indent=1, ensure_ascii=False).removesuffix("\n}")
     tight = (",", ":")
     lines = ",\n".join(json.dumps(one, ensure_ascii=False, separators=tight) for one in metrics)
