@@ -131,6 +131,10 @@ FRONT: dict[str, list[Quoted]] = {
         ("init-on-alloc-native", "init_on_alloc.read.first.ours.zeroed", MIB, MIB, True),
         ("init-on-alloc-native", "init_on_alloc.read.first.ours.cpu", MS, MS, True),
     ],
+    "native, kzeropaged at its defaults": [
+        ("prezero-native", "prezero.again.thp.task_clock", MS, MS, True),
+        ("prezero-native", "prezero.again.4k.task_clock", MS, MS, True),
+    ],
     "native: allocating and freeing 2 MiB": [
         ("hotpath-native", "hotpath.alloc_free_order9.time", MS, MS, True),
     ],
@@ -145,8 +149,6 @@ FRONT: dict[str, list[Quoted]] = {
     "six guests that report": [
         ("fleet", "fleet.late.zeroed", GIB, GIB, True),
         ("fleet", "fleet.late.cpu", MS, MS, True),
-    ],
-    "their bursts of memory": [
         ("fleet", "fleet.late.burst", MS, MS, True),
         ("fleet", "fleet.late.burst_p99", MS, MS, True),
     ],
