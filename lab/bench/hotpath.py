@@ -117,9 +117,8 @@ def medians(lines: Sequence[str]) -> Counts:
 
 def _spec(run: Run, kernel: Image, extra: Sequence[str] = (), **more: Any) -> BootSpec:
     options = replace(run.options, accel="tcg")
-    return spec_for(
-        options, kernel, run.images.qemu, append=APPEND, extra_qemu=[*ICOUNT, *extra], **more
-    )
+    more |= {"append": run.appended(APPEND), "extra_qemu": [*ICOUNT, *extra]}
+    return spec_for(options, kernel, run.images.qemu, **more)
 
 
 def _boot(run: Run, kernel: Image, paths: Sequence[HotPath], extra: Sequence[str] = ()) -> Counts:

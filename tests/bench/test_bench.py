@@ -13,7 +13,7 @@ from typing import Any, cast
 import pytest
 from typer.testing import CliRunner
 
-from lab.bench import commands, jobs, runner, session
+from lab.bench import commands, hotpath, jobs, runner, session
 from lab.bench.commands import app
 from lab.bench.plan import BenchOptions, Images, Plan, plan
 from lab.bench.table import BENCHES
@@ -211,6 +211,10 @@ def test_debians_defaults_are_on_the_command_line() -> None:
     # A floor that zeroes what is allocated is none.
     assert "init_on_alloc" not in run.spec("floor").append
     assert run_of("thp").spec("base").append == ""
+    # Also where the demo counts instructions.
+    for name, words in (("debian", "init_on_alloc=1 "), ("kernel", "")):
+        counting = hotpath._spec(run_of("thp", defaults=name), "base")
+        assert counting.append == f"{words}{hotpath.APPEND}"
     run.accel = "tcg"
     result = runner.result(plan(BENCHES["thp"], run.options), run, 1.0)
     assert result.job["defaults"] == "debian" and runner.DEBIAN_NOTE in result.notes
