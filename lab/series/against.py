@@ -15,7 +15,7 @@ from lab.machine.fetch import Base
 from lab.patches.parts import Part, Series, get
 from lab.patches.repo import BASE, Repo, branch_of, commit_parts, small
 
-# Suites besides the one in base.toml.
+# Suites besides the one in base.toml and the release that it is for.
 SUITES = ("unstable", "experimental")
 
 
@@ -74,7 +74,7 @@ def offers(name: str) -> list[Base]:
     base = fetch.base(name)
     found: list[Base] = []
     failed: LabError | None = None
-    for suite in dict.fromkeys((base.suite, *SUITES)):
+    for suite in dict.fromkeys((base.suite, base.suite.removesuffix("-backports"), *SUITES)):
         apt = PrivateApt(suite, base.kind)
         try:
             with progress.step(f"asking the mirror for the {name} sources of Debian {suite}"):
@@ -150,10 +150,10 @@ def is_path(wanted: str) -> bool:
 def as_source(name: str, wanted: str) -> fetch.Source:
     if is_path(wanted):
         return fetch.local(name, Path(wanted).expanduser().absolute(), "source")
-    return _download(choose(name, wanted, offers(name))[0])
+    return download(choose(name, wanted, offers(name))[0])
 
 
-def _download(offer: Base) -> fetch.Source:
+def download(offer: Base) -> fetch.Source:
     with lock.locked(f"download-{offer.file}"), progress.step(f"downloading {offer.file}"):
         archive = fetch.download(PrivateApt(offer.suite, offer.kind), offer)
     return fetch.Source(offer.name, offer.version, offer.sha256, archive, False)
@@ -215,7 +215,7 @@ def against(name: str, wanted: str) -> list[Report]:
         for offer in choose(name, wanted, offers(name)):
             origin = f"Debian {offer.suite}, {offer.package} {offer.debian_version}"
             try:
-                found.append((origin, own if offer.sha256 == own.key else _download(offer)))
+                found.append((origin, own if offer.sha256 == own.key else download(offer)))
             except LabError as error:
                 if wanted != "all":
                     raise

@@ -9,7 +9,7 @@ import typer
 from typer import Argument, Option
 
 from lab.core import errors
-from lab.core.options import Json, Name, Parts
+from lab.core.options import Json, Name, Parts, Several
 
 app = typer.Typer()
 HELP = "Save, check, rebase and export the parts of linux or qemu."
@@ -56,18 +56,71 @@ def series_save(
         print("\n".join(f"{name}/{item}" for item in changed) if changed else "nothing changed")
 
 
+ONTO = "Instead, write the parts fixes-* for the newest 6.12.y to linux/lts, build and boot it."
+
+
 @series_app.command("rebase")
 def series_rebase(
     name: Name,
-    source: Annotated[str, Argument(help="newest, 7.3.y, 7.4-rc1, a source tree or a tarball.")],
-    path: Annotated[Path, Option(help="The new tree.")],
+    source: Annotated[
+        str, Argument(help="newest, 7.3.y, 7.4-rc1, a source tree or a tarball.")
+    ] = "",
+    path: Annotated[Path | None, Option(help="The new tree.")] = None,
     chosen: Annotated[str, Parts] = "",
+    onto: Annotated[str, Option("--onto", metavar="6.12", help=ONTO)] = "",
+    as_json: Json = False,
 ) -> None:
-    """Make a git tree of another source and apply the parts with git am -3; stops at a conflict."""
+    """Make a git tree of another source and apply the parts with git am -3; stops at a conflict.
+
+    With --onto, a patch that does not apply exactly is taken from linux/lts, where it was written
+    for that kernel. Patches for bugs that the kernel does not have are left out (linux/bugs.toml).
+    """
     from lab.patches import parts
     from lab.series import against, tree
 
-    print(tree.rebase(name, against.as_source(name, source), path.absolute(), parts.split(chosen)))
+    if onto:
+        if source or path or chosen or name != "linux":
+            why, fix = "it takes linux, and no source, --path or --parts", "leave them out"
+            raise errors.UsageError(f"Bad --onto: {onto}", why, fix)
+        from lab.series import onto as older
+
+        report = older.onto(onto)
+        print(json.dumps(report.data()) if as_json else "\n".join(report.lines()))
+        raise typer.Exit(errors.OK if report.booted else errors.FAILED)
+    if not source or not path:
+        missing = "--path" if source else "source"
+        fix = f"kz series rebase {name} SOURCE --path FOLDER, or --onto 6.12"
+        raise errors.UsageError(f"Missing {missing}", "a rebase needs a source and a folder", fix)
+    made = tree.rebase(name, against.as_source(name, source), path.absolute(), parts.split(chosen))
+    print(json.dumps({"path": str(made)}) if as_json else made)
+
+
+@series_app.command("bugs")
+def series_bugs(
+    names: Annotated[
+        Several, Argument(metavar="NAME", help="fixes-mm, or fixes-mm/0001; by default all.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Run the reproducer of each bug that a part fixes-* fixes. It must fail without the fix, on
+    the base kernel, and pass with all fixes.
+
+    linux/bugs.toml lists the reproducers. Two kernels with the debug options are built. Where the
+    reproducer is a userspace test of a later series, the fix is taken out of that series instead.
+    The tables for the cover letters are printed, and written to out/bugs. Exit 1: a reproducer
+    passes without the fix, or fails with it. Takes eight minutes, without the builds.
+    """
+    from lab.core import paths
+    from lab.series import bugs
+
+    rows = bugs.bugs(names or [])
+    if as_json:
+        print(json.dumps([row.data() for row in rows]))
+    else:
+        for part in dict.fromkeys(row.bug.part for row in rows):
+            shown = bugs.written(part).relative_to(paths.REPO)
+            print("\n".join([f"{part} ({shown})", *bugs.table(rows, part), ""]))
+    raise typer.Exit(errors.OK if all(row.holds for row in rows) else errors.FAILED)
 
 
 @series_app.command("export")

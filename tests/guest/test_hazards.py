@@ -4,11 +4,16 @@
 from __future__ import annotations
 
 import re
+import time
 
 import pytest
 
+from lab.boot import resolve
+from lab.boot.guest import running
+from lab.boot.spec import BootSpec
 from tests.guest.guests import (
     DIRTY,
+    KERNEL,
     REPORT,
     counters,
     expect_at_least,
@@ -187,3 +192,32 @@ def test_unbound_and_bound_again() -> None:
     for used in objects(result):
         expect_at_least(used["vmstat"]["pgzeroed_skip"], 0.5 * (512 << 8))
     assert counters(result)["pgzeroed_bad"] == 0
+
+
+def test_kexec_into_memory_that_is_not_zero() -> None:
+    """With page_poison=1, all free memory has a pattern. The purgatory finds any of it that kexec
+    leaves behind a segment, and stops.
+    """
+    spec = BootSpec(
+        kernel=KERNEL,
+        memory="768M",
+        append="page_poison=1 retain_initrd",
+        add=[(resolve.kernel(KERNEL)[0], "/kz/kernel")],
+        timeout=240.0,
+        command=[
+            "sh",
+            "-ec",
+            "grep -q again=1 /proc/cmdline && { echo second-kernel > /dev/ttyS0; exit; }; "
+            "kexec --append again=1",
+        ],
+    )
+    with running(spec) as guest:
+        deadline = float("inf")
+        while (text := guest.console.read_text(errors="replace")).count("Linux version") < 2:
+            if deadline == float("inf") and "Starting new kernel" in text:
+                deadline = time.monotonic() + 60
+            late = guest.process.poll() is not None or time.monotonic() > deadline
+            assert not late, f"the second kernel did not start:\n{text[-2000:]}"
+            time.sleep(0.5)
+        assert guest.process.wait(180) == 0
+        assert "second-kernel" in guest.console.read_text(errors="replace")

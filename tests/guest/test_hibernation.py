@@ -54,7 +54,14 @@ echo hibernation-test-done
 """
 
 
-def resumed_text(tmp_path: Path, script: str, append: str, kernel: str, cpus: int) -> str:
+def resumed_text(
+    tmp_path: Path,
+    script: str,
+    append: str,
+    kernel: str,
+    cpus: int,
+    watch: Callable[[Guest, str], None] = lambda _guest, _text: None,
+) -> str:
     """The console of a guest that runs the script, up to its last line; the console is judged."""
     disk = tmp_path / "swap.img"
     with disk.open("wb") as image:
@@ -81,6 +88,7 @@ def resumed_text(tmp_path: Path, script: str, append: str, kernel: str, cpus: in
         while "hibernation-test-done" not in text:
             time.sleep(0.5)
             text = guest.console.read_text(errors="replace")
+            watch(guest, text)
             assert "hibernation-test-failed" not in text, text[-3000:]
             assert time.monotonic() < deadline, f"not done after {SECONDS} s:\n{text[-3000:]}"
     assert "PM: hibernation: hibernation exit" in text
@@ -92,18 +100,51 @@ def test_the_poison_value_is_written_again(tmp_path: Path) -> None:
     pattern.
     """
     script = f"""
-echo 3600000 > {DELAY}; mkswap /dev/vda >/dev/null; swapon /dev/vda
-{DIRTY}; {REPORT}
+echo 100 > {DELAY}; mkswap /dev/vda >/dev/null; swapon /dev/vda
+{DIRTY}; sleep 10
 echo test_resume > /sys/power/disk
 echo disk > /sys/power/state
 exec > /dev/ttyS0 2>&1
-{DIRTY}; {REPORT}
+{DIRTY}; sleep 10
 alloc_once --size 256 --pages thp --verify --mode touch_all
 alloc_once --size 256 --pages nothp --verify --mode touch_all
 echo hibernation-test-done
 """
     text = resumed_text(tmp_path, script, "page_poison=1", KERNEL, 1)
     assert "memory corruption" not in text
+
+
+@pytest.mark.nightly
+def test_free_memory_is_reported_again_after_resume(tmp_path: Path) -> None:
+    """With init_on_free=1, resume clears all free memory, so the host backs all of it again."""
+    script = f"""
+echo 100 > {DELAY}; mkswap /dev/vda >/dev/null; swapon /dev/vda
+{DIRTY}
+exec > /dev/ttyS0 2>&1
+echo memory-was-freed; sleep 20
+echo test_resume > /sys/power/disk
+echo disk > /sys/power/state
+fillfree --size 32 > /dev/null
+echo resumed-and-freed; sleep 30
+echo hibernation-test-done
+"""
+    left: dict[str, float] = {}
+
+    def watch(guest: Guest, text: str) -> None:
+        last = max(("memory-was-freed", "resumed-and-freed"), key=text.rfind)
+        if last in text:
+            left[last] = min(left.get(last, 1.0), resident(guest) / MEMORY_MB)
+
+    resumed_text(tmp_path, script, "init_on_free=1", KERNEL, 1, watch)
+    assert left["memory-was-freed"] < 0.5, "free memory is not reported at all"
+    share = left["resumed-and-freed"]
+    assert share < 0.5, f"the host still backs {share:.0%} of the guest's memory"
+
+
+def resident(guest: Guest) -> float:
+    """The memory of the guest that the host backs, in MB; QEMU's own is small."""
+    status = Path(f"/proc/{guest.pid}/status").read_text(encoding="utf-8")
+    return int(status.partition("VmRSS:")[2].split()[0]) / 1024
 
 
 @pytest.mark.parametrize("cpus", [pytest.param(1, marks=pytest.mark.nightly), 2])
@@ -189,6 +230,16 @@ def test_resume_under_another_device(
     saves_and_resumes(tmp_path, saved, resumed, trusted)
 
 
+def smaller_rings(monkeypatch: pytest.MonkeyPatch, size: int) -> Callable[[], None]:
+    """A function that gives the queues of the next device ``size`` entries instead of 128."""
+
+    def smaller() -> None:
+        device = argv.GENERIC.replace("vq_size=128", f"vq_size={size}")
+        monkeypatch.setattr(resolve, "_front_end", lambda program: device)
+
+    return smaller
+
+
 # A report needs one descriptor; an inflate request with its bitmap needs two.
 @pytest.mark.parametrize(("size", "trusted"), [(16, (True, True)), (1, (True, False))])
 def test_resume_with_smaller_rings(
@@ -198,13 +249,25 @@ def test_resume_with_smaller_rings(
 
     The driver takes the size of the ring that the second device has.
     """
-
-    def smaller() -> None:
-        device = argv.GENERIC.replace("vq_size=128", f"vq_size={size}")
-        monkeypatch.setattr(resolve, "_front_end", lambda program: device)
-
-    device = f"{VHOST_USER},{BITS}"
+    device, smaller = f"{VHOST_USER},{BITS}", smaller_rings(monkeypatch, size)
     saves_and_resumes(tmp_path, device, device, trusted, qemu="stock", between=smaller)
+
+
+@pytest.mark.nightly
+def test_reports_fit_a_smaller_ring_after_resume(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same on any kernel: `kz series bugs` runs it without the fix, where the kernel warns."""
+    script = f"""
+echo 100 > {DELAY}; mkswap /dev/vda >/dev/null; swapon /dev/vda
+echo reboot > /sys/power/disk
+echo disk > /sys/power/state
+exec > /dev/ttyS0 2>&1
+{DIRTY}; sleep 10
+echo hibernation-test-done
+"""
+    smaller = smaller_rings(monkeypatch, 16)
+    resumed_elsewhere(tmp_path, (VHOST_USER, VHOST_USER), script, (KERNEL, ""), "stock", smaller)
 
 
 def saves_and_resumes(
@@ -220,54 +283,18 @@ def saves_and_resumes(
 
     Whether bits 6 and 7 are, after that.
     """
-    disk = tmp_path / "swap.img"
-    with disk.open("wb") as image:
-        image.truncate(SWAP_MB << 20)
 
-    def spec(device: str, *extra: str) -> BootSpec:
-        return BootSpec(
-            kernel=CHECKED,
-            qemu=qemu,
-            memory=f"{MEMORY_MB}M",
-            devices=[device, "virtio-blk-pci,drive=swap"],
-            extra_qemu=["-drive", f"file={disk},if=none,id=swap,format=raw,cache=unsafe", *extra],
-            append=f"{CHECK} resume=/dev/vda",
-            timeout=float(SECONDS),
-            command=[
-                "sh",
-                "-c",
-                f"set -e; trap 'echo hibernation-test-failed > /dev/ttyS0' EXIT\n{ELSEWHERE}trap - "
-                "EXIT",
-            ],
-        )
-
-    def wait_for(guest: Guest, word: str) -> str:
-        deadline = time.monotonic() + SECONDS
-        while word not in (text := guest.console.read_text(errors="replace")):
-            time.sleep(0.5)
-            assert "hibernation-test-failed" not in text, text[-3000:]
-            assert time.monotonic() < deadline, f"no {word} in {SECONDS} s:\n{text[-3000:]}"
-        return text
-
-    with running(spec(saved)) as guest:
-        deadline = time.monotonic() + SECONDS
-        while guest.process.poll() is None:
-            time.sleep(0.2)
-            text = guest.console.read_text(errors="replace")
-            assert "hibernation-test-failed" not in text, text[-3000:]
-            assert time.monotonic() < deadline, f"not saved after {SECONDS} s:\n{text[-3000:]}"
-    between()
-    # It waits for "cont": the user space that comes up is that of the first guest.
-    with running(spec(resumed, "-S")) as guest:
-        guest.qmp("cont")
+    def balloon(guest: Guest) -> None:
         wait_for(guest, "ready-for-the-balloon")
         for taken in (INFLATED, 0):
             resize(guest, (MEMORY_MB << 20) - taken, MEMORY_MB << 20)
-        text = wait_for(guest, "hibernation-test-done")
+
+    text = resumed_elsewhere(
+        tmp_path, (saved, resumed), ELSEWHERE, (CHECKED, CHECK), qemu, between, balloon
+    )
     names = ("resumed", "reported", "unballooned", "ballooned", "bad")
     lines = [line.split() for line in text.splitlines()]
     found = {words[0]: int(words[1]) for words in lines if len(words) == 2 and words[0] in names}
-    assert "PM: hibernation: hibernation exit" in text
     assert found["bad"] == 0
     assert (found["resumed"] > 0) == ("off" not in saved)
     more = found["reported"] - found["resumed"]
@@ -278,3 +305,64 @@ def saves_and_resumes(
     else:
         assert more == 0
     assert freed == (INFLATED // 4096 if trusted[1] else 0)
+
+
+def wait_for(guest: Guest, word: str) -> str:
+    deadline = time.monotonic() + SECONDS
+    while word not in (text := guest.console.read_text(errors="replace")):
+        time.sleep(0.5)
+        assert "hibernation-test-failed" not in text, text[-3000:]
+        assert time.monotonic() < deadline, f"no {word} in {SECONDS} s:\n{text[-3000:]}"
+    return text
+
+
+def resumed_elsewhere(
+    tmp_path: Path,
+    devices: tuple[str, str],
+    script: str,
+    kernel: tuple[str, str],
+    qemu: str,
+    between: Callable[[], None],
+    during: Callable[[Guest], None] = lambda _guest: None,
+) -> str:
+    """The console of the second of two QEMUs: a guest is saved in one and resumed in the other.
+
+    ``kernel``: with what is appended to its command line. ``during``: called after the resume.
+    """
+    disk = tmp_path / "swap.img"
+    with disk.open("wb") as image:
+        image.truncate(SWAP_MB << 20)
+    image_of, append = kernel
+
+    def spec(device: str, *extra: str) -> BootSpec:
+        return BootSpec(
+            kernel=image_of,
+            qemu=qemu,
+            memory=f"{MEMORY_MB}M",
+            devices=[device, "virtio-blk-pci,drive=swap"],
+            extra_qemu=["-drive", f"file={disk},if=none,id=swap,format=raw,cache=unsafe", *extra],
+            append=f"{append} resume=/dev/vda",
+            timeout=float(SECONDS),
+            command=[
+                "sh",
+                "-c",
+                f"set -e; trap 'echo hibernation-test-failed > /dev/ttyS0' EXIT\n{script}trap - "
+                "EXIT",
+            ],
+        )
+
+    with running(spec(devices[0])) as guest:
+        deadline = time.monotonic() + SECONDS
+        while guest.process.poll() is None:
+            time.sleep(0.2)
+            text = guest.console.read_text(errors="replace")
+            assert "hibernation-test-failed" not in text, text[-3000:]
+            assert time.monotonic() < deadline, f"not saved after {SECONDS} s:\n{text[-3000:]}"
+    between()
+    # It waits for "cont": the user space that comes up is that of the first guest.
+    with running(spec(devices[1], "-S")) as guest:
+        guest.qmp("cont")
+        during(guest)
+        text = wait_for(guest, "hibernation-test-done")
+    assert "PM: hibernation: hibernation exit" in text
+    return text

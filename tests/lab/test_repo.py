@@ -16,7 +16,7 @@ from lab.core.paths import REPO
 PYTHON = ["kz", "lab", "tests", "tools"]
 # Files without a place for a comment, texts that are licences, and what other projects write.
 NO_SPDX = re.compile(
-    r"^LICENSES/|\.(?:patch|json|txt|svg|lock|png)$|/parts/[^/]+/(?:series|cover-letter)$|/Documentation/ABI/|\.kunitconfig$"
+    r"^LICENSES/|\.(?:patch|json|txt|svg|lock|png)$|/(?:parts|lts/[^/]+)/[^/]+/(?:series|cover-letter)$|/Documentation/ABI/|\.kunitconfig$"
 )
 
 
