@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0
 """Kernel code compiled in user space against a small shim.
 
-Properties, and mutants that must be noticed.
+Random sequences of steps, all short ones, and mutants that must be noticed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ HARNESS = "tools/testing/page_zeroed"
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("target", ["run", "mutants"])
+@pytest.mark.parametrize(
+    "target",
+    ["run", "sequences", "mutants", pytest.param("sequences LENGTH=4", marks=pytest.mark.nightly)],
+)
 def test_harness(
     target: str, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
@@ -34,10 +37,7 @@ def test_harness(
             assert (tree / HARNESS / "Makefile").is_file(), f"the series has no {HARNESS}"
             # A copy that reads the patched tree.
             shutil.copytree(tree / HARNESS, tmp_path / "harness")
-            argv = ["make", "-C", str(tmp_path / "harness"), f"TREE={tree}", target]
-            run.logged(
-                argv,
-                paths.log_file(f"harness-{target}"),
-                f"the harness fails ({target})",
-                "read the log",
-            )
+            argv = ["make", "-C", str(tmp_path / "harness"), f"TREE={tree}", *target.split()]
+            log = paths.log_file(f"harness-{target.split()[0]}")
+            run.logged(argv, log, f"the harness fails ({target})", "read the log")
+            print(run.tail(log))
