@@ -134,6 +134,7 @@ FRONT: dict[str, list[Quoted]] = {
     "native, kzeropaged at its defaults": [
         ("prezero-native", "prezero.again.thp.task_clock", MS, MS, True),
         ("prezero-native", "prezero.again.4k.task_clock", MS, MS, True),
+        ("programs-native", "programs.numpy.thp.rested.cpu", 1e-3, 1e-3, True),
     ],
     "native: allocating and freeing 2 MiB": [
         ("hotpath-native", "hotpath.alloc_free_order9.time", MS, MS, True),
