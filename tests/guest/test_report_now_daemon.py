@@ -72,11 +72,11 @@ def takes_all_free_memory(least: int, skipped: float, **more: Any) -> None:
 
 
 def test_report_under_patched_qemu() -> None:
-    takes_all_free_memory(300 * MIB, 0.9)
+    takes_all_free_memory(200 * MIB, 0.9)
 
 
 def test_report_under_stock_qemu() -> None:
-    takes_all_free_memory(300 * MIB, 0.9, qemu="stock")
+    takes_all_free_memory(200 * MIB, 0.9, qemu="stock")
 
 
 def test_report_of_user_mode_linux() -> None:
