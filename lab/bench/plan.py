@@ -70,8 +70,8 @@ class Bench:
     for both kernels. ``kernels``: those beside base and ours, by name. ``user_mode``: both kernels
     as User-Mode Linux, too (um_base, um_ours). ``plugins``: of the emulator. ``daemon``: the
     vhost-user daemon. ``first`` builds something else, ``disk`` its file system. ``parts``: the
-    names that --only takes. ``native``: it has figures with --accel pvm. ``debian``: it takes
-    --defaults debian.
+    names that --only takes; ``emulated_parts``: those that --accel pvm leaves out. ``native``: it
+    has figures with --accel pvm. ``debian``: it takes --defaults debian.
     """
 
     name: str
@@ -87,6 +87,7 @@ class Bench:
     daemon: bool = False
     first: Callable[[], object] | None = None
     parts: tuple[str, ...] = ()
+    emulated_parts: tuple[str, ...] = ()
     disk: Callable[[], Path] | None = None
     native: bool = False
     debian: bool = False
@@ -184,6 +185,9 @@ def plan(bench: Bench, options: BenchOptions, verb: tuple[str, ...] = ()) -> Pla
     if native and not bench.native:
         why = f"{bench.name} needs the emulator, several CPUs, or other guests"
         raise UsageError("Bad --accel: pvm", why, "leave it out, or measure thp")
+    if native and (emulated := set(split(options.only)).intersection(bench.emulated_parts)):
+        why, fix = f"{min(emulated)} needs the emulator", "leave it out, or use --accel tcg"
+        raise UsageError(f"Bad --only: {options.only}", why, fix)
     if bench.accel and not native:
         options = replace(options, accel=bench.accel)
     named = {"base": options.base if bench.both else options.ours, "ours": options.ours}

@@ -126,10 +126,8 @@ def play_natively(side: Side, name: str, rest_s: float) -> tuple[dict[str, float
 
 def measure(run: Run) -> None:
     run.note(NATIVE_NOTE if run.native else NOTE)
-    names = split(run.options.only) or NAMES
-    if run.native:
-        names = tuple(name for name in names if name not in NOT_NATIVE)
-    found = Values()
+    possible = [name for name in NAMES if not run.native or name not in NOT_NATIVE]
+    names, found = split(run.options.only) or possible, Values()
     rounds = min(run.pairs, NATIVE_ROUNDS if run.native else ROUNDS)
     run.job = {
         "memory": run.options.memory,

@@ -126,6 +126,7 @@ _ALL = (
         config="programs",
         plugins=("zerobytes",),
         parts=programs.NAMES,
+        emulated_parts=programs.NOT_NATIVE,
         disk=programs.disk,
     ),
     Bench(

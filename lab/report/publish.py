@@ -32,8 +32,8 @@ RUNS = """## Runs
 
 Each run has a page with every figure: medians, in brackets the 10th to 90th percentile; the change
 with its 95 % interval; the distance from the floor kernel, which leaves the memory as it is. After
-±: half the distance between both percentiles. result.json beside it has the repetitions, the p of
-each row and the text of each target.
+±: half the distance between both percentiles. result.json beside it has the number of repetitions,
+the p of each row and the text of each target.
 
 """
 
@@ -200,7 +200,7 @@ def _is_main(metric: Metric) -> bool:
 def _reduced(result: Result) -> str:
     """The text of result.json without the single values, a line for each metric.
 
-    Numbers have six digits. What is null or as usual is left out: load() supplies it.
+    Numbers have six digits. The text leaves out null and default values; load() supplies them.
     """
     data = json.loads(result.to_json(), parse_float=lambda text: float(f"{float(text):.6g}"))
     usual = {one.name: one.default for one in fields(Metric)}

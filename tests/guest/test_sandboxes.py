@@ -123,7 +123,7 @@ def test_plain_qemu(machine: Path) -> None:
     with started(restore.replace("…", more), machine) as qemu:
         assert eventually((machine / "monitor").exists)
         ask(resume, machine)
-        # What is sent to a serial port before its state is loaded is lost.
+        # QEMU loses input that arrives before the state of the serial port is loaded.
         status = state.replace("balloon", "status")
         assert eventually(lambda: "running" in ask(status, machine))
         shell = Shell(machine)
