@@ -60,10 +60,7 @@ def _metric(about: Definition, sides: Mapping[str, Observation]) -> Metric:
     )
     made = replace(
         made,
-        title=about.text(about.title, parameters),
-        label=about.text(about.label, parameters),
-        more=about.text(about.more, parameters),
-        better=about.better,
+        **about.described(parameters),
         kind=about.name,
         parameters=parameters,
         accelerator=sides[OURS].accelerator,

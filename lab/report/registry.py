@@ -53,6 +53,18 @@ class Definition:
         }
         return template.format_map(known)
 
+    def described(self, parameters: Parameters) -> dict[str, Any]:
+        """The words of a metric with these parameters, by the names of its fields.
+
+        KeyError when a parameter that a word needs is missing.
+        """
+        return {
+            "title": self.text(self.title, parameters),
+            "label": self.text(self.label, parameters),
+            "more": self.text(self.more, parameters),
+            "better": self.better,
+        }
+
 
 def _rules(given: Any) -> tuple[Rule, ...]:
     """The rules of a key: of a table, or of a list of tables."""
@@ -85,3 +97,12 @@ def definitions() -> dict[str, Definition]:
 def first(rules: tuple[Rule, ...], parameters: Parameters) -> Rule | None:
     """The first rule that applies."""
     return next((rule for rule in rules if rule.applies(parameters)), None)
+
+
+def words(kind: str, parameters: Parameters) -> dict[str, Any]:
+    """The words of a metric, by the names of its fields; none if its definition has changed."""
+    about = definitions().get(kind)
+    try:
+        return about.described(parameters) if about else {}
+    except KeyError:
+        return {}

@@ -16,6 +16,7 @@ from typing import Any
 from lab.core import lock
 from lab.core.errors import LabError, UsageError
 from lab.core.units import digits, human
+from lab.report import registry
 from lab.report.significance import Significance, change_interval, judge
 
 FILE_NAME = "result.json"
@@ -222,6 +223,8 @@ def _metric(data: dict[str, Any]) -> Metric:
     interval, test = (data.get(name) for name in ("change_interval", "significance"))
     target, floor = (data.get(name) for name in ("target", "near_floor"))
     values = {side: list(map(float, found)) for side, found in data.get("values", {}).items()}
+    # A published metric has only the words that differ from those in metrics.toml.
+    words = registry.words(data.get("kind", ""), data.get("parameters", {}))
     given = data | {
         "base": Sample(**data["base"]),
         "ours": Sample(**data["ours"]),
@@ -232,7 +235,7 @@ def _metric(data: dict[str, Any]) -> Metric:
         "values": values,
         "significance": Significance(**test) if test else None,
     }
-    return Metric(**given)
+    return Metric(**(words | given))
 
 
 def from_data(data: dict[str, Any], folder: Path | None) -> Result:

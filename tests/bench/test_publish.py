@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from lab.bench.commands import app
 from lab.core.errors import FAILED, LabError, TestFailure
-from lab.report import charts, questions
+from lab.report import charts, questions, registry
 from lab.report import publish as publishing
 from lab.report.publish import publish
 from lab.report.results import Metric, Result, Target, load, results_of
@@ -74,6 +74,33 @@ def test_a_run_is_published_reduced_with_its_main_charts(tmp_path: Path, to: Pat
     # The chart of the README.
     assert "CPU time of the job" in svg and "Bytes zeroed" not in svg and "Faults" not in svg
     assert svg != (to / "demo" / "thp-light.svg").read_text()
+
+
+def test_a_published_metric_keeps_only_words_of_its_own(tmp_path: Path, to: Path) -> None:
+    first = result("demo")
+    parameters = {"mode": "populate", "size_mb": "256"}
+    words = registry.words("thp.{mode}.task_clock", parameters)
+    clock = replace(
+        first.metrics[1],
+        parameters=parameters,
+        title=words["title"],
+        label=words["label"],
+        more=words["more"],
+    )
+    made = [clock, replace(clock, name="thp.own", title="A title of its own")]
+    replace(first, metrics=made).save(tmp_path / "run")
+    publish(tmp_path / "run", BENCHES, anyway=True, to=to)
+    stored = json.loads((to / "demo" / "result.json").read_text(encoding="utf-8"))["metrics"]
+    assert [one.get("title") for one in stored] == [None, "A title of its own"]
+    assert "label" not in stored[0] and clock.label
+    again = load(to / "demo").metrics
+    for one, two in zip(made, again, strict=True):
+        assert (two.title, two.label, two.more, two.better) == (
+            one.title,
+            one.label,
+            one.more,
+            one.better,
+        )
 
 
 def test_a_published_run_can_be_published_again(tmp_path: Path, to: Path) -> None:
