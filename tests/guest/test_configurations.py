@@ -16,6 +16,8 @@ from lab.patches import apply, parts
 from tests.guest.guests import (
     BALLOON,
     DELAY,
+    KZEROPAGED,
+    ZP,
     Record,
     counters,
     expect_at_least,
@@ -29,11 +31,9 @@ from tests.kernel.objects import build_part
 
 pytestmark = [pytest.mark.boots, pytest.mark.nightly, pytest.mark.slow, pytest.mark.matrix]
 
-ZP = "/sys/kernel/mm/zero_page"
 PARTIAL = "page_zeroed_reporter.mode=partial"
 SECONDS = 60
 REPORTS = f"echo 200 > {DELAY}"
-KZEROPAGED = f"echo 20 > {ZP}/delay_millisecs; echo 0 > {ZP}/mini_order; echo 1 > {ZP}/enabled"
 # Every one of these kernels has them.
 MUST_RUN = {
     "anon_4k",

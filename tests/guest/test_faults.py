@@ -17,10 +17,12 @@ from tests.guest.guests import (
     BALLOON,
     DELAY,
     DIRTY,
+    KZEROPAGED,
     REPORT,
     SETTLE,
     STALE_MEMMAP,
     STRESS_SECONDS,
+    ZP,
     Record,
     counters,
     expect_at_least,
@@ -32,7 +34,6 @@ from tests.guest.guests import (
 )
 from tests.guest.test_hazards import POISON, USE_ALL
 from tests.guest.test_prezero import ALL as ZERO_ALL
-from tests.guest.test_prezero import ZP
 
 pytestmark = [
     pytest.mark.boots,
@@ -179,7 +180,7 @@ def test_allocations_fail_at_random(storm: str, tmp_path: Path, record_property:
     """A hunter reads memory meanwhile; only its allocations of large blocks may fail."""
     jobs = " ".join(f"'echo 1 > /proc/self/make-it-fail; exec {victim}'" for victim in VICTIMS)
     script = f"""
-echo 100 > {DELAY}; echo 20 > {ZP}/delay_millisecs; echo 0 > {ZP}/mini_order; echo 1 > {ZP}/enabled
+echo 100 > {DELAY}; {KZEROPAGED}
 for file in /proc/[0-9]*/comm; do
     case $(cat $file 2>/dev/null) in {WORKERS}) echo 1 > ${{file%comm}}make-it-fail;; esac
 done

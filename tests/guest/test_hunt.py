@@ -15,6 +15,7 @@ from lab.boot.spec import BootSpec
 from tests.guest.guests import (
     DELAY,
     KERNEL,
+    KZEROPAGED,
     STALE_MEMMAP,
     STRESS_SECONDS,
     STRESS_SEED,
@@ -144,8 +145,6 @@ def test_a_device_that_refuses_at_random(record_property: Record) -> None:
 
 
 # In User-Mode Linux: the source of zeros, with what is needed for it, and what disturbs it.
-ZP = "/sys/kernel/mm/zero_page"
-KZEROPAGED = f"echo 20 > {ZP}/delay_millisecs; echo 0 > {ZP}/mini_order; echo 1 > {ZP}/enabled"
 NATIVE = {
     "kzeropaged": (KZEROPAGED, "prezero pressure compact", "", None),
     "reporter": (

@@ -16,6 +16,7 @@ from tests.guest.guests import (
     DELAY,
     FLUSH,
     STRESS_SEED,
+    ZP,
     Record,
     counters,
     expect_at_least,
@@ -27,7 +28,6 @@ from tests.guest.guests import (
 
 TAINT_TEST = 1 << 18
 SECONDS = int(os.environ.get("KNOWNZERO_STRESS_SECONDS", "600"))
-ZP = "/sys/kernel/mm/zero_page"
 
 
 def obstacle() -> str:

@@ -27,6 +27,7 @@ from tests.guest.guests import (
     STALE_MEMMAP,
     STRESS_SECONDS,
     STRESS_SEED,
+    ZP,
     Record,
     counters,
     expect_at_least,
@@ -40,7 +41,6 @@ from tests.guest.guests import (
 
 pytestmark = pytest.mark.boots
 
-ZP = "/sys/kernel/mm/zero_page"
 FILL = f"fillfree --share 80 >/dev/null; {DROP}"
 NOW = f"echo 0 > {ZP}/delay_millisecs; echo 1 > {ZP}/enabled"
 # Memory that was never used as well.

@@ -21,6 +21,7 @@ from tests.guest.guests import (
     BALLOON,
     DELAY,
     KERNEL,
+    KZEROPAGED,
     Record,
     counters,
     expect_at_least,
@@ -34,7 +35,6 @@ pytestmark = [pytest.mark.boots, pytest.mark.nightly, pytest.mark.slow, pytest.m
 
 # Both kernels have the options that the selftests need.
 CONFIG = "selftests"
-ZP = "/sys/kernel/mm/zero_page"
 SECONDS = 600  # for each of them, under emulation
 SKIPPED = 4  # what kselftest ends with then
 # As run_vmtests.sh runs them, with smaller sizes where it takes a machine's.
@@ -202,7 +202,7 @@ def beside_the_hunter(group: str) -> str:
     hunts = "; ".join(f"{hunt} --kind {kind}" for kind in KINDS.get(group, ())) or hunt
     return f"""{TRY}
 {BEFORE.get(group, "")}
-echo 50 > {DELAY}; echo 20 > {ZP}/delay_millisecs; echo 0 > {ZP}/mini_order; echo 1 > {ZP}/enabled
+echo 50 > {DELAY}; {KZEROPAGED}
 (n=1; while [ ! -e /tmp/done ]; do {hunts}; n=$((n + 1)); done) &
 hunter=$!
 {each(GROUPS[group])}

@@ -20,6 +20,7 @@ from tests.guest.guests import (
     FLUSH,
     HUGE_PAGES,
     STALE_MEMMAP,
+    ZP,
     Record,
     counters,
     fine,
@@ -37,7 +38,6 @@ pytestmark = [
 # Pages for each case. A case that needs more than ROUNDS times as many uses fails.
 WANTED = int(os.environ.get("KNOWNZERO_SOAK_PAGES", "1000000"))
 ROUNDS = 20
-ZP = "/sys/kernel/mm/zero_page"
 REPORT, ZERO = f"echo 0 > {FLUSH}", "zeroed"
 USES = {
     "thp": "--pages thp",

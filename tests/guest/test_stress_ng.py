@@ -17,6 +17,7 @@ from tests.guest.guests import (
     DELAY,
     STRESS_SECONDS,
     STRESS_SEED,
+    ZP,
     Record,
     counters,
     expect_at_least,
@@ -32,7 +33,6 @@ SHORT = 40
 # Each stressor of a class, one after the other.
 EACH_SECONDS = int(os.environ.get("KNOWNZERO_STRESSOR_SECONDS", "20"))
 
-ZP = "/sys/kernel/mm/zero_page"
 GROUP = "/sys/fs/cgroup/stress"
 SOURCES = (
     f"echo 50 > {DELAY}; echo 20 > {ZP}/delay_millisecs; echo 0 > {ZP}/mini_order; echo 1 > "

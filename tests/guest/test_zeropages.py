@@ -23,6 +23,7 @@ from tests.guest.guests import (
     KERNEL,
     REPORT,
     SETTLE,
+    ZP,
     expect_at_least,
     expect_at_most,
     fine,
@@ -33,7 +34,6 @@ from tests.guest.guests import (
 
 SOURCES = ("reported", "freed", "prezeroed")
 OTHERS = ("skip", "lost", "cleared", "bad")
-ZP = "/sys/kernel/mm/zero_page"
 LOOK = "zeropages --once --json"
 NONE = {f"pgzeroed_set_{name}": 0 for name in SOURCES} | {f"pgzeroed_{name}": 0 for name in OTHERS}
 # Bits 0 (must-tell-host), 1, 5 (reporting) and 32 (version 1).

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: GPL-2.0
+"""How long other tasks wait, beside the leak hunter, on base and with all that the series does."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+
+from lab.build.linux import build_linux
+from tests.guest.guests import (
+    BALLOON,
+    DELAY,
+    HUGE_PAGES,
+    KZEROPAGED,
+    STRESS_SEED,
+    Record,
+    expect_at_most,
+    fine,
+    objects,
+    run,
+)
+
+pytestmark = [pytest.mark.boots, pytest.mark.nightly, pytest.mark.slow, pytest.mark.hunt]
+
+SECONDS = 60
+TURNS = 3
+# As often as the knobs allow, so that as much as possible is under way at any moment.
+SOURCES = {
+    "kzeropaged": KZEROPAGED,
+    "reports": f"echo 200 > {DELAY}",
+}
+# Configuration, command line, sources. A real-time kernel has no kzeropaged.
+KERNELS = {
+    "lazy": ("waits", "preempt=lazy", ("reports", "kzeropaged")),
+    "full": ("waits", "preempt=full", ("reports", "kzeropaged")),
+    "real-time": ("rt", "", ("reports",)),
+}
+TASKS = {"map", "fault", "huge", "compact", "cma", "offline", "flush"}
+
+
+def watched(kernel: str, append: str, before: str) -> dict[str, dict[str, Any]]:
+    """The times of the watcher's tasks in a guest."""
+    drivers = "compact pressure hugetlb"
+    result = run(
+        f"{HUGE_PAGES}; {before}; stress --seconds {SECONDS} --seed {STRESS_SEED} {drivers} "
+        f"> /dev/null & leak_hunter --setup --seconds {SECONDS} --seed {STRESS_SEED} --workers 2 "
+        f"> /dev/null & waits --seconds {SECONDS}; wait",
+        kernel=kernel,
+        devices=[BALLOON],
+        cpus=2,
+        memory="1G",
+        append=append,
+        timeout=300.0 + 4 * SECONDS,
+    )
+    fine(result)
+    (found,) = (one["waits"] for one in objects(result) if "waits" in one)
+    return dict(found)
+
+
+def longest(rounds: list[dict[str, dict[str, Any]]], task: str, what: str) -> float:
+    return max(float(one[task][what]) for one in rounds if task in one)
+
+
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("name", KERNELS)
+def test_no_task_waits_longer_than_on_base(name: str, record_property: Record) -> None:
+    config, append, sources = KERNELS[name]
+    ours = os.environ.get("KNOWNZERO_TEST_KERNEL") or str(build_linux("knownzero", config=config))
+    base = str(build_linux("base", config=config))
+    on, off = [], []
+    for _ in range(TURNS):
+        off.append(watched(base, append, "true"))
+        on.append(watched(ours, append, "; ".join(SOURCES[source] for source in sources)))
+    done = set().union(*on)
+    # The real-time kernel of the lab has neither huge pages nor a file that allocates.
+    assert TASKS - done <= ({"huge", "cma"} if name == "real-time" else set())
+    # Base has no flush: it is done when the host has answered for all free memory.
+    expect_at_most(longest(on, "flush", "worst_us"), 5_000_000)
+    for task in sorted(done - {"flush"}):
+        for what in ("p999_us", "worst_us"):
+            before, after = longest(off, task, what), longest(on, task, what)
+            record_property(f"{task}_{what}", f"{before:.0f} {after:.0f}")
+            print(f"{task} {what}: {before:.0f} on base, {after:.0f} with the series")
+            # As in test_no_task_waits_for_it: what waits for kzeropaged waits for seconds.
+            expect_at_most(after, 1.2 * before + 200_000)
