@@ -182,8 +182,9 @@ IN_A_COPY = (
     OF_BZIMAGE,
     "./kz series save linux --path ~/kz/linux",
     AM,
-    "make -C tools/testing/page_zeroed run",
     "./tools/testing/kunit/kunit.py run --kunitconfig mm/tests",
+    "git am ../knownzero/linux/parts/{hugetlb,prezero,accept,harness}/*.patch",
+    "make -C tools/testing/page_zeroed run",
 )
 # Of these, run in a plain tree beside the repository.
 IN_A_PLAIN_TREE = IN_A_COPY[IN_A_COPY.index(AM) :]
