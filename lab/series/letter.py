@@ -26,6 +26,7 @@ WHOLE: Any = {"break_long_words": False, "break_on_hyphens": False}
 # Label, two sides, change: as wide as a line may be.
 COLUMNS = (26, 19, 19, 9)
 HEADS = ("base", "patched")
+Row = tuple[str, str, tuple[Result, Metric] | None]
 
 
 @dataclass(frozen=True)
@@ -64,12 +65,28 @@ class Figures:
         self.gaps: list[str] = []
         self.used: list[Result] = []
 
-    def find(self, name: str) -> tuple[Result, Metric] | None:
+    def find(self, name: str, native: bool = False) -> tuple[Result, Metric] | None:
+        """The newest published figure, of the metric's own bench if possible.
+
+        ``native``: not an emulator's.
+        """
         own = bench_of(name)
-        for result in sorted(self.results, key=lambda one: (one.name != own, one.name != "demo")):
-            if metric := result.metric(name):
+        suffix = "-native" if native else ""
+        for result in sorted(
+            self.results,
+            key=lambda one: (one.name != f"{own}{suffix}", one.name != f"demo{suffix}"),
+        ):
+            metric = result.metric(name)
+            if metric and native == (result.accelerator != "tcg"):
                 return result, metric
         return None
+
+    def rows(self, rows: Sequence[tuple[str, str]]) -> list[Row]:
+        """Label, metric, figure: native ones if every row has one."""
+        native = [(label, name, self.find(name, native=True)) for label, name in rows]
+        if all(one for _, _, one in native):
+            return native
+        return [(label, name, self.find(name)) for label, name in rows]
 
     def table(
         self, heading: str, *rows: tuple[str, str], sides: tuple[str, str] | None = None
@@ -78,10 +95,10 @@ class Figures:
 
         Medians with the 10th to 90th percentile, and the change.
 
-        ``sides``: the headings of the columns, by default those of the result. LabError: the rows
-        have several units, accelerators or sides.
+        ``sides``: the headings of the columns, by default those of the result. Native figures come
+        first. LabError: the rows have several units, accelerators or sides.
         """
-        found = [(label, name, self.find(name)) for label, name in rows]
+        found = self.rows(rows)
         have = [one for _, _, one in found if one]
         self.gaps += [name for _, name, one in found if not one and name not in self.gaps]
         if not have:

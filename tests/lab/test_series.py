@@ -388,3 +388,18 @@ def test_a_letter_takes_a_figure_from_its_bench_then_from_the_demo() -> None:
     for results, expected in (([stock, demo, own], own), ([stock, demo], demo), ([stock], stock)):
         found = letter.Figures(results).find("thp.populate.task_clock")
         assert found and found[0] is expected
+
+
+def test_a_letter_takes_native_figures_if_each_row_has_one() -> None:
+    def run(name: str, accelerator: str, *modes: str) -> Result:
+        metrics = [Metric.of(f"thp.{mode}.task_clock", "ms", [2.0], [1.0]) for mode in modes]
+        return Result(name, accelerator, {}, f"./kz {name}", metrics)
+
+    emulated = run("demo", "tcg", "populate", "touch_all")
+    both = (("one", "thp.populate.task_clock"), ("two", "thp.touch_all.task_clock"))
+    native = run("demo-native", "pvm", "populate", "touch_all")
+    assert "[NATIVE (PVM), n = 1: kz demo-native]" in letter.Figures([emulated, native]).table(
+        "time", *both
+    )
+    half = run("demo-native", "pvm", "populate")
+    assert "[TCG, n = 1: kz demo]" in letter.Figures([emulated, half]).table("time", *both)
