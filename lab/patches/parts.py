@@ -15,8 +15,8 @@ from lab.core import paths
 from lab.core.errors import LabError, UsageError
 from lab.machine import fetch
 
-# Patches of linux/measure for kernels to measure with; like parts, but never exported or packaged.
-MEASURE = ("floor", "pvm")
+# Patches of linux/measure for kernels to measure and test with; like parts, but never exported or packaged.
+MEASURE = ("floor", "pvm", "kcsan")
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ def get(name: str, parts: Iterable[str] = ()) -> Series:
     if not (wanted := set(parts)):
         return series
     measure = tuple(
-        Part(one, "A kernel to measure with", series.root / "measure", file=f"{one}.patch")
+        Part(one, "A kernel to measure or test with", series.root / "measure", file=f"{one}.patch")
         for one in MEASURE
         if one in wanted
     )

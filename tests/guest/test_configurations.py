@@ -82,6 +82,7 @@ class Kernel:
 
 KERNELS = {
     "kasan": Kernel("dmesg | grep -q 'KernelAddressSanitizer initialized (generic)'", "kasan"),
+    "ubsan, KFENCE": Kernel("dmesg | grep -q 'kfence: initialized'", "ubsan"),
     "nothp": Kernel("! [ -e /sys/kernel/mm/transparent_hugepage ]", "nothp"),
     # Waiters for a lock of kzeropaged could wait for a SCHED_IDLE task: Kconfig excludes it.
     "real-time": Kernel(
