@@ -15,7 +15,8 @@ from lab.core import paths
 from lab.core.errors import LabError, UsageError
 from lab.machine import fetch
 
-# Patches of linux/measure for kernels to measure and test with; like parts, but never exported or packaged.
+# Patches of linux/measure for kernels to measure and test with; like parts, but never exported or
+# packaged.
 MEASURE = ("floor", "pvm", "kcsan")
 
 
