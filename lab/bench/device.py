@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0
 """The balloon in a process of its own against the one in QEMU.
 
-Reports, inflation and deflation, stalls.
+Reports, inflation and deflation, stalls; the command to report against inflating.
 """
 
 import contextlib
@@ -16,6 +16,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from lab.bench.host import take_back
+from lab.bench.plan import available_gb
 from lab.bench.repeat import Values, turns
 from lab.bench.runner import MACHINE, Pair, Run
 from lab.bench.session import (
@@ -44,6 +46,13 @@ STEPS = ("report", "inflate", "deflate")
 COSTS = ("rate", "host_cpu", "daemon_cpu")  # of a step
 REPORTED = "pgzeroed_set_reported"  # pages that the device confirmed as zero after a report
 LATENCY_MB = 32
+# GiB that a guest has used and freed, and the least GB that the machine needs for so much.
+BACK = {"0.5": 0, "3": 0, "12": 16}
+BACK_REST_MB = 384  # of the guest's memory, for its kernel
+BACK_TURNS = 3  # at most; one with 12 GiB takes minutes under emulation
+BACK_WAYS = ("report_now", "inflate", "deflate")
+# Almost all of it: free memory that the host does not back costs nothing to inflate.
+ALL_DIRTY = f"fillfree --share 95 > /dev/null; {DROP}"
 COUNTED = 3  # times that system calls are counted
 PUNCH_TURNS = 20  # for each pair; one takes a fifth of a second, and memory has two speeds
 STALLS = ("spin", "alloc")  # the programs of guest/stall.c
@@ -192,6 +201,64 @@ def rounds(both: Pair, pairs: int, size_mb: int) -> Values:
     return found
 
 
+def pressed(side: Side) -> int:
+    """How often an allocation in the guest waited for reclaim, or ended a process."""
+    counts = side.vmstat().items()
+    return sum(count for name, count in counts if name.startswith(("allocstall_", "oom_kill")))
+
+
+def back(side: Side, size: int) -> dict[str, dict[str, float]]:
+    """Take ``size`` bytes from a guest that used them: by the command to report, and by inflating.
+
+    The milliseconds and the CPU time of each way, and how often it pressed the guest.
+    """
+    steps: dict[str, Callable[[], float]] = {
+        "report_now": lambda: take_back(side, lambda: balloon.report_now(side.guest), size),
+        "inflate": lambda: take_back(side, lambda: resize(side, size), size),
+        "deflate": lambda: resize(side, 0)[1] * 1e3,
+    }
+    found = {}
+    for name, do in steps.items():
+        if name != "deflate":
+            warm_host(size)
+            side.sh(ALL_DIRTY)
+        before, spent = pressed(side), sum(map(cpu_ns, processes(side)))
+        found[name] = {"time": do()}
+        found[name]["cpu"] = (sum(map(cpu_ns, processes(side))) - spent) / 1e6
+        found[name]["pressed"] = pressed(side) - before
+    found["times"] = {"faster": found["inflate"]["time"] / found["report_now"]["time"]}
+    return found
+
+
+def backs(run: Run, specs: Callable[[str], list[Wanted]]) -> None:
+    """The command to report against inflating, in guests of their own for each size."""
+    for gib, least in BACK.items():
+        if available_gb() < least:
+            run.note(f"{gib} GiB are left out: {least} GB of memory were not available.")
+            continue
+        size, found = int(float(gib) * 1024), Values()
+        count = min(run.pairs, BACK_TURNS)
+        with (
+            run.guests(specs(f"{size + BACK_REST_MB}M")) as sides,
+            step(f"{gib} GiB taken back by the command and by inflating: {count} pairs"),
+        ):
+            for side in sides:
+                side.sh(LATE)
+            for side, counts in turns(Pair(*sides), count):
+                for way, costs in back(side, size * MIB).items():
+                    if counts:
+                        found.note(side.name, way, **costs)
+        back_figures(run, gib, found)
+
+
+def back_figures(run: Run, gib: str, found: Values) -> None:
+    for way, cost in itertools.product(BACK_WAYS, ("time", "cpu", "pressed")):
+        run.add(
+            f"device.back.{{gib}}.{cost}.{{way}}", found.both(way, cost), {"gib": gib, "way": way}
+        )
+    run.add("device.back.{gib}.faster", found.both("times", "faster"), {"gib": gib})
+
+
 def figures(run: Run, found: Values) -> None:
     for name, cost in itertools.product(STEPS, COSTS):
         run.add(f"device.{{step}}.{cost}", found.both(name, cost), {"step": name})
@@ -221,14 +288,23 @@ def measure(run: Run) -> None:
         "are noise.",
         "Under TCG, QEMU writes each kick to the daemon and reads each interrupt: these system "
         "calls count.",
+        "Rows of memory taken back are of guests of that size and a little more, which wrote to "
+        "95 % of their free memory and freed it. The time of the command (balloon-report-now, or "
+        "the daemon's report) and of inflating ends when the host has 90 % of the size; the "
+        "command returns all that is free. Pressed counts allocations of the guest that waited for "
+        "reclaim, and processes ended for want of memory.",
     )
-    shared = f"memory-backend-memfd,id=shared,size={run.options.memory},share=on"
-    memory = ["-object", shared, "-machine", "memory-backend=shared"]
-    specs = [
-        Wanted("base", run.spec("ours", devices=[IN_TREE], extra_qemu=memory)),
-        Wanted("ours", run.spec("ours", devices=[VHOST_USER])),
-    ]
-    with run.guests(specs) as sides:
+
+    def specs(memory: str) -> list[Wanted]:
+        shared = f"memory-backend-memfd,id=shared,size={memory},share=on"
+        more = ["-object", shared, "-machine", "memory-backend=shared"]
+        in_tree = run.spec("ours", devices=[IN_TREE], extra_qemu=more, memory=memory)
+        return [
+            Wanted("base", in_tree),
+            Wanted("ours", run.spec("ours", devices=[VHOST_USER], memory=memory)),
+        ]
+
+    with run.guests(specs(run.options.memory)) as sides:
         for side in sides:
             for pid in processes(side):
                 raise_priority(pid)
@@ -238,4 +314,5 @@ def measure(run: Run) -> None:
                 )
             side.sh(LATE)
         figures(run, rounds(Pair(*sides), run.pairs, run.options.size_mb))
+    backs(run, specs)
     punch(run)

@@ -6,7 +6,7 @@ The size of the VMM before the guest fills its memory, full, and after it freed 
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from lab.bench.repeat import NOTE as REPEATED
 from lab.bench.repeat import Values, turns
@@ -17,6 +17,7 @@ from lab.core.progress import step
 
 FILL_MB = 768
 SIZES, MORE = (1, 2, 4), 8  # GB of guests, and of one more where the machine has room
+BACK_PERCENT = 90  # of what a guest has freed: so much has to be back
 ROOM = 1.2  # memory needed for each GB of guests that are all full
 
 
@@ -81,6 +82,16 @@ def until_back(side: Side, full: int, wanted: int, timeout: float = 120.0) -> No
             fix = f"look at {DELAY} in the guest, and at the status of the balloon"
             raise TestFailure(f"The host does not get its memory back ({side.name})", why, fix)
         time.sleep(0.005)
+
+
+def take_back(side: Side, take: Callable[[], object], size: int) -> float:
+    """Milliseconds from a command until the host has most of the ``size`` bytes that it is to
+    return.
+    """
+    full, began = resident(side.guest.pid), time.monotonic()
+    take()
+    until_back(side, full, size * BACK_PERCENT // 100)
+    return (time.monotonic() - began) * 1e3
 
 
 def fill_and_free(side: Side) -> tuple[float, float]:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from lab.bench import init_on_alloc
 from lab.bench.fleet import pss
-from lab.bench.host import until_back
+from lab.bench.host import BACK_PERCENT, take_back, until_back
 from lab.bench.jobs import BASE_COUNTS, SPARE, zeroed_bytes
 from lab.bench.repeat import Values, turns
 from lab.bench.runner import Run
@@ -44,7 +44,6 @@ from lab.report.evidence import SNAPSHOT
 LIVES = {"thp": 3, "4k": 2}
 AGAIN_S = 2.0
 WARM_MB = 512  # of the host's memory, before a boot and a restore
-BACK_PERCENT = 90
 PASSES_S = 180.0  # in which page reporting has to give back what a guest has freed
 LOOK_S = 0.002
 GIVE_UP_S = 120.0
@@ -126,12 +125,7 @@ def wait_for_passes(side: Side, size: int) -> None:
 def report_now(side: Side, size: int) -> None:
     """Have all free memory reported by balloon-report-now."""
     del size
-    side.guest.qmp("balloon-report-now", timeout=int(GIVE_UP_S * 1e3))
-    while (found := side.guest.qmp("query-balloon")["report-now"])["status"] == "running":
-        time.sleep(LOOK_S)
-    if found["status"] != "completed":
-        why, fix = f"the command ended as {found}", "read the guest's console"
-        raise TestFailure(f"balloon-report-now fails ({side.name})", why, fix)
+    balloon.report_now(side.guest)
 
 
 class Column(NamedTuple):
@@ -296,11 +290,8 @@ class Life:
         self._fill_cache()
         size = self.sizes.park_mb * MIB
         self.side.sh(f"fillfree --size {self.sizes.park_mb} > /dev/null")
-        full, began = resident(self.side.guest.pid), time.monotonic()
-        self.about.park(self.side, size)
-        until_back(self.side, full, size * BACK_PERCENT // 100)
-        taken = time.monotonic() - began
-        self.note("park", time=taken * 1e3)
+        began = time.monotonic()
+        self.note("park", time=take_back(self.side, lambda: self.about.park(self.side, size), size))
         self.about.after_park(self.side)
         self.found["park", "usable"] = (time.monotonic() - began) * 1e3
 

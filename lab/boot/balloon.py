@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: GPL-2.0
-"""Inflate and deflate the balloon of a running guest from the host."""
+"""The balloon of a running guest: inflate and deflate it, have all free memory reported."""
 
 import time
 
 from lab.boot.guest import Guest
 from lab.core.errors import TestFailure
+
+REPORT_S = 120  # in which a guest has to report all of its free memory
+LOOK_S = 0.002
 
 
 def device(**properties: object) -> str:
@@ -40,6 +43,24 @@ def fill(guest: Guest, size: int, timeout: float = 120.0) -> None:
             fix = "look at the guest's console log for 'Out of puff'"
             raise TestFailure("the balloon does not get to its size", why, fix)
         time.sleep(0.01)
+
+
+def report_now(guest: Guest) -> None:
+    """Have the guest report all free memory, and wait until the host has it.
+
+    TestFailure when the command fails.
+    """
+    if guest.daemon:
+        command, found = "report", guest.daemon.ask(command="report", timeout=REPORT_S)
+        done = found["ok"]
+    else:
+        command = "balloon-report-now"
+        guest.qmp(command, timeout=REPORT_S * 1000)
+        while (found := guest.qmp("query-balloon")["report-now"])["status"] == "running":
+            time.sleep(LOOK_S)
+        done = found["status"] == "completed"
+    if not done:
+        raise TestFailure(f"{command} fails", f"it ended as {found}", "read the guest's console")
 
 
 def resize(guest: Guest, size: int, timeout: float = 120.0) -> None:

@@ -85,7 +85,7 @@ def punch(rounds: int, size_mb: int) -> dict[str, list[float]]:
 
 def ask(control: Path, **request: object) -> dict[str, Any]:
     with socket.socket(socket.AF_UNIX) as connection:
-        connection.settimeout(15)
+        connection.settimeout(15 + float(str(request.get("timeout", 0))))
         connection.connect(str(control))
         connection.sendall(json.dumps(request).encode() + b"\n")
         with connection.makefile("rb") as answers:

@@ -95,22 +95,22 @@ def share(percent: float, each: bool = False) -> Goal:
     return judged
 
 
-def least(value: float, words: str, each: bool = False) -> Goal:
-    """Ours is at least ``value``: its median, or each value."""
+def least(value: float, words: str, each: bool = False, both: bool = False) -> Goal:
+    """Ours, or ``both`` sides, are at least ``value``: the median, or each value."""
 
     def judged(metric: Metric) -> Target:
-        ours = metric.values["ours"]
-        found = min(ours) if each else statistics.median(ours)
+        take = min if each else statistics.median
+        found = min(take(metric.values[side]) for side in _sides(both))
         return Target(f"{words} ({found:.1f} %)" if each else words, found >= value)
 
     return judged
 
 
-def most(value: float, words: str) -> Goal:
-    """Each value of ours is at most ``value``."""
+def most(value: float, words: str, both: bool = False) -> Goal:
+    """Each value of ours, or of ``both`` sides, is at most ``value``."""
 
     def judged(metric: Metric) -> Target:
-        worst = max(metric.values["ours"])
+        worst = max(max(metric.values[side]) for side in _sides(both))
         return Target(f"{words} ({worst:.0f})", worst <= value)
 
     return judged
@@ -161,6 +161,10 @@ KINDS: dict[str, Callable[..., Goal]] = {
     "each_less": each_less,
     "times": times,
 }
+
+
+def _sides(both: bool) -> tuple[str, ...]:
+    return ("base", "ours") if both else ("ours",)
 
 
 def _interval(metric: Metric) -> str:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -27,11 +28,11 @@ class FakeDaemon:
 
     def __init__(self) -> None:
         self.process = SimpleNamespace(pid=os.getpid())
-        self.size = 0
+        self.size, self.answers = 0, True
 
     def ask(self, **request: Any) -> dict[str, Any]:
         self.size = request.get("bytes", self.size)
-        return {"ok": True, "actual": self.size}
+        return {"ok": self.answers, "actual": self.size}
 
 
 class FakeGuest:
@@ -40,12 +41,13 @@ class FakeGuest:
     def __init__(self, with_daemon: bool) -> None:
         self.pid = os.getpid()
         self.daemon = FakeDaemon() if with_daemon else None
-        self.current = 2048 * MIB
+        self.current, self.answers = 2048 * MIB, True
 
-    def qmp(self, command: str, **arguments: int) -> dict[str, int]:
+    def qmp(self, command: str, **arguments: int) -> dict[str, Any]:
         if command == "balloon":
             self.current = arguments["value"]
-        return {"base-memory": 2048 * MIB, "actual": self.current}
+        report = {"status": "completed" if self.answers else "timeout"}
+        return {"base-memory": 2048 * MIB, "actual": self.current, "report-now": report}
 
 
 class DeviceSide(FakeSide):
@@ -154,6 +156,91 @@ def test_a_balloon_is_resized_on_either_side() -> None:
         assert balloon.held(side.guest) == 256 * MIB
         assert device.resize(side, 0)[0] == 256 * MIB
     assert both.base.guest.current == 2048 * MIB
+
+
+def test_the_command_to_report_is_compared_with_inflating(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    both, stalls = pair(), iter(range(100))
+    monkeypatch.setattr(device, "take_back", lambda side, take, size: 30.0 if take() else 2.0)
+    monkeypatch.setattr(
+        DeviceSide, "vmstat", lambda side: {"allocstall_normal": next(stalls), "oom_kill": 1}
+    )
+    for side in both:
+        costs = device.back(side, 512 * MIB)
+        assert costs["inflate"]["time"] == 30.0 and costs["report_now"]["time"] == 2.0
+        assert costs["times"] == {"faster": 15.0}
+        # The counters are those of the step.
+        assert [costs[way]["pressed"] for way in device.BACK_WAYS] == [1, 1, 1]
+        # The memory is dirty before each way to take it, and back in the guest at the end.
+        assert side.asked == [device.ALL_DIRTY] * 2
+        assert balloon.held(side.guest) == 0
+
+
+@pytest.mark.parametrize("name", ["base", "ours"])
+def test_a_command_to_report_that_fails_is_no_result(name: str) -> None:
+    side: Any = DeviceSide(name)
+    balloon.report_now(side.guest)
+    (side.guest.daemon or side.guest).answers = False
+    with pytest.raises(TestFailure, match=r"report(-now)? fails"):
+        balloon.report_now(side.guest)
+
+
+@pytest.mark.parametrize(
+    ("times", "pressed", "missed"),
+    [
+        ((12.0, 11.0), (0, 0), set()),
+        ((9.0, 50.0), (0, 0), {"faster"}),
+        ((50.0, 9.0), (0, 0), {"faster"}),
+        ((12.0, 11.0), (1, 0), {"pressed.report_now"}),
+        ((12.0, 11.0), (0, 1), {"pressed.report_now"}),
+    ],
+)
+def test_either_device_can_miss_the_targets_of_the_command(
+    times: tuple[float, float], pressed: tuple[int, int], missed: set[str]
+) -> None:
+    run, found = run_of("device"), Values()
+    for side, faster, count in zip(("base", "ours"), times, pressed, strict=True):
+        for way in device.BACK_WAYS:
+            # Inflating presses the guest without a target.
+            often = count if way == "report_now" else 7
+            found.note(side, way, time=100.0, cpu=50.0, pressed=often)
+        found.note(side, "times", faster=faster)
+    device.back_figures(run, "0.5", found)
+    metrics = by_name(run)
+    assert len(metrics) == 3 * 3 + 1
+    judged = {name: metric.target for name, metric in metrics.items() if metric.target}
+    assert set(judged) == {"device.back.0.5.faster", "device.back.0.5.pressed.report_now"}
+    names = {name for name, target in judged.items() if not target.met}
+    assert names == {f"device.back.0.5.{name}" for name in missed}
+
+
+@pytest.mark.parametrize(("gb", "sizes"), [(15.9, ["0.5", "3"]), (16.0, ["0.5", "3", "12"])])
+def test_sizes_that_the_machine_lacks_are_left_out(
+    monkeypatch: pytest.MonkeyPatch, gb: float, sizes: list[str]
+) -> None:
+    monkeypatch.setattr(device, "available_gb", lambda: gb)
+    costs = {way: {"time": 1.0, "cpu": 1.0, "pressed": 0.0} for way in device.BACK_WAYS}
+    costs["times"] = {"faster": 12.0}
+    asked: list[int] = []
+    memory: list[str] = []
+
+    def back(side: Any, size: int) -> dict[str, dict[str, float]]:
+        asked.append(size)
+        return costs
+
+    def specs(size: str) -> list[Any]:
+        memory.append(size)
+        return []
+
+    monkeypatch.setattr(device, "back", back)
+    run = run_of("device", pairs=9)
+    monkeypatch.setattr(run, "guests", lambda specs: contextlib.nullcontext(pair()))
+    device.backs(run, specs)
+    assert memory == ["896M", "3456M", "12672M"][: len(sizes)]
+    assert len(asked) == len(sizes) * 2 * (device.BACK_TURNS + 1)
+    assert {name.split(".back.")[1].removesuffix(".faster") for name in by_name(run)} >= {*sizes}
+    assert bool(run.notes) == (len(sizes) == 2)
 
 
 @pytest.mark.parametrize("more", [{"zero": 0}, {"back": 100 * MIB}])

@@ -1103,22 +1103,28 @@ def test_a_report_over_which_a_ring_moves_is_no_claim(device: Device) -> None:
         assert vm.used(REPORTING, 30) == 0
 
 
-@pytest.mark.parametrize("writer", ["inflate answer", "used ring that moves away"])
-def test_v4_a_report_into_which_the_device_writes_is_no_claim(device: Device, writer: str) -> None:
-    """Memory that one turn of the report discards, and the device writes before the last turn."""
-    place = 32 * MIB
+@pytest.mark.parametrize("after", [64 * MIB, 512 * MIB, 1 << 30], ids=["64M", "512M", "1G"])
+@pytest.mark.parametrize("writer", ["inflate answer", "inflate ring", "deflate ring"])
+def test_v4_a_report_into_which_the_device_writes_is_no_claim(
+    device: Device, writer: str, after: int
+) -> None:
+    """Memory that one turn of the report discards, and the device writes before the last turn.
+
+    A ring moves there and away again.
+    """
+    place, ring = 32 * MIB, DEFLATE if writer == "deflate ring" else INFLATE
     with long_report(device) as vm:
-        assert eventually(lambda: vm.blocks() < vm.size - 64 * MIB)
+        assert eventually(lambda: vm.blocks() < vm.size - after)
         if writer == "inflate answer":
             vm.memory[LIST : LIST + 4] = words(PLAY >> 12)
             assert vm.ask(INFLATE, (LIST, 4, False), (place, 1, True)) == 1
         else:
-            home, vm.bases[DEFLATE] = vm.bases[DEFLATE], place
-            vm.start_ring(DEFLATE)
-            vm.pages(DEFLATE, [PLAY >> 12])
-            vm.stop_ring(DEFLATE)
-            vm.bases[DEFLATE] = home
-            vm.start_ring(DEFLATE)
+            home, vm.bases[ring] = vm.bases[ring], place
+            vm.start_ring(ring)
+            vm.pages(ring, [PLAY >> 12])
+            vm.stop_ring(ring)
+            vm.bases[ring] = home
+            vm.start_ring(ring)
         if vm.used_index(REPORTING):
             raise OutOfLuck("the report ended before the device wrote into it")
         assert vm.used(REPORTING, 30) == 0

@@ -4,9 +4,12 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
+import tarfile
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -108,3 +111,35 @@ def test_the_file_for_vmms_has_the_printed_capabilities() -> None:
     )
     assert told["type"] == printed["type"] == "balloon"
     assert Path(told["binary"]).name == daemon.NAME
+
+
+@pytest.mark.slow
+def test_cargo_packages_each_crate_without_a_warning(tmp_path: Path) -> None:
+    """The archives have what docs.rs and crates.io show, and the owner fills in the address."""
+    argv = ["cargo", "package", "--workspace", "--offline", "--no-verify", "--allow-dirty"]
+    done = subprocess.run(
+        argv,
+        cwd=daemon.WORKSPACE,
+        env={**os.environ, "CARGO_TARGET_DIR": str(tmp_path), "CARGO_TERM_COLOR": "never"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0 and "warning" not in done.stderr, done.stderr
+    archives = sorted((tmp_path / "package").glob("*.crate"))
+    names = [archive.name.rpartition("-")[0] for archive in archives]
+    assert names == ["balloon-discard", "balloon-protocol", "vhost-user-balloon"]
+    for archive in archives:
+        with tarfile.open(archive) as tar:
+            file = tar.extractfile(f"{archive.stem}/Cargo.toml")
+            assert file and f"{archive.stem}/README.md" in tar.getnames(), archive.name
+            about = tomllib.loads(file.read().decode())["package"]
+        assert about["readme"] == "README.md" and about["metadata"]["docs"]["rs"], archive.name
+        assert about["repository"] == "https://example.invalid/knownzero"
+
+
+def test_each_vm_has_a_socket_group_of_its_own() -> None:
+    """A peer that can connect can take the place of the VM's front end."""
+    unit = (PACKAGING / "systemd" / "vhost-user-balloon@.socket").read_text()
+    found = re.findall(r"^(SocketGroup|SocketMode)=(.*)$", unit, re.M)
+    assert found == [("SocketGroup", "balloon-%i"), ("SocketMode", "0660")]
