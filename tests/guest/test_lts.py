@@ -11,6 +11,7 @@ from lab.build.linux import build_linux
 from lab.core.paths import REPO
 from lab.machine import fetch
 from tests.guest.guests import (
+    DELAY,
     DIRTY,
     REPORT,
     STRESS_SECONDS,
@@ -24,6 +25,7 @@ from tests.guest.guests import (
     run,
     text,
 )
+from tests.guest.test_hibernation import SCRIPT, resumed_text
 from tests.kernel import kunit
 
 pytestmark = [pytest.mark.boots, pytest.mark.nightly, pytest.mark.slow, pytest.mark.matrix]
@@ -82,6 +84,16 @@ def test_what_is_not_confirmed_is_zeroed(kernel: Path, mode: str) -> None:
     found = counters(result)
     assert found["pgzeroed_bad"] == 0
     assert (found["pgzeroed_set_reported"] == 0) == (mode == "error")
+
+
+def test_resume_forgets(kernel: Path, tmp_path: Path) -> None:
+    """Reporting starts after two seconds there: how much is known again depends on chance."""
+    script = SCRIPT.replace(f"echo 3600000 > {DELAY}; ", "")
+    lines = resumed_text(tmp_path, script, "", str(kernel), 2).splitlines()
+    before = next(line.split()[2] for line in lines if line.startswith("before pgzeroed_"))
+    found = dict(line.split() for line in lines if line.startswith("pgzeroed_"))
+    assert int(before) > 0
+    assert int(found["pgzeroed_bad"]) == 0
 
 
 @pytest.mark.hunt
