@@ -15,7 +15,7 @@ from typer import Argument, Option
 
 from lab.boot.spec import BootSpec
 from lab.core import errors
-from lab.core.options import Json, Several, unpacked, writable_file
+from lab.core.options import Json, OlderLinux, Several, unpacked, writable_file
 from lab.machine import arches
 
 app = typer.Typer()
@@ -46,9 +46,14 @@ class GuestOptions:
     ] = None
     accel: Annotated[str, Option(help="auto, kvm, pvm or tcg.")] = "auto"
     qemu_arg: Annotated[Several, Option(help="A raw QEMU argument. Repeatable.")] = None
+    base: OlderLinux = ""
 
     def spec(self, command: list[str], timeout: float = FOREVER, device: str = "") -> BootSpec:
         """The BootSpec; ``device``: the one of a guest that is given none."""
+        from lab.machine import fetch
+
+        if self.base:
+            fetch.use("linux", self.base)
         names = ("kernel", "qemu", "memory", "cpus", "append", "accel")
         same: dict[str, Any] = {name: getattr(self, name) for name in names}
         devices, added = (

@@ -11,6 +11,7 @@ from lab.build import daemon
 from lab.build import linux as build
 from lab.build import qemu as qemus
 from lab.machine import stock
+from lab.patches import parts
 
 FOLDER = Path("out/boot/TIME")
 DAEMON_SOCKET = Path("/tmp/kz-vub/front")
@@ -67,7 +68,8 @@ def _kernel(spec: BootSpec) -> tuple[Path, str]:
         return Path(spec.kernel).absolute(), ""
     arch = resolve.machine(spec)
     image = build.planned_linux(str(spec.kernel), arch)
-    return image, f"./kz build linux --variant {spec.kernel} --arch {arch}"
+    base = f" --base {series}" if (series := parts.older()) else ""
+    return image, f"./kz build linux --variant {spec.kernel} --arch {arch}{base}"
 
 
 def _qemu(spec: BootSpec) -> tuple[Path, str]:

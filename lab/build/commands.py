@@ -9,11 +9,14 @@ import typer
 from typer import Option
 
 from lab.core import errors
-from lab.core.options import Json, Parts, one_of, writable_folder
+from lab.core.options import Json, OlderLinux, Parts, one_of, writable_folder
 from lab.machine import arches
 
 app = typer.Typer()
-Base = Annotated[str, Option(help="QEMU only: another version in qemu/base.toml (10.2).")]
+Base = Annotated[str, Option(help="Another version in qemu/base.toml (10.2).")]
+BaseOrKernel = Annotated[
+    str, Option(help="Another version: of QEMU (10.2), or of Linux (6.12, with --config small).")
+]
 HELP = "Build a kernel, QEMU or the daemon; its path is the last line."
 build_app = typer.Typer(no_args_is_help=True, help=HELP)
 app.add_typer(build_app, name="build")
@@ -25,12 +28,16 @@ def linux(
     arch: Annotated[str, Option(help=f"{', '.join(arches.ARCHES)}.")] = "x86_64",
     config: Annotated[str, Option(help="Last fragment: a file, or a name in configs/matrix.")] = "",
     chosen: Annotated[str, Parts] = "",
+    base: OlderLinux = "",
     as_json: Json = False,
 ) -> None:
     """Build a kernel, unless the cache has it."""
     from lab.build.linux import build_linux
+    from lab.machine import fetch
     from lab.patches import parts
 
+    if base:
+        fetch.use("linux", base)
     _print_image(build_linux(variant, arch, config, parts.split(chosen)), as_json)
 
 
@@ -89,7 +96,7 @@ def package(
             "Boot."
         ),
     ] = None,
-    base: Base = "",
+    base: BaseOrKernel = "",
     output: Annotated[Path | None, Option(help="Folder (default: out/packages).")] = None,
     as_json: Json = False,
 ) -> None:
@@ -102,13 +109,17 @@ def package(
     for option, given, only in (
         ("config", config != "", "kernel"),
         ("sign", sign is not None, "kernel"),
-        ("base", base, "qemu"),
     ):
         if given and what != only:
             raise errors.UsageError(f"Bad --{option}", f"{what} has none", "leave it out")
+    if base and what == "daemon":
+        raise errors.UsageError("Bad --base", f"{what} has none", "leave it out")
+    if base and what == "kernel" and config != packages.SMALL:
+        why = "with other configurations, older kernels are not tested"
+        raise errors.UsageError(f"Bad --base: {base}", why, "add --config small")
     tools.need("package")
     if base:
-        fetch.use("qemu", base)
+        fetch.use("linux" if what == "kernel" else what, base)
     if what == "kernel":
         made = packages.package_kernel(folder, config or packages.CLOUD, sign)
     else:

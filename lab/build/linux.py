@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 
 from lab.build.images import Recipe, cached_environment, compiler, digest, jobs
-from lab.core import lock, paths, run
+from lab.core import lock, paths, progress, run
 from lab.core.errors import LabError, UsageError
 from lab.core.run import Argv
 from lab.machine import fetch, tools
@@ -41,6 +41,8 @@ def fragments(variant: str, arch: str, config: str = "") -> list[Path]:
     files = [folder / f"{name}.config" for name in (first, *more) if name not in ("", "debug-")]
     if machine.differs:
         files.append(folder / f"{machine.differs}.config")
+    if older := parts.older():
+        files.append(folder / f"{older}.config")
     if config:
         files.append(_more(config))
     return files
@@ -191,6 +193,17 @@ def build_linux(variant: str, arch: str = "x86_64", config: str = "", chosen: Ch
     return _recipe(variant, arch, config, chosen).build()
 
 
+def _known(tree: Path) -> set[str]:
+    """The symbols that a kernel's Kconfig files define, and let a configuration set."""
+    found = set()
+    for file in tree.rglob("Kconfig*"):
+        text = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
+        for block in re.split(r"^\s*(?:menu)?config (?=\w+$)", text, flags=re.MULTILINE)[1:]:
+            if re.search(r'^\s+(?:bool|tristate|int|hex|string|prompt)\s+"', block, re.MULTILINE):
+                found.add(f"CONFIG_{block.split()[0]}")
+    return found
+
+
 def _kbuild(arch: str) -> list[str]:
     about = ARCHES[arch]
     cross = [f"CROSS_COMPILE={about.prefix}"] if about.prefix else []
@@ -207,6 +220,11 @@ def configure_linux(
     what = f"cannot configure the kernel ({', '.join(f.name for f in files)})"
     obj.mkdir(parents=True, exist_ok=True)
     wanted = requested(files)
+    if older := parts.older():
+        known = _known(tree)
+        if unknown := sorted(set(wanted) - known):
+            progress.note(f"Linux {older} has no {', '.join(unknown)}: left out")
+        wanted = {name: value for name, value in wanted.items() if name in known}
     with tempfile.TemporaryDirectory(prefix=".config-", dir=paths.sub("work")) as folder:
         merge = tree / "scripts" / "kconfig" / "merge_config.sh"
         fix = "read the log; then correct the fragment in linux/configs"

@@ -19,6 +19,9 @@ from lab.core.errors import UsageError, full_disk
 Several = list[str] | None
 Json = Annotated[bool, Option("--json", help="Print JSON.")]
 
+OlderLinux = Annotated[
+    str, Option("--base", help="Another Linux in linux/base.toml (6.12), with linux/lts.")
+]
 Parts = Option("--parts", metavar="NAME,…", help="Only these parts and what they need.")
 
 

@@ -129,8 +129,9 @@ def local(name: str, path: Path, given_as: str) -> Source:
             fix = "name the top of a source tree"
             raise UsageError(f"Bad {given_as}: {path}", f"it has no version of {name}", fix)
     else:
-        match = re.search(r"\d+\.\d+(?:\.\d+)?(?:-rc\d+)?", path.name)
-        version = match[0] if match else "unknown"
+        # The longest: linux-source-6.12_6.12.117-1_all.deb.
+        found = re.findall(r"\d+\.\d+(?:\.\d+)?(?:-rc\d+)?", path.name)
+        version = max(found, key=len, default="unknown")
     return Source(name, version, stat_key(path), path, False)
 
 

@@ -7,7 +7,7 @@ import hashlib
 import re
 import tomllib
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -127,12 +127,34 @@ def _all(name: str) -> Series:
     return Series(name, root, tuple(found), data)
 
 
+def lts(series: str) -> Series:
+    """The parts of linux/lts/SERIES, written for an older kernel; none if there is no such.
+
+    Each stands on all before it.
+    """
+    own, folder = _all("linux"), paths.REPO / "linux" / "lts" / series
+    found: list[Part] = []
+    for part in own.parts:
+        if (folder / part.name / "series").is_file():
+            before = tuple(one.name for one in found)
+            found.append(replace(part, root=folder / part.name, on=before))
+    return replace(own, parts=tuple(found))
+
+
+def older() -> str:
+    """``6.12`` if the source of Linux in use is a 6.12.y and linux/lts has parts for it."""
+    series = ".".join(fetch.identify("linux").version.split(".")[:2])
+    return series if lts(series).parts else ""
+
+
 def get(name: str, parts: Iterable[str] = ()) -> Series:
     """A series: all parts, or these and the parts they stand on; those of MEASURE come last.
 
-    UsageError for a part that does not exist.
+    For an older source of Linux, those of linux/lts. UsageError for a part that does not exist.
     """
     series = _all(name)
+    if name == "linux" and (version := older()):
+        series = lts(version)
     if not (wanted := set(parts)):
         return series
     measure = tuple(

@@ -15,7 +15,7 @@ from lab.core.errors import LabError, UsageError
 from lab.core.paths import REPO
 from lab.machine import fetch
 from lab.patches import parts
-from lab.patches.repo import Repo, commit_all
+from lab.patches.repo import Repo, commit_all, commit_parts, small
 from lab.series import bugs, onto
 from lab.series.bugs import Bug, Outcome, Row
 from lab.series.commands import app
@@ -169,7 +169,9 @@ def test_a_patch_is_applied_exactly_or_from_the_back_port_or_merged(tmp_path: Pa
 @pytest.mark.parametrize("series", LTS)
 def test_an_older_kernel_has_each_fix_that_it_needs(series: str) -> None:
     """With the same message: what differs stands in brackets."""
-    stored = {patch.name: patch for part in onto.stored(series).parts for patch in part.patches()}
+    fixed = {bug.part for bug in bugs.registry()}
+    mine = [part for part in parts.lts(series).parts if part.name in fixed]
+    stored = {patch.name: patch for part in mine for patch in part.patches()}
     needed = [bug for bug in bugs.registry() if not onto._needless(bug, series)]
     assert list(stored) == [bug.file.name for bug in needed]
     note = re.compile(rf"\n\[ {re.escape(series)}: [^]]* \](?=\n|$)")
@@ -179,3 +181,39 @@ def test_an_older_kernel_has_each_fix_that_it_needs(series: str) -> None:
             for file in (bug.file, stored[bug.file.name])
         )
         assert note.sub("", other).split() == own.split()
+
+
+@pytest.mark.parametrize("series", LTS)
+def test_an_older_kernel_has_the_other_parts_in_the_same_order(series: str) -> None:
+    """The same titles; a part may lack patches, such as tests that follow one kernel only."""
+    fixed = {bug.part for bug in bugs.registry()}
+    found = [part for part in parts.lts(series).parts if part.name not in fixed]
+    assert found
+    for part in found:
+        titles = [parts.subject(patch.read_bytes()) for patch in part.patches()]
+        own = [
+            parts.subject(patch.read_bytes()) for patch in parts.get("linux", [part.name]).patches()
+        ]
+        assert [title for title in own if title in titles] == titles
+
+
+@pytest.mark.parametrize("series", LTS)
+def test_the_parts_of_an_older_kernel_apply(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, series: str
+) -> None:
+    """Plainly, without a fuzz. ``kz test --quick`` downloads nothing."""
+    wanted = fetch.base("linux", series)
+    source = fetch.Source("linux", wanted.version, wanted.sha256, Path(wanted.file), False)
+    archive = paths.sub("downloads") / wanted.file
+    monkeypatch.setenv(fetch.variable("linux"), str(archive))
+    own = fetch.identify("linux") if archive.is_file() else source
+    tree = next((one.tree for one in (source, own) if one.tree.is_dir()), None)
+    if tree is None:
+        pytest.skip(
+            f"no {wanted.series} source in the cache; kz build linux --base {series} makes one"
+        )
+    with small(parts.lts(series), tree) as repo:
+        commit_parts(repo, parts.lts(series))
+        assert repo.find("part/zeroed")
+    assert parts.older() == series
+    assert parts.get("linux").parts == parts.lts(series).parts

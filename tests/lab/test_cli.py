@@ -106,6 +106,7 @@ def test_a_wrong_verb_is_bad_usage_with_a_suggestion() -> None:
     [
         ["build", "linux", "--variant", "nonsense"],
         ["build", "linux", "--arch", "vax"],
+        ["build", "linux", "--base", "6.11"],
         ["build", "nonsense"],
         ["nonsense", "--help"],
         ["bench", "nonsense", "--help"],
@@ -122,6 +123,9 @@ def test_a_wrong_verb_is_bad_usage_with_a_suggestion() -> None:
         ["boot", "--no-such-option"],
         ["boot", "--accel", "xen"],
         ["boot", "--kernel", "README.md"],
+        ["boot", "--base", "6.11"],
+        ["package", "kernel", "--base", "6.12"],
+        ["package", "daemon", "--base", "6.12"],
         ["boot", "--qemu", "/nonexistent"],
         ["boot", "--qemu", "README.md"],
         ["boot", "--dry-run", "--accel", "xen"],

@@ -230,3 +230,17 @@ def test_versions() -> None:
 def test_the_tarball_of_a_source_package() -> None:
     record = {"checksums-sha256": "aa 1 q_1.dsc\nbb 2 q_1.orig.tar.xz\ncc 3 q_1.debian.tar.xz"}
     assert fetch.record_file(record, "deb-src") == ("q_1.orig.tar.xz", "bb")
+
+
+@pytest.mark.parametrize(
+    ("name", "version"),
+    [
+        ("linux-source-6.12_6.12.117-1_all.deb", "6.12.117"),
+        ("linux-7.4-rc1.tar.xz", "7.4-rc1"),
+        ("qemu_10.2.2+ds.orig.tar.xz", "10.2.2"),
+        ("sources.tar", "unknown"),
+    ],
+)
+def test_the_version_of_an_archive_is_in_its_name(tmp_path: Path, name: str, version: str) -> None:
+    (tmp_path / name).touch()
+    assert fetch.local("linux", tmp_path / name, "source").version == version
