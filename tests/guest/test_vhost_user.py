@@ -105,7 +105,8 @@ def until(guest: Guest, word: str) -> None:
 def reported_and_used_again(device: daemon.Daemon, guest: Guest) -> BootResult:
     """Let the guest free its memory, report it, and take some of it.
 
-    The device has proven all of that zero. What it was told before may have met a log of writes.
+    The device has proven all of that zero. Earlier reports do not count: while QEMU logs writes,
+    the device proves nothing.
     """
     before = device.status()
     guest.send("")
