@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from lab.bench import archive, native
+from lab.bench import native
 from lab.bench.plan import DEBIAN, BenchOptions, Plan, build, check
 from lab.bench.plan import plan as make_plan
 from lab.bench.runner import measure
@@ -22,6 +22,7 @@ from lab.core import paths
 from lab.core.errors import LabError, TestFailure, UsageError, from_oserror
 from lab.core.options import one_of, unpacked, writable_file, writable_folder
 from lab.core.progress import note
+from lab.report import archive
 from lab.report.results import FILE_NAME, Result
 
 app = typer.Typer()

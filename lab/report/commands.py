@@ -6,12 +6,15 @@ import json
 import sys
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from typer import Argument, Option
 
 from lab.core.options import Json, writable_folder
+
+if TYPE_CHECKING:
+    from lab.report.compare import Comparison
 
 app = typer.Typer()
 
@@ -47,24 +50,60 @@ def report(
 
 @app.command("compare")
 def compare(
-    first: Annotated[Path, Argument(help="A run's folder, or its result.json.")],
-    second: Annotated[Path, Argument(help="The run to compare it with.")],
+    first: Annotated[
+        Path, Argument(help="A run's folder, its result.json, or an archive of `kz evidence`.")
+    ],
+    second: Annotated[
+        Path | None,
+        Argument(help="The run to compare it with. For an archive: none, the published ones."),
+    ] = None,
     force: Annotated[bool, Option("--force", help="Compare unlike runs.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Compare two runs metric by metric; refuses unlike ones."""
+    """Compare two runs metric by metric; refuses unlike ones.
+
+    The results of an archive are those of another machine: each is set beside the published run
+    that has the same figures, and what is unlike is named.
+    """
+    from lab.core.errors import UsageError
+    from lab.report import archive
+    from lab.report import compare as comparing
+    from lab.report.publish import FOLDER
+    from lab.report.results import results_of
+
+    with archive.opened(first) as place:
+        if place == first:
+            if second is None:
+                fix = f"kz compare {first} RUN"
+                raise UsageError("Cannot compare", "only one run is named", fix)
+            pairs = {str(first): comparing.compare(first, second, force=force)}
+        else:
+            if second is not None:
+                why = "each result of an archive is set beside the published run of its bench"
+                raise UsageError(f"Cannot compare {first} with {second}", why, "leave out the run")
+            pairs = {
+                run.name: comparing.compare(
+                    comparing.published_beside(run, FOLDER), run, force=True
+                )
+                for run in results_of(place)
+            }
+    if as_json:
+        found = {name: dataclasses.asdict(one) for name, one in pairs.items()}
+        print(json.dumps(found if second is None else found[str(first)], indent=2))
+        return
+    for name, one in pairs.items():
+        _print(f"{name} and {second}" if second else f"published, and {name} of {first}", one)
+
+
+def _print(title: str, found: "Comparison") -> None:
     from rich.console import Console
     from rich.markdown import Markdown
 
-    from lab.report import compare as comparing
+    from lab.report.compare import table
 
-    found = comparing.compare(first, second, force=force)
-    if as_json:
-        print(json.dumps(dataclasses.asdict(found), indent=2))
-        return
     # Wide enough for whole names where no terminal limits it.
     console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
-    console.print(Markdown(f"{first} and {second}\n\n{comparing.table(found)}"))
+    console.print(Markdown(f"{title}\n\n{table(found)}"))
     for words, differs in (
         ("Unlike, and compared all the same", found.reasons),
         ("Not the same", found.versions),

@@ -8,7 +8,7 @@ from typing import Any
 
 from lab.core.errors import UsageError
 from lab.core.units import human, percent
-from lab.report.results import Metric, Result, Sample, change_percent, load
+from lab.report.results import FILE_NAME, Metric, Result, Sample, change_percent, load
 from lab.report.significance import Significance, judge
 
 SIDE_NAMES = ("base", "ours")
@@ -130,6 +130,25 @@ def compare(first: Path, second: Path, *, force: bool = False) -> Comparison:
         [metric.name for metric in one.metrics if metric.name not in common],
         [metric.name for metric in two.metrics if metric.name not in common],
     )
+
+
+def published_beside(run: Path, published: Path) -> Path:
+    """The published run that has the most figures of ``run``; of several, one that no emulator
+    made. ``published`` is the folder of all of them.
+
+    UsageError when none has any.
+    """
+    names = {metric.name for metric in load(run).metrics}
+
+    def alike(other: Result) -> tuple[int, bool]:
+        return len(names & {metric.name for metric in other.metrics}), other.accelerator != "tcg"
+
+    others = [load(file.parent) for file in sorted(published.glob(f"*/{FILE_NAME}"))]
+    nearest = max(others, key=alike, default=None)
+    if nearest is None or nearest.folder is None or not alike(nearest)[0]:
+        fix = "name the run to compare it with"
+        raise UsageError(f"Cannot compare {run}", "no published run has its figures", fix)
+    return nearest.folder
 
 
 def _shortened(reasons: list[str], lines: int = 5, width: int = 100) -> str:

@@ -5,17 +5,20 @@ from __future__ import annotations
 
 import functools
 import io
+import json
 import tarfile
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
-from lab.bench import archive, commands, native
+from lab.bench import commands, native
 from lab.bench.commands import app
 from lab.bench.plan import Plan
 from lab.core.errors import UsageError
+from lab.report import archive
 from lab.report import publish as publishing
+from lab.report.commands import app as reporting
 from lab.report.publish import publish
 from lab.report.results import Metric, Result
 
@@ -100,6 +103,54 @@ def test_what_was_measured_is_sent_and_published(
     # The emulator's figures stay.
     names = set(archive.BENCHES) - ({"deflate"} if accel == "pvm" else set())
     assert published == {f"{name}-{suffix}" for name in names}
+
+
+def one(folder: Path, name: str, accelerator: str, figure: str, cpu: str = "Z80") -> Path:
+    clock = Metric.of(figure, "ms", [2.0, 3.0], [1.0, 2.0])
+    Result(name, accelerator, {}, "./kz", [clock], host={"cpu": cpu}).save(folder / name)
+    return folder
+
+
+def test_it_is_set_beside_the_published_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever machine it comes from; what is unlike is named."""
+    for name, accelerator, figure in (
+        ("demo", "tcg", "thp.time"),
+        ("demo-native", "pvm", "thp.time"),
+        ("order0-native", "pvm", "order0.time"),
+    ):
+        one(tmp_path / "results", name, accelerator, figure)
+    monkeypatch.setattr(publishing, "FOLDER", tmp_path / "results")
+    file = tmp_path / "one.tar.gz"
+    archive.pack(one(tmp_path / "run", "thp", "kvm", "thp.time", "6502"), ["thp"], file)
+    done = CliRunner().invoke(reporting, ["compare", str(file), "--json"])
+    assert done.exit_code == 0, done.exception
+    (name, found), *more = json.loads(done.output).items()
+    assert (name, more) == ("thp", [])
+    assert {"job demo-native against thp", "host cpu Z80 against 6502"} <= set(found["reasons"])
+    assert {row["name"] for row in found["rows"]} == {"thp.time"}
+    table = CliRunner().invoke(reporting, ["compare", str(file)])
+    assert table.exit_code == 0 and "host cpu Z80 against 6502" in table.output
+
+
+@pytest.mark.parametrize(
+    ("figure", "given", "fix"),
+    [
+        ("other.time", ["one.tar.gz"], "name the run to compare it with"),
+        ("thp.time", ["one.tar.gz", "results/demo"], "leave out the run"),
+        ("thp.time", ["results/demo"], "kz compare results/demo RUN"),
+    ],
+)
+def test_what_cannot_be_set_beside_is_refused(
+    figure: str, given: list[str], fix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    one(tmp_path / "results", "demo", "tcg", "thp.time")
+    monkeypatch.setattr(publishing, "FOLDER", tmp_path / "results")
+    archive.pack(one(tmp_path / "run", "thp", "kvm", figure), ["thp"], tmp_path / "one.tar.gz")
+    done = CliRunner().invoke(reporting, ["compare", *given])
+    assert isinstance(done.exception, UsageError) and done.exception.fix == fix
 
 
 @pytest.mark.parametrize("accel", ["tcg", "auto", "xen"])

@@ -184,9 +184,7 @@ def test_a_false_answer_is_found_in_the_pool() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "append", ["movablecore=3G", "hugetlb_cma=1G"], ids=["contiguous", "cma"]
-)
+@pytest.mark.parametrize("append", ["movablecore=3G", "hugetlb_cma=1G"], ids=["contiguous", "cma"])
 def test_gigantic(append: str) -> None:
     """A page of 1 GiB that is made of many known-zero blocks, and the pages it is demoted to.
 

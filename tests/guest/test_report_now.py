@@ -148,6 +148,24 @@ def test_a_guest_that_is_stopped() -> None:
         report(side.guest)
 
 
+def test_while_the_balloon_inflates() -> None:
+    """A command in the middle of an inflation: both come to their end."""
+    with guest() as side:
+        side.sh(DIRTY)
+        target = 512 * MB
+        side.guest.qmp("balloon", value=target)
+        number = start(side.guest)
+        assert side.guest.qmp("query-balloon")["actual"] > target, "it has inflated already"
+        found = ended(side.guest)
+        assert (found["id"], found["status"]) == (number, "completed")
+        balloon.resize(side.guest, target)
+        # The balloon's pages are not free: what is reported from now on leaves them out.
+        side.sh(USE_ALL.replace("512", "256"))
+        expect_at_most(report(side.guest)["reported"], 512 * MB)
+        assert side.guest.qmp("query-balloon")["actual"] == target
+        assert side.vmstat()["pgzeroed_bad"] == 0
+
+
 def test_newer_commands_and_other_changes() -> None:
     """A newer number ends the run, and interrupts about the balloon's size do not."""
     with guest(PIECES) as side:

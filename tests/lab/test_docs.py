@@ -425,7 +425,9 @@ def test_what_kz_does_not_know_is_found() -> None:
     assert unknown("kz series") == []
 
 
-@pytest.mark.parametrize("line", ["./kz nonsense", "./kz boot --nonsense", "./kz compare one"])
+@pytest.mark.parametrize(
+    "line", ["./kz nonsense", "./kz boot --nonsense", "./kz compare one two three"]
+)
 def test_what_kz_would_refuse_is_found(line: str) -> None:
     with pytest.raises(Exception, match=r"."):
         understood(line)

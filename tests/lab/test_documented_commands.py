@@ -254,6 +254,10 @@ ELSEWHERE: dict[str, tuple[str, str]] = {
         "it measures for half an hour",
         "tests/bench/test_archive.py::test_what_was_measured_is_sent_and_published",
     ),
+    "./kz compare knownzero-evidence.tar.gz": (
+        "it needs such an archive",
+        "tests/bench/test_archive.py::test_it_is_set_beside_the_published_runs",
+    ),
     "./kz publish knownzero-evidence.tar.gz": (
         "it needs such an archive",
         "tests/bench/test_archive.py::test_what_was_measured_is_sent_and_published",
