@@ -48,7 +48,9 @@ REPORTED = "pgzeroed_set_reported"  # pages that the device confirmed as zero af
 LATENCY_MB = 32
 # GiB that a guest has used and freed, and the least GB that the machine needs for so much.
 BACK = {"0.5": 0, "3": 0, "12": 16}
-BACK_REST_MB = 384  # of the guest's memory, for its kernel
+# Of the guest's memory, what a balloon has to leave: watermarks and per-CPU lists grow with memory.
+BACK_REST_MB = 384
+BACK_REST_SHARE = 8  # and the size divided by that
 BACK_TURNS = 3  # at most; one with 12 GiB takes minutes under emulation
 BACK_WAYS = ("report_now", "inflate", "deflate")
 # Almost all of it: free memory that the host does not back costs nothing to inflate.
@@ -239,7 +241,7 @@ def backs(run: Run, specs: Callable[[str], list[Wanted]]) -> None:
         size, found = int(float(gib) * 1024), Values()
         count = min(run.pairs, BACK_TURNS)
         with (
-            run.guests(specs(f"{size + BACK_REST_MB}M")) as sides,
+            run.guests(specs(f"{size + BACK_REST_MB + size // BACK_REST_SHARE}M")) as sides,
             step(f"{gib} GiB taken back by the command and by inflating: {count} pairs"),
         ):
             for side in sides:
