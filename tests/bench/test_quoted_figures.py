@@ -117,6 +117,24 @@ def test_the_capacity_of_a_host(line: str) -> None:
     assert line in (REPO / "docs" / "how-to" / "operate.md").read_text(encoding="utf-8")
 
 
+def taken_back() -> list[str]:
+    """The table of "Take free memory back"."""
+    rows = []
+    for gib in ("0.5", "3", "12"):
+        costs = [
+            text("device", f"device.back.{gib}.{kind}", side)
+            for side in ("base", "ours")
+            for kind in ("time.report_now", "time.inflate", "time.deflate", "faster")
+        ]
+        rows.append(f"| {' | '.join([f'{gib} GiB', *costs])} |".replace(" times", ""))
+    return rows
+
+
+@pytest.mark.parametrize("line", taken_back())
+def test_the_cost_of_taking_memory_back(line: str) -> None:
+    assert line in (REPO / "docs" / "how-to" / "operate.md").read_text(encoding="utf-8")
+
+
 MS, MIB, GIB = 1.0, 2.0**20, 2.0**30
 # The rows of the front page by their first words: the metrics of each figure, what their values on
 # both sides are divided by, and whether the row has their change. Of several metrics, the range.
