@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lab.bench import init_on_alloc
+from lab.bench import init_on_alloc, native
 from lab.bench.fleet import pss
 from lab.bench.host import BACK_PERCENT, take_back, until_back
 from lab.bench.jobs import BASE_COUNTS, SPARE, zeroed_bytes
@@ -25,6 +25,7 @@ from lab.bench.session import (
     MIB,
     PAGE,
     Side,
+    Wanted,
     cpu_ns,
     host_cost,
     raise_priority,
@@ -68,6 +69,9 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "restored": (*SAVED, "restore"),
     "burst": (*SAVED, "restore", "restored"),
 }
+# Those that take an hour with kvm_pvm, where a page that a balloon returns costs 5 ms, and those
+# that follow them.
+NOT_NATIVE = PHASES[PHASES.index("idle") :]
 # The kinds of pages of the programs, and the phases of a life with them.
 PAGES = {"thp": PHASES, "4k": ("first", "again", "later")}
 INITS = (0, 1)
@@ -75,6 +79,10 @@ KINDS = ("zeroed", "host_faults", "time", "usable", "host", "file", "of_used", "
 OF_4K = ("zeroed", "time")
 SUMS = ("zeroed", "host_faults", "time")  # also of the whole life
 WHOLE = "whole"
+NATIVE_NOTE = (
+    "A native life ends after its third program: a page that a balloon returns costs 5 ms with "
+    "kvm_pvm, and base parks by its balloon."
+)
 NOTES = (
     "A life is a guest of its own; the columns take turns. Settings are the defaults, except "
     "init_on_alloc, and the balloon's free-page-reporting, which base alone has off. kzeropaged: "
@@ -213,8 +221,11 @@ class Life:
         return self.folder / "saved"
 
     def note(self, phase: str, **named: float) -> None:
-        """Note figures of a phase, and the host memory at its end."""
-        named["host"] = pss(self.side.guest.pid) * 2**30
+        """Note figures of a phase, and the host memory at its end; a PSS has no huge pages of the
+        pool.
+        """
+        if not self.run.native:
+            named["host"] = pss(self.side.guest.pid) * 2**30
         self.found |= {(phase, kind): float(value) for kind, value in named.items()}
 
     def _enter(self, wanted: BootSpec) -> None:
@@ -223,6 +234,8 @@ class Life:
         self.run.accel_reason = self.run.accel_reason or guest.accel_reason
         raise_priority(guest.pid)
         self.side = Side(self.column, guest, kernel=self.about.kernel)
+        if self.run.native:
+            native.mark(self.run, [self.side])
 
     def _leave(self) -> None:
         """End the guest; what it has done counts for the whole life."""
@@ -371,17 +384,31 @@ def figures(run: Run, found: Values, sizes: Sizes) -> None:
                 run.add(name, values, of)
 
 
+def wanted_phases(run: Run) -> dict[str, list[str]]:
+    """The phases to run with each kind of pages."""
+    left_out = NOT_NATIVE if run.native else ()
+    found = {
+        pages: [name for name in phases(run.options.only, of) if name not in left_out]
+        for pages, of in PAGES.items()
+    }
+    return {pages: names for pages, names in found.items() if names}
+
+
 def measure(run: Run, sizes: Sizes = Sizes()) -> None:
     run.sides = ("base", "the column named")
-    shown = split(run.options.only) or (*PHASES, WHOLE)
+    wanted = wanted_phases(run)
+    shown = split(run.options.only) or (wanted["thp"] if run.native else (*PHASES, WHOLE))
     run.job = {"cpus": 1, "phases": ", ".join(shown), **asdict(sizes)}
     found, columns = Values(), [*itertools.product(COLUMNS, INITS)]
     with tempfile.TemporaryDirectory(prefix="life-", dir=paths.sub("work")) as name:
         folder = Path(name)
         image = disk(folder, sizes.cache_mb)
-        for pages, of in PAGES.items():
-            if not (names := phases(run.options.only, of)):
-                continue
+        if run.native:
+            run.note(NATIVE_NOTE)
+            # A guest of its own: the proof touches memory.
+            with run.guests([Wanted("base", spec(run, BASE, 0, sizes, image))]):
+                pass
+        for pages, names in wanted.items():
             lives = min(run.pairs, LIVES[pages])
             run.job[f"lives_{pages}"] = lives
             with step(f"{pages}: {lives} lives of each of {len(columns)} guests, by turns"):

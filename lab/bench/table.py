@@ -105,8 +105,10 @@ _ALL = (
         "life",
         "a guest's life: boot, programs, idle, park, save, restore, burst",
         life.measure,
+        native=True,
         needs_gb=7.2,
         parts=life.PHASES,
+        emulated_parts=life.NOT_NATIVE,
     ),
     Bench(
         "fleet",

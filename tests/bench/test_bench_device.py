@@ -237,7 +237,7 @@ def test_sizes_that_the_machine_lacks_are_left_out(
     run = run_of("device", pairs=9)
     monkeypatch.setattr(run, "guests", lambda specs: contextlib.nullcontext(pair()))
     device.backs(run, specs)
-    assert memory == ["896M", "3456M", "12672M"][: len(sizes)]
+    assert memory == ["960M", "3840M", "14208M"][: len(sizes)]
     assert len(asked) == len(sizes) * 2 * (device.BACK_TURNS + 1)
     assert {name.split(".back.")[1].removesuffix(".faster") for name in by_name(run)} >= {*sizes}
     assert bool(run.notes) == (len(sizes) == 2)

@@ -50,6 +50,25 @@ def test_a_phase_without_a_name_is_refused() -> None:
     assert "restored" in error.value.fix
 
 
+def test_a_native_life_ends_before_it_parks(tmp_path: Path) -> None:
+    """A balloon takes hours there."""
+    wanted = life.wanted_phases(run_of("life", accel="pvm"))
+    assert wanted == {
+        "thp": ["boot", "first", "again", "later"],
+        "4k": ["first", "again", "later"],
+    }
+    assert life.wanted_phases(run_of("life")) == {name: [*of] for name, of in PAGES.items()}
+    assert life.wanted_phases(run_of("life", accel="pvm", only="boot")) == {"thp": ["boot"]}
+    with pytest.raises(UsageError, match="Bad --only: first,park"):
+        plan.plan(BENCHES["life"], BenchOptions(accel="pvm", only="first,park"))
+    for accel, kinds in (("pvm", {"time"}), ("tcg", {"time", "host"})):
+        one = a_life(tmp_path)
+        one.run = run_of("life", accel=accel)
+        one.side.guest.pid = os.getpid()
+        one.note("first", time=1.0)
+        assert {kind for _, kind in one.found} == kinds
+
+
 def test_the_columns_differ_in_what_they_should(tmp_path: Path) -> None:
     run = run_of("life")
     specs = {
