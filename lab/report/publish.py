@@ -200,8 +200,8 @@ def _is_main(metric: Metric) -> bool:
 def _reduced(result: Result) -> str:
     """The text of result.json without the single values, a line for each metric.
 
-    Numbers have six digits. The text leaves out null and default values and the words of
-    metrics.toml; load() supplies them.
+    Numbers have six digits. The text leaves out null and default values, names that the kind and
+    the parameters make, and the words of metrics.toml; load() supplies them.
     """
     data = json.loads(result.to_json(), parse_float=lambda text: float(f"{float(text):.6g}"))
     usual = {one.name: one.default for one in fields(Metric)}
@@ -210,7 +210,8 @@ def _reduced(result: Result) -> str:
         del one["values"]
         if one["accelerator"] == result.accelerator:
             one["accelerator"] = ""
-        known = usual | registry.words(one["kind"], one["parameters"])
+        of = one["kind"], one["parameters"]
+        known = usual | {"name": registry.name(*of)} | registry.words(*of)
         metrics.append(
             {key: value for key, value in one.items() if value is not None and value != known[key]}
         )

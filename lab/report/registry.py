@@ -99,6 +99,16 @@ def first(rules: tuple[Rule, ...], parameters: Parameters) -> Rule | None:
     return next((rule for rule in rules if rule.applies(parameters)), None)
 
 
+def name(kind: str, parameters: Parameters) -> str:
+    """The name of a metric of that kind, which metrics.toml need not have any more; "" when the
+    parameters do not make it.
+    """
+    try:
+        return kind.format_map(parameters)
+    except KeyError:
+        return ""
+
+
 def words(kind: str, parameters: Parameters) -> dict[str, Any]:
     """The words of a metric, by the names of its fields; none if its definition has changed."""
     about = definitions().get(kind)

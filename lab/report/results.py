@@ -223,8 +223,10 @@ def _metric(data: dict[str, Any]) -> Metric:
     interval, test = (data.get(name) for name in ("change_interval", "significance"))
     target, floor = (data.get(name) for name in ("target", "near_floor"))
     values = {side: list(map(float, found)) for side, found in data.get("values", {}).items()}
-    # A published metric has only the words that differ from those in metrics.toml.
-    words = registry.words(data.get("kind", ""), data.get("parameters", {}))
+    # A published metric has no name where its kind and parameters make it, and only the words that
+    # differ from those in metrics.toml.
+    kind, parameters = data.get("kind", ""), data.get("parameters", {})
+    words = {"name": registry.name(kind, parameters)} | registry.words(kind, parameters)
     given = data | {
         "base": Sample(**data["base"]),
         "ours": Sample(**data["ours"]),

@@ -93,7 +93,10 @@ def test_a_published_metric_keeps_only_words_of_its_own(tmp_path: Path, to: Path
     stored = json.loads((to / "demo" / "result.json").read_text(encoding="utf-8"))["metrics"]
     assert [one.get("title") for one in stored] == [None, "A title of its own"]
     assert "label" not in stored[0] and clock.label
+    # A name is what kind and parameters make, or it is kept.
+    assert [one.get("name") for one in stored] == [None, "thp.own"]
     again = load(to / "demo").metrics
+    assert [one.name for one in again] == ["thp.populate.task_clock", "thp.own"]
     for one, two in zip(made, again, strict=True):
         assert (two.title, two.label, two.more, two.better) == (
             one.title,
