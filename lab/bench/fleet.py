@@ -118,7 +118,8 @@ def bursts(side: Side, number: int, each_page: bool) -> dict[str, list[float]]:
             answer = side.json("burst", *trace(number))
     except TestFailure as why:
         last = console.last_lines(side.guest.console.read_text(errors="replace"))
-        raise TestFailure(why.what, f"{why.why}\nits console ends with:\n{last}", why.fix) from None
+        about = f"{why.why}\nits console ends with:\n{last}"
+        raise type(why)(why.what, about, why.fix) from None
     runs, counted = Runs(), answer["vmstat"]
     runs.add(side, answer, cost[0])
     every = [float(init_on_alloc.zeroed(side, before, side.vmstat()))] if each_page else []

@@ -18,6 +18,7 @@ from lab.bench.commands import app
 from lab.bench.plan import BenchOptions, Images, Plan, plan
 from lab.bench.table import BENCHES
 from lab.boot.guest import Guest
+from lab.boot.verdict import EmulatorFault
 from lab.core.errors import FAILED, USAGE, TestFailure, UsageError
 from lab.report.compare import unlike
 from lab.report.results import Metric, Result, Target, load
@@ -98,6 +99,18 @@ def test_a_step_returns_its_lines_or_fails() -> None:
     with pytest.raises(TestFailure, match="ended in the middle") as caught:
         side(x=["half"]).sh("x")
     assert "half" in caught.value.why and "exit code 9" in caught.value.why
+
+
+def test_a_guest_that_the_emulator_ended_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only such a test is repeated."""
+
+    def fail_early(self: FakeGuest) -> None:
+        raise EmulatorFault("an emulated CPU ran code that had been replaced", "a breakpoint", "")
+
+    monkeypatch.setattr(FakeGuest, "fail_early", fail_early)
+    with pytest.raises(EmulatorFault, match="ended in the middle") as caught:
+        side(x=["half"]).sh("x")
+    assert "an emulated CPU" in caught.value.why
 
 
 @pytest.mark.parametrize("lines", [[], ["not json"], ["[1]"]])
