@@ -106,7 +106,7 @@ def reported_and_used_again(device: daemon.Daemon, guest: Guest) -> BootResult:
     """Let the guest free its memory, report it, and take 128 MiB of it.
 
     The device has proven all of that zero. Earlier reports do not count: while QEMU logs writes,
-    the device proves nothing. What they have returned before is not reported again.
+    the device proves nothing. The guest does not report memory again that it has reported before.
     """
     before = device.status()
     guest.send("")

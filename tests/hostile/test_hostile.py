@@ -801,7 +801,7 @@ def test_guest_memory_that_is_truncated(device: Device, when: str) -> None:
         if when == "kick":
             peer.kick(REPORTING)
         else:
-            # What started the rings may still be under way and meet the hole before this.
+            # The device may still start the rings, find the memory gone and hang up before this.
             with contextlib.suppress(BrokenPipeError):
                 peer.send(
                     "SET_VRING_ADDR", words(0, 0) + longs(USER, USER + 0x2000, USER + 0x1000, 0)

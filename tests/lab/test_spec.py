@@ -140,7 +140,7 @@ def test_a_test_that_is_not_there_is_found() -> None:
     assert not exists("that_nobody_wrote", 3)
 
 
-# What the specification defines (commands.tex), or its balloon chapter uses, and LaTeX itself.
+# The macros of the specification's commands.tex and of its balloon chapter, and those of LaTeX.
 # The number of arguments; None for those that are not followed by one.
 MACROS = {
     "begin": 1,
