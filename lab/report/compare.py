@@ -146,7 +146,7 @@ def published_beside(run: Path, published: Path) -> Path:
     others = [load(file.parent) for file in sorted(published.glob(f"*/{FILE_NAME}"))]
     nearest = max(others, key=alike, default=None)
     if nearest is None or nearest.folder is None or not alike(nearest)[0]:
-        fix = "name the run to compare it with"
+        fix = "unpack the archive, and name both runs"
         raise UsageError(f"Cannot compare {run}", "no published run has its figures", fix)
     return nearest.folder
 

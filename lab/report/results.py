@@ -237,7 +237,10 @@ def _metric(data: dict[str, Any]) -> Metric:
         "values": values,
         "significance": Significance(**test) if test else None,
     }
-    return Metric(**(words | given))
+    made = Metric(**(words | given))
+    if not made.name:
+        raise ValueError("a metric has no name")
+    return made
 
 
 def from_data(data: dict[str, Any], folder: Path | None) -> Result:

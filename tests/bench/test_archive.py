@@ -137,7 +137,7 @@ def test_it_is_set_beside_the_published_runs(
 @pytest.mark.parametrize(
     ("figure", "given", "fix"),
     [
-        ("other.time", ["one.tar.gz"], "name the run to compare it with"),
+        ("other.time", ["one.tar.gz"], "unpack the archive, and name both runs"),
         ("thp.time", ["one.tar.gz", "results/demo"], "leave out the run"),
         ("thp.time", ["results/demo"], "kz compare results/demo RUN"),
     ],

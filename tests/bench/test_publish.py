@@ -95,6 +95,13 @@ def test_a_published_metric_keeps_only_words_of_its_own(tmp_path: Path, to: Path
     assert "label" not in stored[0] and clock.label
     # A name is what kind and parameters make, or it is kept.
     assert [one.get("name") for one in stored] == [None, "thp.own"]
+    file = to / "demo" / "result.json"
+    whole = file.read_text(encoding="utf-8")
+    file.write_text(whole.replace('"name":"thp.own",', '"name":"",'), encoding="utf-8")
+    with pytest.raises(LabError, match="Cannot read") as error:
+        load(to / "demo")
+    assert "a metric has no name" in error.value.why
+    file.write_text(whole, encoding="utf-8")
     again = load(to / "demo").metrics
     assert [one.name for one in again] == ["thp.populate.task_clock", "thp.own"]
     for one, two in zip(made, again, strict=True):
