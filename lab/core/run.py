@@ -31,7 +31,9 @@ def show(argv: Argv, cwd: Folder = None) -> None:
     """
     if os.environ.get(VERBOSE):
         where = f"(cd {shlex.quote(str(cwd))}) " if cwd else ""
-        print(f"kz: $ {where}{shlex.join(map(str, argv))}", file=sys.stderr, flush=True)
+        # One write: print() has another for the end of the line, and threads run commands at once.
+        sys.stderr.write(f"kz: $ {where}{shlex.join(map(str, argv))}\n")
+        sys.stderr.flush()
 
 
 def tail(log: Path, lines: int = 12) -> str:
