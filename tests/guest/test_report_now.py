@@ -100,8 +100,9 @@ def test_the_host_gets_the_memory_back() -> None:
         back = full - resident(side.guest.pid)
         marked = side.vmstat()["pgzeroed_set_reported"] - before
         print(f"{back / MB:.0f} MiB came back: {found}")
-        expect_at_least(found["zero"], 500 * MB)
-        expect_at_least(back, 480 * MB)
+        # The rest of the 512 MiB: what a pass that waited already has reported before.
+        expect_at_least(found["zero"], 448 * MB)
+        expect_at_least(back, 430 * MB)
         # All of it is zero, both sides say so, and the guest relies on it.
         assert found["reported"] == found["discarded"] == found["zero"] == marked * 4096
         # What has not been used since is not reported again.

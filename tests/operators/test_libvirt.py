@@ -64,7 +64,8 @@ def saves(host: Host, name: str) -> None:
     before = counters(host, name)
     host.run_in(name, f"{REPORT}; {JOB}")
     after = counters(host, name)
-    expect_at_least(after["set_reported"] - before["set_reported"], 200 * MIB >> 12)
+    # DIRTY is 60 % of about 400 MiB, and free blocks under 2 MiB are never reported.
+    expect_at_least(after["set_reported"] - before["set_reported"], 150 * MIB >> 12)
     assert after["skip"] - before["skip"] >= 0.9 * (64 * MIB >> 12)
 
 
