@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0
 """Charts of bars, and of lines over time, as SVG.
 
-Inline, with colours from the page's CSS, or as a file for a light or a dark page.
+Inline, with colours from the page's CSS, or as a file with its own, for light and dark screens.
 """
 
 import re
@@ -40,7 +40,8 @@ Series = Mapping[str, Sequence[float]]
 COLOURS, RULES = (
     Path(__file__).parent / "templates" / f"{name}.css.j2" for name in ("colours", "charts")
 )
-SCHEMES = ("light", "dark")
+DARK = "@media (prefers-color-scheme: dark)"
+CARD = "svg .card { fill: var(--card); }\n"
 SIDE_CLASSES = ("base", "ours")
 
 
@@ -258,11 +259,10 @@ def legend(
 def picture(
     charts: Sequence[Group],
     sides: Sequence[str],
-    scheme: str,
     about: str = "",
     policies: Sequence[str] = (),
 ) -> str:
-    """An SVG file with charts under each other, in the colours of a scheme, and a caption.
+    """An SVG file with charts under each other, and a caption.
 
     ``policies``: the names of more than two sides, of which the first of ``sides`` is one; each has
     its own colour.
@@ -286,20 +286,28 @@ def picture(
         y += lines_high
         parts.append(f'{title}<g transform="translate(0 {y + MARGIN / 2:.0f})">{body}</g>')
         y += MARGIN / 2 + height
-    return alone("".join(parts), y, "; ".join(chart.title for chart in charts), scheme, about)
+    return alone("".join(parts), y, "; ".join(chart.title for chart in charts), about)
 
 
-def alone(body: str, y: float, title: str, scheme: str, about: str) -> str:
-    """A file with a chart of the height ``y``, in the colours of a scheme, and a caption."""
+def _style() -> str:
+    """The rules for light screens, and those for dark ones; not every viewer knows var()."""
+    rules = RULES.read_text(encoding="utf-8").partition("\n")[2] + CARD
+
+    def coloured(colours: str) -> str:
+        of = dict(re.findall(r"(--\w+): (#\w+)", colours))
+        return re.sub(r"var\((--\w+)\)", lambda name: of[name[1]], rules)
+
+    light, dark = COLOURS.read_text(encoding="utf-8").split(DARK)
+    return f"{coloured(light)}{DARK} {{\n{coloured(dark)}}}\n"
+
+
+def alone(body: str, y: float, title: str, about: str) -> str:
+    """A file with a chart of the height ``y``, and a caption."""
     y += 1.5 * MARGIN
     text, lines_high = _wrapped(about, "label", TEXT_FITS, y)
     height = y + lines_high
-    part = COLOURS.read_text(encoding="utf-8").split("@media")[SCHEMES.index(scheme)]
-    colours = dict(re.findall(r"(--\w+): (#\w+)", part))
-    rules = RULES.read_text(encoding="utf-8").partition("\n")[2]
-    rules = re.sub(r"var\((--\w+)\)", lambda name: colours[name[1]], rules)
-    page = f'<rect width="100%" height="100%" rx="6" style="fill:{colours["--card"]}"/>'
-    body = f'<style>{rules}</style>{page}<g transform="translate({MARGIN})">{body}{text}</g>'
+    page = '<rect class="card" width="100%" height="100%" rx="6"/>'
+    body = f'<style>{_style()}</style>{page}<g transform="translate({MARGIN})">{body}{text}</g>'
     width, whole = WIDTH + 2 * MARGIN, height + MARGIN / 2
     drawn = svg(width, whole, title, body)
     # Pages show a picture without a size as wide as they are.

@@ -131,7 +131,7 @@ def chart(result: Result) -> str:
     return charts.svg(charts.WIDTH, height, TITLE, body)
 
 
-def picture(result: Result, scheme: str, about: str) -> str:
-    """The chart as a file in the colours of a scheme, with a caption."""
+def picture(result: Result, about: str) -> str:
+    """The chart as a file, with a caption."""
     body, height = drawn(result)
-    return charts.alone(body, height, TITLE, scheme, about)
+    return charts.alone(body, height, TITLE, about)

@@ -167,13 +167,13 @@ def _files(result: Result) -> dict[str, str]:
         f"Measured on {result.ran_on}. Bars: medians; lines: 10th to 90th percentile. "
         f"{_better(main)}"
     )
-    for scheme in charts.SCHEMES if main else ():
+    if main:
         stem = main[0].metrics[0].name.partition(".")[0].replace("_", "-")
         if phases.of_phases(whole.metrics):
-            drawn = phases.picture(whole, scheme, f"Measured on {result.ran_on}. Less is better.")
+            drawn = phases.picture(whole, f"Measured on {result.ran_on}. Less is better.")
         else:
-            drawn = charts.picture(main, result.sides, scheme, about, [*result.series])
-        found[f"{stem}-{scheme}.svg"] = drawn
+            drawn = charts.picture(main, result.sides, about, [*result.series])
+        found[f"{stem}.svg"] = drawn
     return found
 
 

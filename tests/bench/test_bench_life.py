@@ -16,7 +16,7 @@ from lab.bench.plan import BenchOptions
 from lab.bench.repeat import Values
 from lab.bench.table import BENCHES
 from lab.core.errors import TestFailure, UsageError
-from lab.report import charts, page, publish
+from lab.report import page, publish
 from lab.report import phases as chart
 from lab.report.results import Metric, Result
 from tests.bench.fakes import MIB, by_name, fake, run_of, side
@@ -323,9 +323,8 @@ def test_the_bar_of_a_save_is_its_file() -> None:
 def test_the_chart_is_on_the_page_and_published() -> None:
     made = result(values())
     assert chart.TITLE in page.html([made])
-    for scheme in charts.SCHEMES:
-        svg = publish._files(made)[f"life-{scheme}.svg"]
-        assert f'aria-label="{chart.TITLE}"' in svg and "var(" not in svg
+    svg = publish._files(made)["life.svg"]
+    assert f'aria-label="{chart.TITLE}"' in svg and "var(" not in svg
     other = Result("thp", "tcg", {}, "", [Metric.of("thp.x", "ms", [1.0], [1.0])])
     assert chart.TITLE not in page.html([other])
 

@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 
 from lab.bench.commands import app
 from lab.core.errors import FAILED, LabError, TestFailure
-from lab.report import charts, questions, registry
 from lab.report import publish as publishing
+from lab.report import questions, registry
 from lab.report.publish import publish
 from lab.report.results import Metric, Result, Target, load, results_of
 
@@ -58,8 +58,7 @@ def test_a_run_is_published_reduced_with_its_main_charts(tmp_path: Path, to: Pat
     assert {file.name for file in (to / "demo").iterdir()} == {
         "README.md",
         "result.json",
-        "thp-light.svg",
-        "thp-dark.svg",
+        "thp.svg",
     }
     (again,) = results_of(to / "demo").values()
     for one, two in zip(first.metrics, again.metrics, strict=True):
@@ -70,10 +69,9 @@ def test_a_run_is_published_reduced_with_its_main_charts(tmp_path: Path, to: Pat
         assert one.significance and two.significance
         assert two.significance.p == pytest.approx(one.significance.p, rel=1e-5)
         assert (two.target, two.values) == (one.target, {})
-    svg = (to / "demo" / "thp-dark.svg").read_text()
+    svg = (to / "demo" / "thp.svg").read_text()
     # The chart of the README.
     assert "CPU time of the job" in svg and "Bytes zeroed" not in svg and "Faults" not in svg
-    assert svg != (to / "demo" / "thp-light.svg").read_text()
 
 
 def test_a_published_metric_keeps_only_words_of_its_own(tmp_path: Path, to: Path) -> None:
@@ -133,10 +131,9 @@ def test_what_is_published_is_drawn_from_it() -> None:
             assert (file.parent / name).read_text(encoding="utf-8") == text, file.parent / name
     first = publishing.page(publishing.ordered(results))
     assert (publishing.FOLDER / "README.md").read_text(encoding="utf-8") == first
-    for scheme in charts.SCHEMES:
-        svg = (publishing.FOLDER / "demo" / f"thp-{scheme}.svg").read_text(encoding="utf-8")
-        width, height = map(int, re.findall(r' (?:width|height)="(\d+)"', svg)[:2])
-        assert width <= 400 and height <= 400
+    svg = (publishing.FOLDER / "demo" / "thp.svg").read_text(encoding="utf-8")
+    width, height = map(int, re.findall(r' (?:width|height)="(\d+)"', svg)[:2])
+    assert width <= 400 and height <= 400
 
 
 def test_every_question_is_answered_by_a_published_figure() -> None:
@@ -218,7 +215,7 @@ def test_a_bench_with_many_figures_has_a_row_for_each_job(tmp_path: Path, to: Pa
     )
     assert page.count("\n`many.job") == 60
     assert page.endswith("\n`many.idle`||2.00→1.00\n")
-    svg = (to / "many" / "many-light.svg").read_text()
+    svg = (to / "many" / "many.svg").read_text()
     assert "Zeroed" in svg and "Time" not in svg
 
 
