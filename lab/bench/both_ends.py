@@ -7,12 +7,14 @@ Bytes zeroed by a host and by its guest, with base and ours in each place, on an
 import itertools
 import json
 import shlex
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from lab.bench.jobs import BASE_COUNTS, HUGE, MODES, Runs
 from lab.bench.kzeropaged import FOLDER
 from lab.bench.repeat import Values, turns
 from lab.bench.runner import Run
-from lab.bench.session import DELAY, DELAY_MS, MIB, PAGE, HostCost, Side, Wanted, settled
+from lab.bench.session import DELAY, DELAY_MS, LATE, MIB, PAGE, HostCost, Side, Wanted, settled
 from lab.boot import nested
 from lab.boot.spec import BootSpec
 from lab.core.errors import TestFailure
@@ -26,19 +28,36 @@ ENDS = {
     "ours_ours": ("ours", "ours"),
 }
 FIGURES = ("use", "outer", "inner", "idle", "ms")
-KEYS = {
-    "rest": "after a rest",
-    "busy": "on a host that was never idle",
-    "memfd": "after a rest, guest memory in a memfd",
+
+
+class Way(NamedTuple):
+    """A way to use memory again: what the job does with it, and what happened to it before."""
+
+    words: str
+    modes: Sequence[str] = ("touch_all",)
+    rest: bool = True
+    reports: bool = True
+    pool: bool = False
+
+
+WAYS = {
+    "rest": Way("after a rest", MODES),
+    "busy": Way("on a host that was never idle", rest=False),
+    "kept": Way("when the guest never gave it back", reports=False),
+    "memfd": Way("after a rest, guest memory in a memfd"),
+    "hugetlb": Way("after a rest, guest memory in a pool of huge pages", pool=True),
 }
-MEMFD = "memory-backend-memfd,id=memory,share=on,size="
-JOBS = {"rest": [*MODES], "busy": ["touch_all"], "memfd": ["touch_all"]}
+# The ways with one memory of the inner guest, and QEMU's arguments for it.
+MEMFD = "memory-backend-memfd,id=memory,share=on"
+SHARED = {"memfd": MEMFD, "hugetlb": f"{MEMFD},hugetlb=on,hugetlbsize=2M"}
+POOL = "echo {pages} > /proc/sys/vm/nr_hugepages; test $(cat /proc/sys/vm/nr_hugepages) = {pages}"
 NOTE = (
     "Each guest runs in a guest, the host here, with KVM on a processor that QEMU emulates. A "
     "turn makes memory of the inner guest dirty, frees and reports it, and uses as much again. "
     "kzeropaged is on (all) in the outer guest if its kernel is ours, and off in the inner one. "
     "After a rest: the outer guest is idle until kzeropaged has no more work. Never idle: another "
-    "program runs in the outer guest until the use begins."
+    "program runs in the outer guest until the use begins. Never given back: the inner guest "
+    "reports nothing, so its memory stays in QEMU; giving it back is measured against this."
 )
 PREZEROED = "pgzeroed_set_prezeroed"
 MORE_MB, OUTER_MB = (
@@ -49,8 +68,11 @@ STILL_S, REST_S, WAIT_S = 1.5, 4.0, 120.0  # kzeropaged pauses for a second betw
 # A host on hardware has no other host that could use its memory: all of it is zeroed.
 ALL = f"echo all > {FOLDER}/enabled"
 BUSY, IDLE = "while :; do :; done & busy=$!", "kill $busy; "
+# The outer kernel's, and of the QEMU in it: page faults, and pages that it has, in pages of 4 KiB.
 COUNTS = (
-    'cat /proc/vmstat; awk \'{ print "minor_faults", $10; print "resident", $24 }\' /proc/$vmm/stat'
+    "cat /proc/vmstat; awk '{ print \"minor_faults\", $10 }' /proc/$vmm/stat; "
+    "awk '/^VmRSS/ { n = $2 } /^HugetlbPages/ { pool = $2 } "
+    'END { print "pool", pool / 4; print "resident", (n + pool) / 4 }\' /proc/$vmm/status'
 )
 
 
@@ -70,7 +92,7 @@ class Inner(Side):
         return self.outer.sh(f"{first}inner {shlex.quote(command)}", check=check)
 
     def counts(self) -> dict[str, int]:
-        """The outer guest's /proc/vmstat; of the QEMU in it, page faults, and pages that it has."""
+        """COUNTS by name."""
         return {name: int(value) for name, value in map(str.split, self.outer.sh(COUNTS))}
 
     def settled(self, name: str, still_s: float, by: int = 0) -> int:
@@ -85,7 +107,10 @@ class Inner(Side):
 
 
 def zeroed(changes: dict[str, int]) -> int:
-    """Bytes that the outer kernel zeroed; see BASE_COUNTS."""
+    """Bytes that the outer kernel zeroed; see BASE_COUNTS.
+
+    Base zeroes each huge page of the pool that QEMU takes.
+    """
     if changes.get("pgzeroed_bad"):
         why = f"pgzeroed_bad rose by {changes['pgzeroed_bad']} in an outer guest"
         raise TestFailure(
@@ -93,25 +118,26 @@ def zeroed(changes: dict[str, int]) -> int:
         )
     if "pgzeroed_cleared" in changes:
         return changes["pgzeroed_cleared"] * PAGE
-    huge = changes["thp_fault_alloc"]
+    huge = changes["thp_fault_alloc"] + max(0, changes["pool"]) * PAGE // HUGE
     return huge * HUGE + max(0, changes["minor_faults"] - huge) * PAGE
 
 
-def use(inner: Inner, size_mb: int, mode: str, rest: bool = True) -> dict[str, float]:
+def use(inner: Inner, size_mb: int, mode: str, way: Way = WAYS["rest"]) -> dict[str, float]:
     """Make memory dirty, free it, report it, and use it again.
 
     The values of FIGURES for that use.
     """
-    if not rest:
+    if not way.rest:
         inner.outer.sh(BUSY)
     began = inner.counts()
     inner.sh(f"fillfree --size {size_mb + MORE_MB} > /dev/null")
-    inner.settle()
-    if rest:
+    if way.reports:
+        inner.settle()
+    if way.rest:
         inner.settled(PREZEROED, REST_S)
     before = inner.counts()
     argv = ["alloc_once", "--size", str(size_mb), "--mode", mode, "--pages", "thp"]
-    answer = json.loads(inner.sh(shlex.join(argv), first="" if rest else IDLE)[-1])
+    answer = json.loads(inner.sh(shlex.join(argv), first="" if way.rest else IDLE)[-1])
     outer = zeroed({name: value - before[name] for name, value in inner.counts().items()})
     runs = Runs()
     runs.add(inner, answer, HostCost(0, 0, 0))
@@ -125,12 +151,15 @@ def use(inner: Inner, size_mb: int, mode: str, rest: bool = True) -> dict[str, f
     }
 
 
-def rounds(run: Run, keys: list[str], extra: list[str], found: Values) -> None:
+def rounds(run: Run, names: Sequence[str], found: Values) -> None:
     """Turns of use, free, report and rest in a guest for each of ENDS.
 
-    ``extra``: options of the inner QEMU.
+    ``names``: of WAYS with the same memory of the inner QEMU.
     """
-    memory, inner = f"{run.options.memory_mb + OUTER_MB}M", {}
+    memory, inner, extra = f"{run.options.memory_mb + OUTER_MB}M", {}, []
+    if names[0] in SHARED:
+        extra = ["-object", f"{SHARED[names[0]]},size={run.options.memory}"]
+        extra += ["-machine", "memory-backend=memory"]
     specs = []
     for name, (outside, inside) in ENDS.items():
         inner[name] = run.spec(inside, extra_qemu=extra)
@@ -138,19 +167,25 @@ def rounds(run: Run, keys: list[str], extra: list[str], found: Values) -> None:
         wanted = nested.outer(spec, inner[name], run.images.qemu)
         specs.append(Wanted(name, wanted, outside))
     with run.guests(specs) as sides:
+        if WAYS[names[0]].pool:
+            for side in sides:
+                side.sh(POOL.format(pages=run.options.memory_mb * MIB // HUGE))
         insides = [Inner(ENDS[side.name][1], side, inner[side.name]) for side in sides]
         for one in insides:
             if one.outer.kernel == "ours":
                 one.outer.sh(ALL)
                 one.settled(PREZEROED, REST_S)
-        for key, mode in [(one, mode) for one in keys for mode in JOBS[one]]:
-            with step(
-                f"both ends, {KEYS[key]}, {mode}: {run.pairs} turns of {run.options.size_mb} MB"
-            ):
+        for name, mode in [(one, mode) for one in names for mode in WAYS[one].modes]:
+            way = WAYS[name]
+            for one in insides:
+                # Only a settled guest reports: the size of QEMU's part of the pool is a count.
+                one.sh(LATE if way.pool or not way.reports else f"echo {DELAY_MS} > {DELAY}")
+            size = run.options.size_mb
+            with step(f"both ends, {way.words}, {mode}: {run.pairs} turns of {size} MB"):
                 for one, counts in turns(insides, run.pairs):
-                    figures = use(one, run.options.size_mb, mode, key != "busy")
+                    figures = use(one, size, mode, way)
                     if counts:
-                        found.note(one.outer.name, mode, key, **figures)
+                        found.note(one.outer.name, mode, name, **figures)
 
 
 def measure(run: Run) -> None:
@@ -158,12 +193,18 @@ def measure(run: Run) -> None:
     run.sides = ["base in both", "these kernels"]
     run.note(NOTE, BASE_COUNTS)
     found = Values()
-    memfd = ["-object", MEMFD + run.options.memory, "-machine", "memory-backend=memory"]
-    rounds(run, ["rest", "busy"], [], found)
-    rounds(run, ["memfd"], memfd, found)
-    for key, what, name in itertools.product(KEYS, FIGURES, [*ENDS][1:]):
-        for mode in JOBS[key]:
-            values = found["base_base", mode, key, what], found[name, mode, key, what]
-            of = {"use": key, "mode": mode, "ends": name}
-            metric = f"both-ends.{{use}}.{what}.{{mode}}.{{ends}}"
-            run.add(metric, values, {**of, "size_mb": run.options.size_mb})
+    size: dict[str, object] = {"size_mb": run.options.size_mb}
+    rounds(run, [name for name in WAYS if name not in SHARED], found)
+    for name in SHARED:
+        rounds(run, [name], found)
+    for (name, way), what, ends in itertools.product(WAYS.items(), FIGURES, [*ENDS][1:]):
+        for mode in way.modes:
+            values = found["base_base", mode, name, what], found[ends, mode, name, what]
+            of = {"use": name, "mode": mode, "ends": ends}
+            run.add(f"both-ends.{{use}}.{what}.{{mode}}.{{ends}}", values, of | size)
+    for what in ("use", "ms"):
+        kept, given = (
+            found[ends, "touch_all", name, what]
+            for ends, name in (("base_base", "kept"), ("ours_ours", "rest"))
+        )
+        run.add(f"both-ends.given_back.{what}", (kept, given), size)

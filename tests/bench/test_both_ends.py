@@ -63,22 +63,26 @@ def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_outer_kernel_is_counted_as_the_inner_one() -> None:
-    base = {"thp_fault_alloc": 64, "minor_faults": 70}
+    base = {"thp_fault_alloc": 64, "minor_faults": 70, "pool": 0}
     assert both_ends.zeroed(base) == 128 * MIB + 6 * 4096
+    pool = {"thp_fault_alloc": 0, "minor_faults": 70, "pool": 64 * 512}
+    assert both_ends.zeroed(pool) == 128 * MIB + 6 * 4096
     assert both_ends.zeroed({**base, "pgzeroed_cleared": 3, "pgzeroed_bad": 0}) == 3 * 4096
     with pytest.raises(TestFailure, match="was not"):
         both_ends.zeroed({**base, "pgzeroed_cleared": 3, "pgzeroed_bad": 1})
 
 
-@pytest.mark.parametrize("rest", [True, False])
-def test_a_use_counts_both_ends(rest: bool) -> None:
+@pytest.mark.parametrize("name", ["rest", "busy", "kept"])
+def test_a_use_counts_both_ends(name: str) -> None:
+    way = both_ends.WAYS[name]
     outer: Any = Outer("ours_ours", "ours", cleared=10)
     inner = both_ends.Inner("ours", outer, BootSpec(command=["true"]))
-    found = both_ends.use(inner, 256, "touch_all", rest)
+    found = both_ends.use(inner, 256, "touch_all", way)
     assert found == {"use": 35 * 4096, "outer": 10 * 4096, "inner": 25 * 4096, "idle": 0, "ms": 50}
-    assert (both_ends.BUSY in outer.asked) is not rest
+    assert (both_ends.BUSY in outer.asked) is (name == "busy")
+    assert any(session.DROP in line for line in outer.asked) is (name != "kept")
     (job,) = (line for line in outer.asked if "alloc_once" in line)
-    assert job.startswith("inner " if rest else "kill $busy; inner ")
+    assert job.startswith("kill $busy; inner " if name == "busy" else "inner ")
 
 
 def test_each_pair_of_kernels_has_its_figures(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,8 +94,10 @@ def test_each_pair_of_kernels_has_its_figures(monkeypatch: pytest.MonkeyPatch) -
         hosts.update((f"{one.name} {len(hosts) // 4}", one.spec) for one in specs)
         yield [Outer(one.name, one.kernel) for one in specs]
 
-    def use(inner: both_ends.Inner, size_mb: int, mode: str, rest: bool) -> dict[str, float]:
-        zeroed = size_mb * MIB * (share[inner.outer.name] if rest else 1.0)
+    def use(
+        inner: both_ends.Inner, size_mb: int, mode: str, way: both_ends.Way
+    ) -> dict[str, float]:
+        zeroed = size_mb * MIB * (share[inner.outer.name] if way.rest and way.reports else 1.0)
         return {"use": zeroed, "outer": 0, "inner": zeroed, "idle": 0, "ms": 1.0}
 
     monkeypatch.setattr(nested, "outer", lambda spec, inner, qemu: spec)
@@ -102,12 +108,15 @@ def test_each_pair_of_kernels_has_its_figures(monkeypatch: pytest.MonkeyPatch) -
     assert {name: spec.kernel for name, spec in hosts.items()} == {
         f"{name} {again}": IMAGES.kernels[f"outer_{outside}"]
         for name, (outside, _) in both_ends.ENDS.items()
-        for again in (0, 1)
+        for again in (0, 1, 2)
     }
     assert {(spec.memory, *spec.devices) for spec in hosts.values()} == {("3072M",)}
     found = by_name(run)
     goals = {name: metric.target.met for name, metric in found.items() if metric.target}
-    assert goals == {f"both-ends.rest.use.{mode}.ours_ours": True for mode in MODES}
+    assert goals == {f"both-ends.rest.use.{mode}.ours_ours": True for mode in MODES} | {
+        "both-ends.given_back.ms": True
+    }
+    assert found["both-ends.given_back.use"].change_percent == -96
     assert found["both-ends.rest.use.populate.ours_base"].change_percent == -50
     assert found["both-ends.busy.use.touch_all.ours_ours"].change_percent == 0
 
