@@ -31,33 +31,33 @@ KBUILD = (
 )
 
 
+CONFIGS = paths.REPO / "linux" / "configs"
+
+
 def fragments(variant: str, arch: str, config: str = "") -> list[Path]:
     """The fragments of a variant in the order of merging; last ``config``, see ``_more``."""
-    folder = paths.REPO / "linux" / "configs"
     machine = ARCHES[arch]
     first = machine.like if machine.differs else arch
     debug = ["knownzero", "debug", f"debug-{first}"]
     more = {"knownzero": ["knownzero"], "off": ["off"], "debug": debug}.get(variant, [])
-    files = [folder / f"{name}.config" for name in (first, *more) if name not in ("", "debug-")]
+    files = [CONFIGS / f"{name}.config" for name in (first, *more) if name not in ("", "debug-")]
     if machine.differs:
-        files.append(folder / f"{machine.differs}.config")
+        files.append(CONFIGS / f"{machine.differs}.config")
     if older := parts.older():
-        files.append(folder / f"{older}.config")
+        files.append(CONFIGS / f"{older}.config")
     if config:
         files.append(_more(config))
     return files
 
 
 def configurations() -> list[str]:
-    return sorted(
-        file.stem for file in (paths.REPO / "linux" / "configs" / "matrix").glob("*.config")
-    )
+    return sorted(file.stem for file in (CONFIGS / "matrix").glob("*.config"))
 
 
 def _more(config: str) -> Path:
     """A fragment by its name in configs/matrix, or by its path."""
     if config in configurations():
-        return paths.REPO / "linux" / "configs" / "matrix" / f"{config}.config"
+        return CONFIGS / "matrix" / f"{config}.config"
     if not Path(config).is_file():
         fix = f"use a file, or {', '.join(configurations())}"
         raise UsageError(f"Bad --config: {config}", "no such file, and no such name", fix)
@@ -261,16 +261,35 @@ def make_linux(
     targets: list[str],
     step: bool = False,
 ) -> None:
-    """Configure and build in ``obj``; ``step``: in the middle of the series, with ccache."""
+    """Configure and build in ``obj``.
+
+    ``step``: in the middle of the series, with ccache, and without objects that are turned off.
+    """
     configure_linux(tree, obj, files, arch, log, lenient=step)
-    turned_on = ours_on((obj / ".config").read_text(encoding="utf-8"))
+    config = (obj / ".config").read_text(encoding="utf-8")
+    turned_on = ours_on(config)
     if turned_on and variant in ("base", "off", "floor"):
         what = f"the kernel variant {variant} has options of the series on"
         raise LabError(what, ", ".join(turned_on), "correct linux/configs/off.config")
+    if step:
+        targets = [target for target in targets if has_object(tree, target, config)]
     environment = cached_environment() if step else None
     make_targets(
         tree, obj, targets, log, arch, f"the kernel does not build ({arch}, {variant})", environment
     )
+
+
+def has_object(tree: Path, target: str, config: str) -> bool:
+    """Whether a kernel with this .config has a target, an object or a folder with "/" at its end.
+
+    Make would compile an object that its Makefile leaves out.
+    """
+    folder, _, name = target.rpartition("/")
+    if not name:
+        return True
+    text = (tree / folder / "Makefile").read_text(encoding="utf-8")
+    option = re.search(rf"^obj-\$\((\w+)\).*\b{re.escape(name)}", text, re.MULTILINE)
+    return not option or f"{option[1]}=y" in config.splitlines()
 
 
 def make_targets(

@@ -91,6 +91,8 @@ def _qemu() -> Build:
 def _kernel(series: Series, arch: str, variant: str) -> Build:
     wanted = targets(series, "x86" if arch == "x86_64" else arch)
     files, obj = linux.fragments(variant, arch), paths.sub("obj") / f"each-{arch}-{variant}"
+    if arch == "x86_64":
+        files.append(linux.CONFIGS / "steps.config")
 
     def make(tree: Path, log: Path) -> None:
         # Before the patch that adds an option, setting it has no effect.
@@ -143,5 +145,6 @@ def build_each(series: Series, first: str = "") -> Iterator[Found]:
                         one.run(tree, log)
                         lock.write_atomically(stamp, "")
                     except LabError as error:
+                        progress.note(f"{step.name} does not build: {one.name} (see {log})")
                         yield step.name, f"{one.name}: {error.why}"
     progress.note(f"{built} builds made, {before} passed before")

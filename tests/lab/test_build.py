@@ -97,6 +97,17 @@ def test_a_file_is_a_configuration_too(tmp_path: Path) -> None:
     )
 
 
+def test_an_object_is_built_where_its_option_is_on(tmp_path: Path) -> None:
+    (tmp_path / "kernel").mkdir()
+    text = "obj-y = fork.o \\\n\t    sys_ni.o nsproxy.o\nobj-$(CONFIG_KEXEC_CORE) += kexec_core.o\n"
+    (tmp_path / "kernel/Makefile").write_text(text)
+    off = "# CONFIG_KEXEC_CORE is not set\n"
+    for target in ("kernel/sys_ni.o", "kernel/", "mm/"):
+        assert build.has_object(tmp_path, target, off)
+    assert not build.has_object(tmp_path, "kernel/kexec_core.o", off)
+    assert build.has_object(tmp_path, "kernel/kexec_core.o", "CONFIG_KEXEC_CORE=y\n")
+
+
 def test_our_options_are_recognised() -> None:
     assert build.ours_on("CONFIG_PAGE_ZEROED=y\nCONFIG_UNACCEPTED_MEMORY_TEST=y\n") == [
         "CONFIG_PAGE_ZEROED",
