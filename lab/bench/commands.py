@@ -22,6 +22,7 @@ from lab.core import paths
 from lab.core.errors import LabError, TestFailure, UsageError, from_oserror
 from lab.core.options import one_of, unpacked, writable_file, writable_folder
 from lab.core.progress import note
+from lab.machine import fetch
 from lab.report import archive
 from lab.report.results import FILE_NAME, Result
 
@@ -93,6 +94,8 @@ def run_all(options: BenchOptions, parent: Path, as_json: bool) -> list[Result]:
             continue
         if options.defaults == DEBIAN and not bench.debian:
             continue
+        if options.linux and not bench.older:
+            continue
         try:
             results.append(run_one(make_plan(bench, options), parent / name))
         except (LabError, OSError) as caught:
@@ -123,6 +126,8 @@ def run_all(options: BenchOptions, parent: Path, as_json: bool) -> list[Result]:
 
 def _run(name: str, chosen: RunOptions, called: str = "") -> None:
     """A bench, or all; ``called`` is the verb, if it is not the bench's name."""
+    if chosen.linux:
+        fetch.use("linux", chosen.linux)
     check(chosen)
     if chosen.accel == "pvm":
         native.need_quiet()

@@ -45,6 +45,10 @@ class BenchOptions:
         str,
         Option(help="kernel; thp, page-fault, fleet, programs: or debian (init_on_alloc=1)."),
     ] = KERNEL
+    linux: Annotated[
+        str,
+        Option(metavar="6.12", help="thp, order0, deflate: another Linux, see linux/base.toml."),
+    ] = ""
 
     @property
     def memory_mb(self) -> int:
@@ -71,7 +75,7 @@ class Bench:
     as User-Mode Linux, too (um_base, um_ours). ``plugins``: of the emulator. ``daemon``: the
     vhost-user daemon. ``first`` builds something else, ``disk`` its file system. ``parts``: the
     names that --only takes; ``emulated_parts``: those that --accel pvm leaves out. ``native``: it
-    has figures with --accel pvm. ``debian``: it takes --defaults debian.
+    has figures with --accel pvm. ``debian``: it takes --defaults debian, ``older``: --linux.
     """
 
     name: str
@@ -91,6 +95,7 @@ class Bench:
     disk: Callable[[], Path] | None = None
     native: bool = False
     debian: bool = False
+    older: bool = False
 
 
 @dataclass(frozen=True)
@@ -109,18 +114,19 @@ class Plan:
     def name(self) -> str:
         """The name of the result.
 
-        Those of KVM, PVM, Debian's defaults and stock QEMU stand beside the others.
+        Those of KVM, PVM, Debian's defaults, stock QEMU and another Linux stand beside the others.
         """
         native = {"pvm": "-native", "kvm": "-kvm"}.get(self.options.accel, "")
         defaults = "-debian" if self.options.defaults == DEBIAN else ""
         stock = "-stock" if self.options.qemu == "stock" else ""
-        return f"{self.verb[-1]}{native}{defaults}{stock}"
+        linux = f"-{self.options.linux.replace('.', '-')}" if self.options.linux else ""
+        return f"{self.verb[-1]}{native}{defaults}{stock}{linux}"
 
     def reproduce(self, options: BenchOptions, accel: str) -> str:
         """The command that repeats the run."""
         chosen = {"pairs": options.pairs, "size": options.size_mb, "accel": accel}
         usual = BenchOptions()
-        for flag in ("memory", "base", "ours", "qemu", "only", "defaults"):
+        for flag in ("memory", "base", "ours", "qemu", "only", "defaults", "linux"):
             if (value := getattr(options, flag)) != getattr(usual, flag):
                 chosen[flag] = value
         words = (word for flag, value in chosen.items() for word in (f"--{flag}", str(value)))
@@ -188,11 +194,19 @@ def plan(bench: Bench, options: BenchOptions, verb: tuple[str, ...] = ()) -> Pla
     if native and (emulated := set(split(options.only)).intersection(bench.emulated_parts)):
         why, fix = f"{min(emulated)} needs the emulator", "leave it out, or use --accel tcg"
         raise UsageError(f"Bad --only: {options.only}", why, fix)
+    if options.linux and not bench.older:
+        why = f"{bench.name} measures parts that {options.linux} lacks, or needs patches for it"
+        raise UsageError(f"Bad --linux: {options.linux}", why, "leave it out, or measure thp")
+    if options.linux and native:
+        why = "the patch that runs natively under kvm_pvm is for the newest kernel only"
+        raise UsageError(f"Bad --linux: {options.linux}", why, "leave one of the two out")
     if bench.accel and not native:
         options = replace(options, accel=bench.accel)
     named = {"base": options.base if bench.both else options.ours, "ours": options.ours}
     kernels = {side: Kernel(name, config=bench.config) for side, name in named.items()}
     kernels |= bench.kernels
+    if options.linux:
+        kernels.pop("floor", None)  # a patch for the newest kernel
     if native:  # without those that only the emulator needs
         kernels = {
             name: replace(kernel, arch=PVM) for name, kernel in kernels.items() if name != "off"

@@ -144,9 +144,10 @@ class Run:
     ) -> Iterator[Any]:
         """Guests with base and ours, or these kernels, and the same device.
 
-        ``extra``: arguments of QEMU by side.
+        Without the floor if the plan has none. ``extra``: arguments of QEMU by side.
         """
-        names, extra = names or ("base", "ours"), extra or {}
+        wanted, extra = names or (BASE, OURS), extra or {}
+        names = tuple(one for one in wanted if one != FLOOR or FLOOR in self.images.kernels)
         specs = [
             Wanted(name, self.spec(name, extra_qemu=extra.get(name, []), **more)) for name in names
         ]

@@ -46,9 +46,15 @@ _ALL = (
         kernels=FLOOR,
         native=True,
         debian=True,
+        older=True,
     ),
     Bench(
-        "order0", "the same memory in 4 KiB pages", allocation.order0, kernels=FLOOR, native=True
+        "order0",
+        "the same memory in 4 KiB pages",
+        allocation.order0,
+        kernels=FLOOR,
+        native=True,
+        older=True,
     ),
     Bench(
         "hugetlb",
@@ -65,7 +71,11 @@ _ALL = (
         debian=True,
     ),
     Bench(
-        "deflate", "memory used again after it was in the balloon", allocation.deflate, native=True
+        "deflate",
+        "memory used again after it was in the balloon",
+        allocation.deflate,
+        native=True,
+        older=True,
     ),
     Bench(
         "device",

@@ -216,6 +216,18 @@ def test_four_benches_have_debians_defaults() -> None:
     assert wanted.reproduce(options, "tcg").endswith(" --accel tcg --defaults debian")
 
 
+def test_another_linux_has_no_floor() -> None:
+    options = BenchOptions(linux="6.12")
+    wanted = plan(BENCHES["thp"], options, ("demo",))
+    assert wanted.name == "demo-6-12" and set(wanted.kernels) == {"base", "ours"}
+    assert wanted.reproduce(options, "tcg") == (
+        "./kz demo --pairs 10 --size 256 --accel tcg --linux 6.12"
+    )
+    for name, accel, why in (("prezero", "auto", "lacks"), ("thp", "pvm", "newest kernel")):
+        with pytest.raises(UsageError, match=why):
+            plan(BENCHES[name], replace(options, accel=accel))
+
+
 def test_debians_defaults_are_on_the_command_line() -> None:
     run = run_of("thp", defaults="debian")
     for kernel in ("base", "ours", "off"):
@@ -237,8 +249,15 @@ def test_debians_defaults_are_on_the_command_line() -> None:
     assert unlike(result, other) and not unlike(other, other)
 
 
-def test_all_benches_with_debians_defaults_are_those_that_have_them(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [
+        (BenchOptions(defaults="debian"), ["thp", "page-fault", "fleet", "programs"]),
+        (BenchOptions(linux="6.12"), ["thp", "order0", "deflate"]),
+    ],
+)
+def test_all_benches_are_those_that_can_be_so(
+    options: BenchOptions, names: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     asked: list[Plan] = []
 
@@ -247,8 +266,8 @@ def test_all_benches_with_debians_defaults_are_those_that_have_them(
         return Result(wanted.name, "tcg", {}, "", [])
 
     monkeypatch.setattr(commands, "run_one", run_one)
-    commands.run_all(BenchOptions(defaults="debian"), tmp_path, as_json=False)
-    assert [one.bench.name for one in asked] == ["thp", "page-fault", "fleet", "programs"]
+    commands.run_all(options, tmp_path, as_json=False)
+    assert [one.bench.name for one in asked] == names
 
 
 @pytest.mark.parametrize(
