@@ -85,7 +85,7 @@ class Inner(Side):
         for line in nested.start(spec):
             outer.sh(line)
         self.sh(f"echo {DELAY_MS} > {DELAY}")
-        self.find_flush()
+        self.find_knobs()
 
     def sh(self, command: str, *, check: bool = True, first: str = "") -> list[str]:
         """Run a line of shell, after ``first`` in the outer guest."""

@@ -154,7 +154,7 @@ def _active(run: Run, kernel: Image, paths: Sequence[HotPath]) -> Counts:
     found: Counts = {}
     with running(_spec(run, kernel), run.keep) as guest:
         side = Side(str(kernel), guest)
-        side.find_flush()
+        side.find_knobs()
         side.free_and_report()
         side.sh(f"{REPORTED}; {LATE}")
         side.sh(SNAPSHOT)

@@ -48,6 +48,7 @@ DELAY_MS = 100  # so long that no report comes while the job still frees memory
 # While nothing runs but reports: base reports in rounds, with this delay between them
 SETTLE_MS = 10
 STILL_S = 0.1
+STILL_UPSTREAM_S = 2.5  # a kernel without that setting has 2 s between them
 POPULATE_WRITE = 23  # MADV_POPULATE_WRITE
 
 
@@ -120,6 +121,7 @@ class Side:
     name: str
     guest: Guest
     has_flush: bool = False
+    has_delay: bool = True
     kernel: str = ""
     amount: int = 0
     lines: Iterator[str] = field(init=False)
@@ -176,19 +178,25 @@ class Side:
     def prepare(self) -> None:
         """Set the guest up once: a short report delay, and whether it can flush."""
         raise_priority(self.guest.pid)
-        self.sh(f"echo {DELAY_MS} > {DELAY}")
-        self.find_flush()
+        self.find_knobs()
+        if self.has_delay:
+            self.sh(f"echo {DELAY_MS} > {DELAY}")
         self.sh(SNAPSHOT)
 
-    def find_flush(self) -> None:
-        self.has_flush = self.sh(f"test -e {FLUSH} && echo yes || echo no")[-1] == "yes"
+    def find_knobs(self) -> None:
+        """See what the kernel lets one change about reports."""
+        self.has_flush, self.has_delay = (
+            self.sh(f"test -e {file} && echo yes || echo no")[-1] == "yes"
+            for file in (FLUSH, DELAY)
+        )
 
     def free_and_report(self) -> None:
         """Drop caches, empty the CPU's lists, and flush if the kernel can.
 
         Reports are quick until ``reported``.
         """
-        self.sh(f"delay=$(cat {DELAY}); echo {SETTLE_MS} > {DELAY}; {DROP}")
+        quick = f"delay=$(cat {DELAY}); echo {SETTLE_MS} > {DELAY}; " if self.has_delay else ""
+        self.sh(f"{quick}{DROP}")
         if self.has_flush:
             self.sh(f"echo 0 > {FLUSH}")
 
@@ -197,8 +205,11 @@ class Side:
 
         The VMM's resident bytes.
         """
-        size = settle_resident(self.guest.pid, timeout=timeout, what=f"the {self.name} guest")
-        self.sh(f"echo $delay > {DELAY}")
+        what, waits = f"the {self.name} guest", not (self.has_flush or self.has_delay)
+        still_s = STILL_UPSTREAM_S if waits else STILL_S
+        size = settle_resident(self.guest.pid, timeout=timeout, what=what, still_s=still_s)
+        if self.has_delay:
+            self.sh(f"echo $delay > {DELAY}")
         return size
 
     def settle(self, timeout: float = 60.0) -> int:

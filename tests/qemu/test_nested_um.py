@@ -57,7 +57,7 @@ class UserMode(Inner):
         )
         # User-Mode Linux loses what is written before it opens its end.
         outer.sh('read -r line <&8; [ "$line" = up ]')
-        self.find_flush()
+        self.find_knobs()
 
 
 def test_neither_end_zeroes_memory_of_user_mode_linux(
