@@ -73,9 +73,11 @@ class Bench:
     our kernel only. ``needs_gb`` of the machine's memory must be available. ``config``: a fragment
     for both kernels. ``kernels``: those beside base and ours, by name. ``user_mode``: both kernels
     as User-Mode Linux, too (um_base, um_ours). ``plugins``: of the emulator. ``daemon``: the
-    vhost-user daemon. ``first`` builds something else, ``disk`` its file system. ``parts``: the
-    names that --only takes; ``emulated_parts``: those that --accel pvm leaves out. ``native``: it
-    has figures with --accel pvm. ``debian``: it takes --defaults debian, ``older``: --linux.
+    vhost-user daemon. ``first`` builds something else, ``disk`` its file system. ``disk_parts``:
+    the parts that need the disk, if not all do, on kernels of their own (disk_base, disk_ours) with
+    the fragment ``disk_config``. ``parts``: the names that --only takes; ``emulated_parts``: those
+    that --accel pvm leaves out. ``native``: it has figures with --accel pvm. ``debian``: it takes
+    --defaults debian, ``older``: --linux.
     """
 
     name: str
@@ -93,9 +95,17 @@ class Bench:
     parts: tuple[str, ...] = ()
     emulated_parts: tuple[str, ...] = ()
     disk: Callable[[], Path] | None = None
+    disk_parts: tuple[str, ...] = ()
+    disk_config: str = ""
     native: bool = False
     debian: bool = False
     older: bool = False
+
+
+def needs_disk(bench: Bench, options: BenchOptions) -> bool:
+    """Whether the parts that are wanted need the disk of a bench."""
+    wanted = set(split(options.only)) or {*bench.disk_parts}
+    return bool(bench.disk) and (not bench.disk_parts or not wanted.isdisjoint(bench.disk_parts))
 
 
 @dataclass(frozen=True)
@@ -207,6 +217,10 @@ def plan(bench: Bench, options: BenchOptions, verb: tuple[str, ...] = ()) -> Pla
     kernels |= bench.kernels
     if options.linux:
         kernels.pop("floor", None)  # a patch for the newest kernel
+    if bench.disk_config and needs_disk(bench, options):
+        kernels |= {
+            f"disk_{side}": Kernel(name, config=bench.disk_config) for side, name in named.items()
+        }
     if native:  # without those that only the emulator needs
         kernels = {
             name: replace(kernel, arch=PVM) for name, kernel in kernels.items() if name != "off"
@@ -223,7 +237,7 @@ def build(wanted: Plan) -> Images:
     """
     bench, options = wanted.bench, wanted.options
     check_memory(bench)
-    disk = bench.disk() if bench.disk else None
+    disk = bench.disk() if bench.disk and needs_disk(bench, options) else None
     kernels = {name: _kernel(kernel) for name, kernel in wanted.kernels.items()}
     native = options.accel == "pvm"
     for arch in {"x86_64" if native else kernel.arch for kernel in wanted.kernels.values()}:

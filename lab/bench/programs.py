@@ -99,10 +99,15 @@ def on_host(pid: int, size_mb: int) -> int:
     return int(found[1]) * 1024 if found else 0
 
 
+def in_debian(script: str) -> str:
+    """The command that runs a script in the Debian of the disk."""
+    return f"HOME=/root chroot /debian /bin/sh -eu {script} 2>&1"
+
+
 def timed(side: Side, name: str) -> tuple[dict[str, float], list[str]]:
     """Run a program once: its time in seconds and its page faults, and its output."""
     before, began = side.vmstat()["pgfault"], time.monotonic()
-    output = side.sh(f"HOME=/root chroot /debian /bin/sh -eu /programs/{name}.sh 2>&1")
+    output = side.sh(in_debian(f"/programs/{name}.sh"))
     seconds = time.monotonic() - began
     return {"time": seconds, "faults": side.vmstat()["pgfault"] - before}, output
 
