@@ -48,7 +48,7 @@ Samples = dict[tuple[str, str], tuple[Sample, str]]  # by phase and side: the sa
 def of_phases(metrics: Sequence[Metric]) -> list[Metric]:
     """The metrics that belong to a phase of a life with huge pages."""
     return [
-        one for one in metrics if "phase" in one.parameters and one.parameters["pages"] == "thp"
+        one for one in metrics if "phase" in one.parameters and one.parameters.get("pages") == "thp"
     ]
 
 

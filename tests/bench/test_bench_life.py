@@ -5,21 +5,37 @@ from __future__ import annotations
 
 import os
 import re
+import struct
+import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from lab.bench import life, plan
-from lab.bench.life import BASE, COLUMNS, INITS, NEEDS, PAGES, PHASES, WHOLE, Life, Sizes
+from lab.bench import life, life_programs, plan, plugin
+from lab.bench.life import (
+    BASE,
+    COLUMNS,
+    INITS,
+    NEEDS,
+    OF_LIVES,
+    PAGES,
+    PHASES,
+    WHOLE,
+    Life,
+    ProgramLife,
+    Sizes,
+)
 from lab.bench.plan import BenchOptions
 from lab.bench.repeat import Values
 from lab.bench.table import BENCHES
+from lab.boot import initramfs, resolve
 from lab.core.errors import TestFailure, UsageError
 from lab.report import page, publish
 from lab.report import phases as chart
 from lab.report.results import Metric, Result
-from tests.bench.fakes import MIB, by_name, fake, run_of, side
+from tests.bench.fakes import MIB, FakeSide, by_name, fake, run_of, side
 
 SIZES = Sizes(1024, 128, 64, 512, 256, 0.0)
 
@@ -56,8 +72,10 @@ def test_a_native_life_ends_before_it_parks(tmp_path: Path) -> None:
     assert wanted == {
         "thp": ["boot", "first", "again", "later"],
         "4k": ["first", "again", "later"],
+        "programs": ["first", "again", "later"],
     }
-    assert life.wanted_phases(run_of("life")) == {name: [*of] for name, of in PAGES.items()}
+    assert life.wanted_phases(run_of("life")) == {name: [*of] for name, of in OF_LIVES.items()}
+    assert {*life.LIVES} == {*life.NATIVE_LIVES} == {*OF_LIVES}
     assert life.wanted_phases(run_of("life", accel="pvm", only="boot")) == {"thp": ["boot"]}
     with pytest.raises(UsageError, match="Bad --only: first,park"):
         plan.plan(BENCHES["life"], BenchOptions(accel="pvm", only="first,park"))
@@ -340,3 +358,126 @@ def test_a_page_cache_is_read_once(tmp_path: Path) -> None:
     one.idle()
     one._fill_cache()
     assert len([line for line in fake(one.side).asked if "/dev/vda" in line]) == 1
+
+
+# The real programs.
+
+CSV = (
+    '"test","rps","avg_latency_ms","min_latency_ms","p50_latency_ms","p95_latency_ms",'
+    '"p99_latency_ms","max_latency_ms"',
+    '"SET","83.33","4.250","3.120","4.015","6.100","7.500","9.012"',
+)
+
+
+def test_the_disk_and_its_kernels_are_for_the_phases_of_programs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(plan, "build_linux", lambda *of, **more: Path(of[0]) / more["config"])
+    monkeypatch.setattr(resolve, "qemu", lambda *_: Path("qemu"))
+    monkeypatch.setattr(initramfs, "base_archive", lambda *_: Path("archive"))
+    monkeypatch.setattr(plan, "build_plugin", Path)
+    monkeypatch.setattr(plan, "available_gb", lambda: 16.0)
+    bench = replace(BENCHES["life"], disk=lambda: Path("disk"))
+    for only, with_disk in (("", True), ("park,later", True), ("park", False), ("burst", False)):
+        images = plan.build(plan.plan(bench, BenchOptions(only=only)))
+        assert images.disk == (Path("disk") if with_disk else None)
+        disk = {"disk_base", "disk_ours"} if with_disk else set()
+        assert set(images.kernels) == {"base", "ours"} | disk
+        for name in disk:
+            assert Path(images.kernels[name]).name == life_programs.CONFIG
+    monkeypatch.setattr(plan, "check", lambda _: None)
+    native = plan.plan(bench, BenchOptions(accel="pvm"))
+    assert {kernel.arch for kernel in native.kernels.values()} == {"pvm"}
+    # All parts of the bench programs need its disk.
+    assert plan.needs_disk(BENCHES["programs"], BenchOptions(only="gcc"))
+
+
+class Served(FakeSide):
+    """A guest in which each program zeroes 3 MiB and skips 1 MiB."""
+
+    def __init__(self, kernel: str, counts: Path | None, lines: tuple[str, ...] = CSV) -> None:
+        super().__init__(kernel)
+        self.counts, self.lines, self.ran = counts, lines, 0
+
+    def sh(self, command: str) -> list[str]:
+        if "chroot" not in command:
+            return super().sh(command)
+        self.asked.append(command)
+        self.ran += 1
+        if self.counts:
+            self.counts.write_bytes(struct.pack("=QQ", self.ran * 3 * MIB, 0))
+        return [*self.lines] if "server" in command else ["a sum"]
+
+    def vmstat(self) -> dict[str, int]:
+        if self.kernel == "base":
+            return {"pgalloc_normal": 1024 * self.ran}
+        return {"pgzeroed_skip": 256 * self.ran, "pgzeroed_cleared": 512 * self.ran}
+
+
+def programs_of(tmp_path: Path, column: str, init: int, *, emulated: bool) -> ProgramLife:
+    run = run_of("life", accel="tcg" if emulated else "pvm")
+    program = tmp_path / "zerobytes.so" if emulated else None
+    about = run, column, init, life_programs.KIND, SIZES, tmp_path
+    made = ProgramLife(*about, tmp_path / "a,b", plugin=program)
+    made.counts.write_bytes(bytes(16))
+    made.side = Served(COLUMNS[column].kernel, made.counts if emulated else None)  # type: ignore[assignment]
+    return made
+
+
+@pytest.mark.parametrize("emulated", [True, False])
+@pytest.mark.parametrize("init", INITS)
+def test_programs_have_the_figures_that_can_be_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, emulated: bool, init: int
+) -> None:
+    """Without the plugin, base with init_on_alloc=0 has no bytes: no column has."""
+    monkeypatch.setattr(plugin, "WRITTEN_S", 0.0)
+    monkeypatch.setattr(life, "warm_host", lambda _: None)
+    found = Values()
+    for column in COLUMNS:
+        one = programs_of(tmp_path, column, init, emulated=emulated)
+        one.first()
+        for (phase, kind), value in one.found.items():
+            found[column, init, life_programs.KIND, phase, kind].append(value)
+    run = run_of("life")
+    life.figures(run, found, SIZES)
+    of = by_name(run)
+    kinds = {"time", "cpu", "skipped"} | ({"zeroed"} if emulated or init else set())
+    latencies = {"latency_median", "latency_longest"}
+    assert {name.split(".", 3)[3] for name in of} == {
+        *(f"gcc.first.{kind}" for kind in kinds),
+        *(f"server.first.{kind}" for kind in kinds | latencies),
+    }
+    assert all(one.title and one.label for one in of.values())
+    name = f"life.init{init}.ours.{{}}"
+    skipped = of[name.format("gcc.first.skipped")]
+    assert (skipped.base.median, skipped.ours.median) == (0, MIB)
+    assert of[name.format("server.first.latency_median")].ours.median == 4.015
+    assert of[name.format("server.first.latency_longest")].ours.median == 9.012
+    if "zeroed" in kinds:
+        zeroed = of[name.format("gcc.first.zeroed")]
+        both = (3 * MIB, 3 * MIB) if emulated else (4 * MIB, 2 * MIB)
+        assert (zeroed.base.median, zeroed.ours.median) == both
+
+
+def test_a_server_without_latencies_fails(tmp_path: Path) -> None:
+    guest = Served("ours", None, ("redis-server: command not found",))
+    with pytest.raises(TestFailure, match="has no latencies") as error:
+        life_programs.play(guest, "server", 0, None)  # type: ignore[arg-type]
+    assert "command not found" in error.value.why
+
+
+def test_guests_of_programs_have_the_disk_and_the_settings_of_their_column(tmp_path: Path) -> None:
+    subprocess.run(["sh", "-n", life_programs.SERVER], check=True)
+    for column, (emulated, init) in zip(
+        COLUMNS, [(True, 0), (True, 1), (False, 0), (False, 1)], strict=True
+    ):
+        one = programs_of(tmp_path, column, init, emulated=emulated)
+        kernels = {f"disk_{kernel}": Path(kernel) for kernel in ("base", "ours")}
+        one.run.images = replace(one.run.images, kernels=kernels)
+        made = one.spec()
+        assert "snapshot=on" in made.extra_qemu[1] and "a,,b" in made.extra_qemu[1]
+        assert ("-plugin" in made.extra_qemu) is emulated
+        assert made.append.startswith(f"init_on_alloc={init}")
+        assert ("prezero=on" in made.append) is (column == "kzeropaged")
+        assert made.devices == [COLUMNS[column].device]
+        assert str(made.kernel) == COLUMNS[column].kernel
