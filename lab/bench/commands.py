@@ -14,7 +14,7 @@ import typer
 from typer import Argument, Option
 
 from lab.bench import native
-from lab.bench.plan import DEBIAN, BenchOptions, Plan, build, check
+from lab.bench.plan import DEBIAN, NOT_EMULATED, BenchOptions, Plan, build, check
 from lab.bench.plan import plan as make_plan
 from lab.bench.runner import measure
 from lab.bench.table import BENCHES
@@ -28,7 +28,6 @@ from lab.report.results import FILE_NAME, Result
 
 app = typer.Typer()
 ALL = "all"
-NOT_EMULATED = ("kvm", "pvm")
 
 
 @dataclass(frozen=True)

@@ -42,8 +42,7 @@ from lab.patches.parts import split
 from lab.report.evidence import SNAPSHOT
 
 # Of each column, at most: one with huge pages takes half a minute under emulation.
-LIVES = {"thp": 3, "4k": 1, life_programs.KIND: 1}
-NATIVE_LIVES = {"thp": 3, "4k": 2, life_programs.KIND: 3}
+LIVES = {"thp": 3, "4k": 2, life_programs.KIND: 3}
 AGAIN_S = 2.0
 WARM_MB = 512  # of the host's memory, before a boot and a restore
 PASSES_S = 180.0  # in which page reporting has to give back what a guest has freed
@@ -429,9 +428,10 @@ def figures(run: Run, found: Values, sizes: Sizes) -> None:
 def wanted_phases(run: Run) -> dict[str, list[str]]:
     """The phases to run with each kind of pages."""
     left_out = NOT_NATIVE if run.native else ()
+    lives = OF_LIVES if run.images.disk else PAGES
     found = {
         pages: [name for name in phases(run.options.only, of) if name not in left_out]
-        for pages, of in OF_LIVES.items()
+        for pages, of in lives.items()
     }
     return {pages: names for pages, names in found.items() if names}
 
@@ -453,7 +453,7 @@ def measure(run: Run, sizes: Sizes = Sizes()) -> None:
         emulated = accel.choose(run.options.accel, run.images.qemu).name == "tcg"
         plugin = run.images.plugins["zerobytes"] if emulated else None
         for pages, names in wanted.items():
-            lives = min(run.pairs, (NATIVE_LIVES if run.native else LIVES)[pages])
+            lives = min(run.pairs, LIVES[pages])
             run.job[f"lives_{pages}"] = lives
             with step(f"{pages}: {lives} lives of each of {len(columns)} guests, by turns"):
                 for (column, init), _ in turns(columns, lives, warm_ups=0):

@@ -24,6 +24,7 @@ from lab.machine.arches import PVM
 from lab.patches.parts import split
 
 Image = str | Path
+NOT_EMULATED = ("kvm", "pvm")
 KERNEL, DEBIAN = "kernel", "debian"  # whose defaults guests have
 
 
@@ -103,8 +104,14 @@ class Bench:
 
 
 def needs_disk(bench: Bench, options: BenchOptions) -> bool:
-    """Whether the parts that are wanted need the disk of a bench."""
-    wanted = set(split(options.only)) or {*bench.disk_parts}
+    """Whether a run needs the disk of a bench.
+
+    Real programs take minutes under emulation: parts that need the disk use it only without the
+    emulator, or when --only names them.
+    """
+    wanted = set(split(options.only))
+    if not wanted and options.accel in NOT_EMULATED:
+        wanted = {*bench.disk_parts}
     return bool(bench.disk) and (not bench.disk_parts or not wanted.isdisjoint(bench.disk_parts))
 
 

@@ -74,8 +74,11 @@ def test_a_native_life_ends_before_it_parks(tmp_path: Path) -> None:
         "4k": ["first", "again", "later"],
         "programs": ["first", "again", "later"],
     }
-    assert life.wanted_phases(run_of("life")) == {name: [*of] for name, of in OF_LIVES.items()}
-    assert {*life.LIVES} == {*life.NATIVE_LIVES} == {*OF_LIVES}
+    run = run_of("life")
+    assert life.wanted_phases(run) == {name: [*of] for name, of in OF_LIVES.items()}
+    assert {*life.LIVES} == {*OF_LIVES}
+    run.images = replace(run.images, disk=None)
+    assert life_programs.KIND not in life.wanted_phases(run)
     assert life.wanted_phases(run_of("life", accel="pvm", only="boot")) == {"thp": ["boot"]}
     with pytest.raises(UsageError, match="Bad --only: first,park"):
         plan.plan(BENCHES["life"], BenchOptions(accel="pvm", only="first,park"))
@@ -378,7 +381,7 @@ def test_the_disk_and_its_kernels_are_for_the_phases_of_programs(
     monkeypatch.setattr(plan, "build_plugin", Path)
     monkeypatch.setattr(plan, "available_gb", lambda: 16.0)
     bench = replace(BENCHES["life"], disk=lambda: Path("disk"))
-    for only, with_disk in (("", True), ("park,later", True), ("park", False), ("burst", False)):
+    for only, with_disk in (("", False), ("park,later", True), ("park", False), ("burst", False)):
         images = plan.build(plan.plan(bench, BenchOptions(only=only)))
         assert images.disk == (Path("disk") if with_disk else None)
         disk = {"disk_base", "disk_ours"} if with_disk else set()
@@ -387,6 +390,7 @@ def test_the_disk_and_its_kernels_are_for_the_phases_of_programs(
             assert Path(images.kernels[name]).name == life_programs.CONFIG
     monkeypatch.setattr(plan, "check", lambda _: None)
     native = plan.plan(bench, BenchOptions(accel="pvm"))
+    assert "disk_base" in native.kernels
     assert {kernel.arch for kernel in native.kernels.values()} == {"pvm"}
     # All parts of the bench programs need its disk.
     assert plan.needs_disk(BENCHES["programs"], BenchOptions(only="gcc"))
