@@ -51,6 +51,7 @@ WAYS = {
 MEMFD = "memory-backend-memfd,id=memory,share=on"
 SHARED = {"memfd": MEMFD, "hugetlb": f"{MEMFD},hugetlb=on,hugetlbsize=2M"}
 POOL = "echo {pages} > /proc/sys/vm/nr_hugepages; test $(cat /proc/sys/vm/nr_hugepages) = {pages}"
+POOL_DELAY_MS = 1000
 NOTE = (
     "Each guest runs in a guest, the host here, with KVM on a processor that QEMU emulates. A "
     "turn makes memory of the inner guest dirty, frees and reports it, and uses as much again. "
@@ -178,8 +179,9 @@ def rounds(run: Run, names: Sequence[str], found: Values) -> None:
         for name, mode in [(one, mode) for one in names for mode in WAYS[one].modes]:
             way = WAYS[name]
             for one in insides:
-                # Only a settled guest reports: the size of QEMU's part of the pool is a count.
-                one.sh(LATE if way.pool or not way.reports else f"echo {DELAY_MS} > {DELAY}")
+                # No report before QEMU's part of the pool, which is a count, has been read.
+                delay = POOL_DELAY_MS if way.pool else DELAY_MS
+                one.sh(f"echo {delay} > {DELAY}" if way.reports else LATE)
             size = run.options.size_mb
             with step(f"both ends, {way.words}, {mode}: {run.pairs} turns of {size} MB"):
                 for one, counts in turns(insides, run.pairs):
