@@ -31,7 +31,11 @@ FIGURES = ("use", "outer", "inner", "idle", "ms")
 
 
 class Way(NamedTuple):
-    """A way to use memory again: what the job does with it, and what happened to it before."""
+    """A way to use memory again, with these modes of the job.
+
+    ``rest``: the host is idle before; ``reports``: the guest has given the memory back; ``pool``:
+    the host's memory is a pool of huge pages.
+    """
 
     words: str
     modes: Sequence[str] = ("touch_all",)
@@ -47,7 +51,7 @@ WAYS = {
     "memfd": Way("after a rest, guest memory in a memfd"),
     "hugetlb": Way("after a rest, guest memory in a pool of huge pages", pool=True),
 }
-# The ways with one memory of the inner guest, and QEMU's arguments for it.
+# Shared memory of the inner guest, by way: QEMU's object without its size.
 MEMFD = "memory-backend-memfd,id=memory,share=on"
 SHARED = {"memfd": MEMFD, "hugetlb": f"{MEMFD},hugetlb=on,hugetlbsize=2M"}
 POOL = "echo {pages} > /proc/sys/vm/nr_hugepages; test $(cat /proc/sys/vm/nr_hugepages) = {pages}"
@@ -69,7 +73,8 @@ STILL_S, REST_S, WAIT_S = 1.5, 4.0, 120.0  # kzeropaged pauses for a second betw
 # A host on hardware has no other host that could use its memory: all of it is zeroed.
 ALL = f"echo all > {FOLDER}/enabled"
 BUSY, IDLE = "while :; do :; done & busy=$!", "kill $busy; "
-# The outer kernel's, and of the QEMU in it: page faults, and pages that it has, in pages of 4 KiB.
+# Counters of the outer kernel, then of the QEMU in it: page faults, its huge pages of the pool, and
+# all of its memory, both in units of 4 KiB.
 COUNTS = (
     "cat /proc/vmstat; awk '{ print \"minor_faults\", $10 }' /proc/$vmm/stat; "
     "awk '/^VmRSS/ { n = $2 } /^HugetlbPages/ { pool = $2 } "
@@ -155,7 +160,7 @@ def use(inner: Inner, size_mb: int, mode: str, way: Way = WAYS["rest"]) -> dict[
 def rounds(run: Run, names: Sequence[str], found: Values) -> None:
     """Turns of use, free, report and rest in a guest for each of ENDS.
 
-    ``names``: of WAYS with the same memory of the inner QEMU.
+    ``names``: of WAYS, all with the same kind of memory in the inner guest.
     """
     memory, inner, extra = f"{run.options.memory_mb + OUTER_MB}M", {}, []
     if names[0] in SHARED:
@@ -179,7 +184,7 @@ def rounds(run: Run, names: Sequence[str], found: Values) -> None:
         for name, mode in [(one, mode) for one in names for mode in WAYS[one].modes]:
             way = WAYS[name]
             for one in insides:
-                # No report before QEMU's part of the pool, which is a count, has been read.
+                # A report shrinks QEMU's part of the pool: it must not come before COUNTS is read.
                 delay = POOL_DELAY_MS if way.pool else DELAY_MS
                 one.sh(f"echo {delay} > {DELAY}" if way.reports else LATE)
             size = run.options.size_mb

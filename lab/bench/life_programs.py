@@ -34,7 +34,8 @@ NOTE = (
 )
 COUNTED = (
     "Bytes zeroed by gcc and the server are those that the kernel stores with `rep stos`, counted "
-    "by a TCG plugin in all guests; kzeropaged zeroes with other instructions."
+    "by a TCG plugin in all guests; kzeropaged zeroes with other instructions. The plugin needs a "
+    "CPU model that has `rep stos`: their times do not compare with those of the other lives."
 )
 NOT_COUNTED = (
     "Without the emulator, bytes zeroed by gcc and the server are counted with init_on_alloc=1 "

@@ -48,7 +48,7 @@ DELAY_MS = 100  # so long that no report comes while the job still frees memory
 # While nothing runs but reports: base reports in rounds, with this delay between them
 SETTLE_MS = 10
 STILL_S = 0.1
-STILL_UPSTREAM_S = 2.5  # a kernel without that setting has 2 s between them
+STILL_FIXED_S = 2.5  # of a kernel that has neither the delay nor a flush: it reports every 2 s
 POPULATE_WRITE = 23  # MADV_POPULATE_WRITE
 
 
@@ -206,7 +206,7 @@ class Side:
         The VMM's resident bytes.
         """
         what, waits = f"the {self.name} guest", not (self.has_flush or self.has_delay)
-        still_s = STILL_UPSTREAM_S if waits else STILL_S
+        still_s = STILL_FIXED_S if waits else STILL_S
         size = settle_resident(self.guest.pid, timeout=timeout, what=what, still_s=still_s)
         if self.has_delay:
             self.sh(f"echo $delay > {DELAY}")

@@ -8,6 +8,7 @@ import shlex
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -369,3 +370,37 @@ def test_a_bench_that_fails_does_not_stop_the_others(
     results = {file.parent.name for file in folder.glob("*/result.json")}
     assert results == {*BENCHES} - {"order0", "churn"}
     assert (folder / "report.html").is_file()
+
+
+@pytest.mark.parametrize(
+    ("knobs", "still_s"),
+    [
+        ({session.FLUSH, session.DELAY}, session.STILL_S),
+        ({session.DELAY}, session.STILL_S),
+        (set(), session.STILL_FIXED_S),
+    ],
+)
+def test_a_guest_is_asked_only_for_the_knobs_that_it_has(
+    knobs: set[str], still_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Linux 6.12 has no delay of reports, and base no flush."""
+    asked: list[str] = []
+    waited: list[float] = []
+
+    class Asked(session.Side):
+        def sh(self, command: str, *, check: bool = True) -> list[str]:
+            asked.append(command)
+            return ["yes" if any(f"test -e {knob} " in command for knob in knobs) else "no"]
+
+    def settle(*_: object, still_s: float, **__: object) -> int:
+        waited.append(still_s)
+        return 0
+
+    monkeypatch.setattr(session, "settle_resident", settle)
+    side = Asked("base", cast(Any, SimpleNamespace(pid=1, lines=iter(()))))
+    side.find_knobs()
+    asked.clear()
+    side.settle()
+    assert waited == [still_s]
+    for knob in (session.FLUSH, session.DELAY):
+        assert any(f"> {knob}" in line for line in asked) is (knob in knobs)
