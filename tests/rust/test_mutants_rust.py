@@ -20,6 +20,8 @@ pytestmark = [pytest.mark.nightly, pytest.mark.matrix, pytest.mark.slow, pytest.
 
 CAUGHT, TIMEOUT = 0, 3  # exit codes of cargo-mutants; a mistake that loops is found, too
 OFFLINE = ("--offline", "--locked")
+# Of the daemon: its unit tests, and those that need no process of it.
+OWN = ("--lib", "--test", "device", "--test", "corpus")
 # A mutant that passes the daemon's own tests must fail one of these.
 FROM_OUTSIDE = ("tests/hostile", "tests/rust/test_bad_input.py")
 
@@ -58,7 +60,7 @@ def survives(repository: Path, environment: dict[str, str], log: Path) -> bool:
     workspace, crate = repository / daemon.WORKSPACE.name, ("-p", daemon.NAME)
     programs = (
         (["cargo", "build", *OFFLINE, *crate], workspace),
-        (["cargo", "test", *OFFLINE, *crate, "--test", "device", "--test", "corpus"], workspace),
+        (["cargo", "test", *OFFLINE, *crate, *OWN], workspace),
         ([sys.executable, "-m", "pytest", "-q", "-x", "-n2", *FROM_OUTSIDE], repository),
     )
     try:
