@@ -10,6 +10,7 @@ from lab.report.page import change, verdict
 from lab.report.results import Metric, Result, Sample
 
 WIDTH = 80
+CONTINUED = " \\"  # a shell goes on with the next line
 INDENT = "    "
 TOGETHER = "\N{NO-BREAK SPACE}"
 LEGEND = (
@@ -37,7 +38,15 @@ def text(result: Result) -> str:
             lines += _wrapped(part, INDENT)
     for note in result.notes:
         lines += ["", *_wrapped(note, "")]
-    return "\n".join([*lines, "", f"Again: {result.reproduce}"])
+    return "\n".join([*lines, "", *_command(f"Again: {result.reproduce}")])
+
+
+def _command(line: str) -> list[str]:
+    """A command on lines that fit, to be pasted into a shell."""
+    *first, last = textwrap.wrap(
+        line, WIDTH - len(CONTINUED), subsequent_indent=INDENT, break_on_hyphens=False
+    )
+    return [*(one + CONTINUED for one in first), last]
 
 
 def _wrapped(words: str, indent: str) -> list[str]:

@@ -197,17 +197,25 @@ def _is_main(metric: Metric) -> bool:
     return bool(about and about.main and about.main.applies(metric.parameters))
 
 
+def _six_digits(text: str) -> float:
+    number = float(f"{float(text):.6g}")
+    return int(number) if number.is_integer() else number
+
+
 def _reduced(result: Result) -> str:
     """The text of result.json without the single values, a line for each metric.
 
     Numbers have six digits. The text leaves out null and default values, names that the kind and
     the parameters make, and the words of metrics.toml; load() supplies them.
     """
-    data = json.loads(result.to_json(), parse_float=lambda text: float(f"{float(text):.6g}"))
+    data = json.loads(result.to_json(), parse_float=_six_digits)
     usual = {one.name: one.default for one in fields(Metric)}
     metrics = []
     for one in data.pop("metrics"):
         del one["values"]
+        test = one["significance"]
+        if test and test["p"] is None:
+            del test["p"]
         if one["accelerator"] == result.accelerator:
             one["accelerator"] = ""
         of = one["kind"], one["parameters"]

@@ -315,6 +315,8 @@ def test_published_results_fit_a_terminal() -> None:
         assert lines[0].startswith("Targets met: ")
         assert [line for line in lines if len(line) > 80] == [], file
         assert {metric.name for metric in made.metrics} <= set(lines)
+        command = plain.text(made).rpartition("Again: ")[2].replace(" \\\n", "")
+        assert command.split() == made.reproduce.split()
 
 
 def test_no_value_is_cut_off() -> None:
