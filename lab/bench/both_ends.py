@@ -37,19 +37,19 @@ class Way(NamedTuple):
     the host's memory is a pool of huge pages.
     """
 
-    words: str
     modes: Sequence[str] = ("touch_all",)
     rest: bool = True
     reports: bool = True
     pool: bool = False
 
 
+# What each is called in a result: words.use in lab/report/metrics.toml.
 WAYS = {
-    "rest": Way("after a rest", MODES),
-    "busy": Way("on a host that was never idle", rest=False),
-    "kept": Way("when the guest never gave it back", reports=False),
-    "memfd": Way("after a rest, guest memory in a memfd"),
-    "hugetlb": Way("after a rest, guest memory in a pool of huge pages", pool=True),
+    "rest": Way(MODES),
+    "busy": Way(rest=False),
+    "kept": Way(reports=False),
+    "memfd": Way(),
+    "hugetlb": Way(pool=True),
 }
 # Shared memory of the inner guest, by way: QEMU's object without its size.
 MEMFD = "memory-backend-memfd,id=memory,share=on"
@@ -65,10 +65,8 @@ NOTE = (
     "reports nothing, so its memory stays in QEMU; giving it back is measured against this."
 )
 PREZEROED = "pgzeroed_set_prezeroed"
-MORE_MB, OUTER_MB = (
-    64,
-    1024,
-)  # more than is used is made dirty; more memory than the inner guest's, outside
+MORE_MB = 64  # made dirty beyond what is used
+OUTER_MB = 1024  # memory of the outer guest beyond the inner one's
 STILL_S, REST_S, WAIT_S = 1.5, 4.0, 120.0  # kzeropaged pauses for a second between two batches
 # A host on hardware has no other host that could use its memory: all of it is zeroed.
 ALL = f"echo all > {FOLDER}/enabled"
@@ -188,7 +186,7 @@ def rounds(run: Run, names: Sequence[str], found: Values) -> None:
                 delay = POOL_DELAY_MS if way.pool else DELAY_MS
                 one.sh(f"echo {delay} > {DELAY}" if way.reports else LATE)
             size = run.options.size_mb
-            with step(f"both ends, {way.words}, {mode}: {run.pairs} turns of {size} MB"):
+            with step(f"both ends, {name}, {mode}: {run.pairs} turns of {size} MB"):
                 for one, counts in turns(insides, run.pairs):
                     figures = use(one, size, mode, way)
                     if counts:
