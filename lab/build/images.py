@@ -55,11 +55,14 @@ def tree_of(
 
     Hold it while building.
     """
-    if variant == "base" and not chosen:
+    base = variant == "base" and not chosen
+    if base and what != "linux":
         yield fetch.pristine(source)
-    else:
-        with apply.working_copy(parts.get(what, chosen), source) as tree:
-            yield tree
+        return
+    # The floor kernel differs from base in few files.
+    series = parts.get(what, ("floor",) if base else chosen)
+    with apply.working_copy(series, source, bare=base) as tree:
+        yield tree
 
 
 @dataclass(frozen=True)

@@ -264,6 +264,7 @@ def make_linux(
     """Configure and build in ``obj``.
 
     ``step``: in the middle of the series, with ccache, and without objects that are turned off.
+    Base has ccache, too, for the floor kernel.
     """
     configure_linux(tree, obj, files, arch, log, lenient=step)
     config = (obj / ".config").read_text(encoding="utf-8")
@@ -273,7 +274,7 @@ def make_linux(
         raise LabError(what, ", ".join(turned_on), "correct linux/configs/off.config")
     if step:
         targets = [target for target in targets if has_object(tree, target, config)]
-    environment = cached_environment() if step else None
+    environment = cached_environment() if step or variant == "base" else None
     make_targets(
         tree, obj, targets, log, arch, f"the kernel does not build ({arch}, {variant})", environment
     )

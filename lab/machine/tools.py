@@ -33,7 +33,7 @@ NEEDS: dict[str, str] = {
 # The packages for each user of them.
 COMPILE = ("gcc", "binutils", "make", "git", "tar", "xz-utils", "dpkg", "libc6-dev")
 TOOLS: dict[str, tuple[str, ...]] = {
-    "linux": (*COMPILE, "flex", "bison", "bc", "perl", "lz4", "libelf-dev"),
+    "linux": (*COMPILE, "flex", "bison", "bc", "perl", "lz4", "libelf-dev", "ccache"),
     "qemu": (
         *COMPILE,
         "pkg-config",
@@ -44,7 +44,6 @@ TOOLS: dict[str, tuple[str, ...]] = {
     ),
     "daemon": ("cargo",),
     "daemon's tests": ("rustfmt", "rust-clippy"),
-    "steps": ("ccache",),  # building after each patch
     "system calls": ("strace",),
     "package": ("dpkg", "dpkg-dev"),
     "signing": ("libssl-dev", "sbsigntool"),

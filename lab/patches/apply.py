@@ -12,6 +12,7 @@ from lab.patches.parts import Series
 from lab.patches.repo import BASE, apply, mode_of, small
 
 STATE = ".knownzero-applied"
+BARE = "no patches"  # the key of such a tree
 Changes = dict[str, tuple[bytes, int] | None]  # bytes and mode of files by name; None: deleted
 
 
@@ -49,10 +50,11 @@ def _sync(tree: Path, pristine: Path, made: Changes, key: str = "") -> None:
 
 
 @contextlib.contextmanager
-def working_copy(series: Series, source: fetch.Source) -> Iterator[Path]:
+def working_copy(series: Series, source: fetch.Source, bare: bool = False) -> Iterator[Path]:
     """A patched tree that builds share: it does not change while one holds it.
 
-    Unchanged files keep their times.
+    Unchanged files keep their times. ``bare``: the same tree without the patches, so that ccache
+    has what both have in common.
     """
     pristine = fetch.pristine(source)
     if not series.patches():
@@ -61,7 +63,7 @@ def working_copy(series: Series, source: fetch.Source) -> Iterator[Path]:
     # One for all sets of parts: from one to the next, few files change.
     tree = paths.sub("work") / f"{source.name}-{source.key[:12]}{series.suffix}"
     name = f"tree-{tree.name}"
-    key = series.key()
+    key = BARE if bare else series.key()
     while True:
         with lock.locked(name, shared=True):
             if _applied(tree) == key:
@@ -71,7 +73,7 @@ def working_copy(series: Series, source: fetch.Source) -> Iterator[Path]:
             if _applied(tree) == key:
                 continue
             with progress.step(f"applying the {series.name} series"):
-                made = result(series, pristine)
+                made = {} if bare else result(series, pristine)
                 _ensure(tree, pristine)
                 _sync(tree, pristine, made, key)
 

@@ -120,7 +120,7 @@ def build_each(series: Series, first: str = "") -> Iterator[Found]:
     if start is None:
         why, fix = f"no patch of {series.name} starts with it", "PART or PART/NNNN, see parts/"
         raise UsageError(f"Bad --from {first}", why, fix)
-    tools.need(series.name, *(["steps"] if series.name == "linux" else []))
+    tools.need(series.name)
     source = fetch.obtain(series.name)
     pristine = fetch.pristine(source)
     tree = paths.sub("work") / f"each-{source.key[:12]}"

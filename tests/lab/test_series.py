@@ -236,6 +236,19 @@ def test_a_set_of_parts_makes_its_own_tree(developed: Path, source: Path) -> Non
         assert not (copy / "mm/other.c").exists()
 
 
+def test_a_bare_tree_is_the_patched_one_without_its_patches(developed: Path) -> None:
+    """A compiler cache knows a file by its place, so base is built where the floor kernel is."""
+    series, linux = parts.get("linux", ["zeroed"]), fetch.obtain("linux")
+    kept = None
+    for bare, text in ((True, lines()), (False, lines(n7="seven")), (True, lines())):
+        with apply.working_copy(series, linux, bare=bare) as copy:
+            assert (copy / "mm/page_alloc.c").read_text() == text
+            now = copy, (copy / "Makefile").stat().st_mtime_ns
+        kept = kept or now
+        assert now == kept
+    assert (fetch.pristine(linux) / "mm/page_alloc.c").read_text() == lines()
+
+
 def test_check_finds_what_does_not_apply_alone_and_what_is_too_large(
     developed: Path, repo: Path, source: Path
 ) -> None:
