@@ -27,7 +27,7 @@ from lab.machine import fetch, tools
 KERNELS = (("debug", "x86_64"), ("knownzero", "x86_64"), ("debug", "um"), ("off", "um"))
 # Sets of parts for User-Mode Linux; the night builds every set, on and off.
 ZEROED = ("fixes-mm", "fixes-virtio", "fixes-pm", "content", "zeroed")
-PART_KERNELS = (("off", ZEROED[:3]), ("off", ZEROED[:4]), ("debug", ZEROED))
+PART_KERNELS = (("off", ZEROED[:3]), ("debug", ZEROED))
 QTESTS = ("virtio-balloon-reporting-test", "virtio-balloon-test", "vhost-user-balloon-test")
 NEEDS_BUILDS = "boots or slow or images"
 QUICK = f"not ({NEEDS_BUILDS})"
