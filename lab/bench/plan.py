@@ -17,8 +17,7 @@ from typer import Option
 from lab.bench.plugin import build_plugin
 from lab.boot import initramfs, resolve
 from lab.boot.spec import ACCELS, BootSpec
-from lab.build import daemon
-from lab.build.linux import VARIANTS, build_linux
+from lab.build import daemon, linux
 from lab.core.errors import LabError, UsageError
 from lab.machine.arches import PVM
 from lab.patches.parts import split
@@ -232,7 +231,7 @@ def plan(bench: Bench, options: BenchOptions, verb: tuple[str, ...] = ()) -> Pla
         kernels = {
             name: replace(kernel, arch=PVM) for name, kernel in kernels.items() if name != "off"
         }
-    elif bench.user_mode and {*named.values()} <= {*VARIANTS}:
+    elif bench.user_mode and {*named.values()} <= {*linux.VARIANTS}:
         kernels |= {f"um_{side}": Kernel(name, "um") for side, name in named.items()}
     return Plan(bench, options, verb or ("bench", bench.name), kernels)
 
@@ -262,9 +261,9 @@ def build(wanted: Plan) -> Images:
 
 
 def _kernel(kernel: Kernel) -> Image:
-    if kernel.named not in VARIANTS:
+    if kernel.named not in linux.VARIANTS:
         return kernel.named
-    return build_linux(kernel.named, kernel.arch, config=kernel.config)
+    return linux.build_linux(kernel.named, kernel.arch, config=kernel.config)
 
 
 def available_gb() -> float:

@@ -24,10 +24,17 @@ from lab.core.errors import LabError
 from lab.machine import fetch, tools
 
 # The kernels of guests in tests; the slowest build first.
-KERNELS = (("debug", "x86_64"), ("knownzero", "x86_64"), ("debug", "um"), ("off", "um"))
+KERNELS = (
+    ("debug", "x86_64"),
+    ("knownzero", "x86_64"),
+    ("base", "x86_64"),
+    ("floor", "x86_64"),
+    ("debug", "um"),
+    ("off", "um"),
+)
 # Sets of parts for User-Mode Linux; the night builds every set, on and off.
 ZEROED = ("fixes-mm", "fixes-virtio", "fixes-pm", "content", "zeroed")
-PART_KERNELS = (("off", ZEROED[:3]), ("debug", ZEROED))
+PART_KERNELS = (("debug", ZEROED),)
 QTESTS = ("virtio-balloon-reporting-test", "virtio-balloon-test", "vhost-user-balloon-test")
 NEEDS_BUILDS = "boots or slow or images"
 QUICK = f"not ({NEEDS_BUILDS})"

@@ -20,6 +20,7 @@ from lab.bench import fleet, plan
 from lab.bench.plan import BenchOptions
 from lab.bench.repeat import Values
 from lab.bench.table import BENCHES
+from lab.build import linux
 from lab.core.errors import LabError, TestFailure
 from lab.report import charts, page, publish
 from lab.report.results import Metric, Result, load
@@ -56,7 +57,7 @@ def test_too_little_memory_is_an_error_before_anything_is_built(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(plan, "available_gb", lambda: 7.0)
-    monkeypatch.setattr(plan, "build_linux", lambda *_: pytest.fail("it built something"))
+    monkeypatch.setattr(linux, "build_linux", lambda *_: pytest.fail("it built something"))
     with pytest.raises(LabError, match="fleet") as error:
         plan.build(plan.plan(BENCHES["fleet"], BenchOptions()))
     assert "7.0 GB of memory are available, 7.2 GB are needed" in error.value.why

@@ -31,6 +31,7 @@ from lab.bench.plan import BenchOptions
 from lab.bench.repeat import Values
 from lab.bench.table import BENCHES
 from lab.boot import initramfs, resolve
+from lab.build import linux
 from lab.core.errors import TestFailure, UsageError
 from lab.report import page, publish
 from lab.report import phases as chart
@@ -375,7 +376,7 @@ CSV = (
 def test_the_disk_and_its_kernels_are_for_the_phases_of_programs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(plan, "build_linux", lambda *of, **more: Path(of[0]) / more["config"])
+    monkeypatch.setattr(linux, "build_linux", lambda *of, **more: Path(of[0]) / more["config"])
     monkeypatch.setattr(resolve, "qemu", lambda *_: Path("qemu"))
     monkeypatch.setattr(initramfs, "base_archive", lambda *_: Path("archive"))
     monkeypatch.setattr(plan, "build_plugin", Path)

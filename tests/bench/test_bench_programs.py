@@ -151,7 +151,7 @@ def test_the_disk_comes_before_the_builds(monkeypatch: pytest.MonkeyPatch) -> No
 
     wanted = plan.plan(BENCHES["programs"], BenchOptions())
     wanted = replace(wanted, bench=replace(wanted.bench, disk=disk))
-    monkeypatch.setattr(plan, "build_linux", lambda *_: pytest.fail("it built something"))
+    monkeypatch.setattr(build, "build_linux", lambda *_: pytest.fail("it built something"))
     monkeypatch.setattr(plan, "available_gb", lambda: 16.0)
     with pytest.raises(LabError, match="installing the programs"):
         plan.build(wanted)
