@@ -28,7 +28,6 @@ KERNELS = (
     ("debug", "x86_64"),
     ("knownzero", "x86_64"),
     ("base", "x86_64"),
-    ("floor", "x86_64"),
     ("debug", "um"),
     ("off", "um"),
 )
