@@ -43,7 +43,7 @@ class Way(NamedTuple):
     pool: bool = False
 
 
-# What each is called in a result: words.use in lab/report/metrics.toml.
+# Results take the titles from words.use in lab/report/metrics.toml.
 WAYS = {
     "rest": Way(MODES),
     "busy": Way(rest=False),

@@ -22,8 +22,8 @@ PLACE = "/kz/inner"
 LOG = f"{PLACE}/vmm.log"
 # The outer kernel has no sockets: each channel is a file, or a pair of FIFOs.
 CHANNELS = {"ctl": "file", "out": "pipe", "err": "file", "in": "pipe"}
-# Without it, a guest hangs now and then: an interrupt comes while its idle task sets the clock with
-# interrupts disabled, and waits for the clock.
+# Without it, the floor kernel hung: a timer interrupt waited for a clock that was being set. The
+# idle task sets it, with interrupts disabled, when its tick has paused.
 TICK = "nohz=off"
 # Runs a line of shell in the inner guest, whose loop ends the output with "@done" and the exit
 # code.
