@@ -14,6 +14,7 @@ from lab.report import charts, phases, questions, registry
 from lab.report.groups import Group, groups
 from lab.report.page import change, runs
 from lab.report.results import FILE_NAME, Metric, Result, Sample, from_data, load
+from lab.report.significance import TOO_FEW
 
 FOLDER = REPO / "docs" / "results"
 LIMIT = 1 << 20  # bytes, of all published results
@@ -206,7 +207,8 @@ def _reduced(result: Result) -> str:
     """The text of result.json without the single values, a line for each metric.
 
     Numbers have six digits. The text leaves out null and default values, names that the kind and
-    the parameters make, and the words of metrics.toml; load() supplies them.
+    the parameters make, the words of metrics.toml, and that there were too few values to test;
+    load() supplies them.
     """
     data = json.loads(result.to_json(), parse_float=_six_digits)
     usual = {one.name: one.default for one in fields(Metric)}
@@ -214,7 +216,9 @@ def _reduced(result: Result) -> str:
     for one in data.pop("metrics"):
         del one["values"]
         test = one["significance"]
-        if test and test["p"] is None:
+        if test and test["test"] == TOO_FEW:
+            del one["significance"]
+        elif test and test["p"] is None:
             del test["p"]
         if one["accelerator"] == result.accelerator:
             one["accelerator"] = ""

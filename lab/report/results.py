@@ -17,7 +17,7 @@ from lab.core import lock
 from lab.core.errors import LabError, UsageError
 from lab.core.units import digits, human
 from lab.report import registry
-from lab.report.significance import Significance, change_interval, judge
+from lab.report.significance import TOO_FEW, Significance, change_interval, judge
 
 FILE_NAME = "result.json"
 FORMAT = 2
@@ -220,11 +220,11 @@ class Result:
 
 
 def _metric(data: dict[str, Any]) -> Metric:
-    interval, test = (data.get(name) for name in ("change_interval", "significance"))
+    interval, test = data.get("change_interval"), data.get("significance", {"test": TOO_FEW})
     target, floor = (data.get(name) for name in ("target", "near_floor"))
     values = {side: list(map(float, found)) for side, found in data.get("values", {}).items()}
-    # A published metric has no name where its kind and parameters make it, and only the words that
-    # differ from those in metrics.toml.
+    # A published metric has no name where its kind and parameters make it, only the words that
+    # differ from those in metrics.toml, and no test where it had too few values.
     kind, parameters = data.get("kind", ""), data.get("parameters", {})
     words = {"name": registry.name(kind, parameters)} | registry.words(kind, parameters)
     given = data | {
