@@ -37,9 +37,17 @@ def compiler(prefix: str = "") -> str:
 
 
 def cached_environment() -> dict[str, str]:
-    """The environment with ccache, which serves all folders."""
-    path = f"{tools.CCACHE}:{os.environ.get('PATH', os.defpath)}"
-    settings = {"PATH": path, "CCACHE_DIR": str(paths.sub("ccache")), "CCACHE_MAXSIZE": "5G"}
+    """The environment with ccache, which serves all folders.
+
+    It takes the list of headers from the compiler: a file that it does not know is not
+    preprocessed twice, which would take half as long again as compiling it.
+    """
+    settings = {
+        "PATH": f"{tools.CCACHE}:{os.environ.get('PATH', os.defpath)}",
+        "CCACHE_DIR": str(paths.sub("ccache")),
+        "CCACHE_MAXSIZE": "5G",
+        "CCACHE_DEPEND": "1",
+    }
     return dict(os.environ) | settings
 
 
