@@ -673,7 +673,11 @@ inline prezero_release(done)
 	held_bad = 0
 }
 
-/* Kernel: mm/prezero.c __prezero_give_back() mm/prezero.h prezero_give_back() */
+/*
+ * Whether a caller tries, or waits for the lock, makes no difference to the mark.
+ * Kernel: mm/prezero.c __prezero_give_back() __prezero_give_back_wait()
+ * mm/prezero.h prezero_give_back() prezero_give_back_wait()
+ */
 #define prezero_give_back()	prezero_release(0)
 
 /* Kernel: mm/prezero_map.c prezero_map_dirty() mm/prezero.c prezero_next() prezero_search() */
