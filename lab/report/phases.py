@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0
-"""A chart of a guest's life: phases from left to right, a bar for each kind of guest."""
+"""Charts of a guest's life: phases from left to right, a bar for each kind of guest."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 
 from lab.core.units import human
@@ -25,7 +25,7 @@ NAMES = {
     "burst": "burst",
 }
 HIGH, BELOW, ABOVE = 64.0, 22.0, 40.0  # of a panel, its axis, and its title
-BAR, STEP = 6.0, charts.WIDTH / len(NAMES)
+BARS, STEP = 24.0, charts.WIDTH / len(NAMES)  # all bars of a phase, and its room
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,8 @@ PANELS = (
     Panel("Time, against base", ("time",), relative=True),
     Panel("Host memory at the end; save: the file", ("host", "file")),
 )
+# The kind of guest that the short chart compares with base, and its panels.
+SHOWN, SHORT = "kzeropaged", PANELS[:2]
 Samples = dict[tuple[str, str], tuple[Sample, str]]  # by phase and side: the sample, its unit
 
 
@@ -70,20 +72,20 @@ def _samples(metrics: Sequence[Metric], panel: Panel, init: str) -> Samples:
     return found
 
 
-def _bar(x: float, y: float, share: float, colour: str, about: str) -> str:
+def _bar(x: float, y: float, width: float, share: float, colour: str, about: str) -> str:
     high = max(1.0, min(share, 1.0) * HIGH)
     mark = ""
     if share > 1.0:
-        mark = f'<path class="beyond" d="M{x:.1f} {y - 2:.1f}l{BAR / 2} -5l{BAR / 2} 5z"/>'
+        mark = f'<path class="beyond" d="M{x:.1f} {y - 2:.1f}l{width / 2} -5l{width / 2} 5z"/>'
     return (
         f'<g><title>{escape(about)}</title><rect class="{colour}" x="{x:.1f}" '
-        f'y="{y + HIGH - high:.1f}" width="{BAR}" height="{high:.1f}"/>{mark}</g>'
+        f'y="{y + HIGH - high:.1f}" width="{width}" height="{high:.1f}"/>{mark}</g>'
     )
 
 
 def _panel(panel: Panel, found: Samples, of: dict[str, str], y: float) -> str:
     """A panel whose title begins at ``y``."""
-    unit = next(unit for _, unit in found.values())
+    unit, width = next(unit for _, unit in found.values()), BARS / len(of)
     top = max(sample.median for sample, _ in found.values())
     scale = f"up to {charts.BEYOND:g} times base" if panel.relative else f"up to {human(top, unit)}"
     parts = [
@@ -101,9 +103,9 @@ def _panel(panel: Panel, found: Samples, of: dict[str, str], y: float) -> str:
             sample, _ = found[phase, side]
             full = found[phase, BASE][0].median * charts.BEYOND if panel.relative else top
             share = sample.median / full if full else 0.0
-            x = middle + (place - len(of) / 2) * BAR
+            x = middle + (place - len(of) / 2) * width
             about = f"{words}, {name}: {human(sample.median, unit)}"
-            parts.append(_bar(x, y + ABOVE, share, f"policy{place}", about))
+            parts.append(_bar(x, y + ABOVE, width, share, f"policy{place}", about))
     return "".join(parts)
 
 
@@ -135,3 +137,50 @@ def picture(result: Result, about: str) -> str:
     """The chart as a file, with a caption."""
     body, height = drawn(result)
     return charts.alone(body, height, TITLE, about)
+
+
+def is_whole(metrics: Sequence[Metric]) -> bool:
+    """Whether these are of a life with every phase, and of the guest that the short chart shows."""
+    of = {one.parameters["phase"] for one in metrics if one.parameters["side"] == SHOWN}
+    return of >= {*NAMES}
+
+
+def _worse(metrics: Sequence[Metric], panel: Panel) -> str:
+    """The init_on_alloc with which ours has more of base's sum over all phases."""
+
+    def share(init: str) -> float:
+        found = _samples(metrics, panel, init)
+        base, ours = (
+            sum(sample.median for (_, of), (sample, _) in found.items() if of == side)
+            for side in (BASE, SHOWN)
+        )
+        return ours / base
+
+    return max(dict.fromkeys(one.parameters["init"] for one in metrics), key=share)
+
+
+def _caption(result: Result, init: str) -> str:
+    """What the guest does in its phases, and what kzeropaged does while it is idle."""
+    program, park, burst = (
+        human(result.job[name] << 20, "bytes") for name in ("program_mb", "park_mb", "burst_mb")
+    )
+    idle = result.metric(f"life.init{init}.{SHOWN}.thp.whole.prezeroed")
+    zeroes = f"{SHOWN} zeroes {human(idle.ours.median, idle.unit)} in idle time. " if idle else ""
+    return (
+        f"run: a program writes {program}, again at once, and 2 s later; park: {park} to the host; "
+        f"burst: {burst}. {zeroes}Measured on {result.ran_on}. Less is better."
+    )
+
+
+def short(result: Result) -> str:
+    """A file with base and SHOWN only, each panel with the worse init_on_alloc."""
+    metrics = [one for one in of_phases(result.metrics) if one.parameters["side"] == SHOWN]
+    of = {BASE: BASE, SHOWN: f"Knownzero, {SHOWN} on"}
+    key, y = charts.legend(charts.MARGIN, [*of.values()], ["policy0", "policy1"])
+    parts = [key]
+    for panel in SHORT:
+        init = _worse(metrics, panel)
+        named = replace(panel, title=f"{panel.title}, init_on_alloc={init}")
+        parts.append(_panel(named, _samples(metrics, panel, init), of, y))
+        y += ABOVE + HIGH + BELOW
+    return charts.alone("".join(parts), y, TITLE, _caption(result, _worse(metrics, SHORT[0])))

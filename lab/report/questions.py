@@ -16,7 +16,10 @@ HEADS = ("question", "base → Knownzero", "spread", "accelerator", "command")
 
 
 def questions() -> list[dict[str, Any]]:
-    """The questions: what one asks, its runs, and a pattern for the names of its metrics."""
+    """The questions: what one asks, its runs, and a pattern for the names of its metrics.
+
+    ``beside``: one for a figure that is shown with it, after ``words``.
+    """
     found: list[dict[str, Any]] = tomllib.loads(QUESTIONS.read_text(encoding="utf-8"))["question"]
     return found
 
@@ -25,21 +28,31 @@ def table(results: Sequence[Result]) -> str:
     """A row for each question that these results answer; nothing without any."""
     rows = []
     for question in questions():
-        matching = [
-            (result, metric)
-            for result in results
-            if result.name in question["runs"]
-            for metric in result.metrics
-            if fnmatchcase(metric.name, question["metrics"])
-        ]
-        if matching:
-            result, metric = max(matching, key=lambda one: _badness(one[1]))
-            figure = f"[{_figure(metric)}]({result.name}/README.md)"
+        if found := _worst(results, question, question["metrics"]):
+            result, metric = found
+            change = percent(metric.change_percent)
+            figure = f"[{_sides(metric)}: {change}]({result.name}/README.md)"
+            if beside := _worst(results, question, question.get("beside", "")):
+                figure += f"; {question['words']} {_sides(beside[1])}"
             where, command = ran_on(result, metric), f"`{result.reproduce}`"
             rows.append((question["asks"], figure, _spread(metric), where, command))
     if not rows:
         return ""
     return "".join(f"{'|'.join(row)}\n" for row in (HEADS, ("---",) * len(HEADS), *rows)) + "\n"
+
+
+def _worst(
+    results: Sequence[Result], question: dict[str, Any], pattern: str
+) -> tuple[Result, Metric] | None:
+    """Of all figures of the question's runs with such a name, the one that is worst for ours."""
+    matching = [
+        (result, metric)
+        for result in results
+        if result.name in question["runs"]
+        for metric in result.metrics
+        if fnmatchcase(metric.name, pattern)
+    ]
+    return max(matching, key=lambda one: _badness(one[1]), default=None)
 
 
 def _badness(metric: Metric) -> float:
@@ -49,9 +62,8 @@ def _badness(metric: Metric) -> float:
     return -metric.change_percent if metric.better == "more" else metric.change_percent
 
 
-def _figure(metric: Metric) -> str:
-    base, ours = (human(side.median, metric.unit) for side in (metric.base, metric.ours))
-    return f"{base} → {ours}: {percent(metric.change_percent)}"
+def _sides(metric: Metric) -> str:
+    return " → ".join(human(side.median, metric.unit) for side in (metric.base, metric.ours))
 
 
 def _spread(metric: Metric) -> str:

@@ -306,7 +306,9 @@ def test_a_phase_by_itself_has_only_its_figures() -> None:
 def result(found: Values) -> Result:
     run = run_of("life")
     life.figures(run, found, Sizes())
-    return Result("life", "tcg", {}, "", run.metrics, sides=["base", "the column named"])
+    sizes = {f"{name}_mb": 1024 for name in ("program", "park", "burst")}
+    sides = ["base", "the column named"]
+    return Result("life", "tcg", {}, "", run.metrics, job=sizes, sides=sides)
 
 
 def bars(svg: str) -> list[str]:
@@ -349,6 +351,20 @@ def test_the_chart_is_on_the_page_and_published() -> None:
     assert f'aria-label="{chart.TITLE}"' in svg and "var(" not in svg
     other = Result("thp", "tcg", {}, "", [Metric.of("thp.x", "ms", [1.0], [1.0])])
     assert chart.TITLE not in page.html([other])
+
+
+def test_the_short_chart_has_the_worse_init_on_alloc() -> None:
+    """It is published with a whole life only, and says what kzeropaged does meanwhile."""
+    found = values()
+    found["kzeropaged", 1, "thp", "burst", "zeroed"] = [900.0 * MIB]
+    found["kzeropaged", 0, "thp", "boot", "time"] = [90_000.0]
+    made = result(found)
+    svg = publish._files(made)["life-short.svg"]
+    assert "the guest zeroes, init_on_alloc=1" in svg and "against base, init_on_alloc=0" in svg
+    assert "kzeropaged zeroes" in re.sub(r"<[^>]*>", " ", svg)
+    assert int(re.findall(r' height="(\d+)"', svg)[0]) <= 400
+    part = [one for one in made.metrics if one.parameters.get("phase") != "park"]
+    assert "life-short.svg" not in publish._files(replace(made, metrics=part))
 
 
 def test_the_disk_has_no_page_of_zeros(tmp_path: Path) -> None:
