@@ -103,6 +103,9 @@ NOTES = (
     "with init_on_alloc=1: ours counts them, base zeroes each page that it allocates. Bytes that "
     "kzeropaged zeroes are counted apart. Time of the whole life: the sum of its phases, without "
     "rests.",
+    "Not measured: instructions, since -icount gives a guest a clock of its own, which does not "
+    "wait for the host; and bytes that the host zeroes: its kernel is not ours, and its faults "
+    "are counted instead.",
 )
 
 
