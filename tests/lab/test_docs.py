@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import re
 import shlex
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -288,6 +289,48 @@ def test_the_tests_that_are_named_exist() -> None:
         "test_of_a_cat",
         "merge: by a cat",
     ]
+
+
+MEMORY_ORDER = REPO / "docs" / "explanation" / "memory-order.md"
+# A marked access, to the end of its first argument.
+ACCESS = re.compile(
+    r"\b((?:READ_ONCE|WRITE_ONCE|smp_\w+|static_branch_\w+|atomic\w*|\w*xchg\w*|data_race)"
+    r"\((?:[^(),]|\([^()]*\))*)[,)]"
+)
+
+
+def marked_accesses() -> Counter[str]:
+    """The marked accesses that the series adds outside its tests, and how often."""
+    found: Counter[str] = Counter()
+    for name, text in sources("linux").items():
+        if re.match(r"(?!mm/tests/|tools/).*\.[ch]$", name):
+            code = re.sub(r"/\*.*?\*/", "", text, flags=re.DOTALL)
+            found.update(f"{access})" for access in ACCESS.findall(code))
+    return found
+
+
+def argued_accesses(text: str) -> dict[str, int]:
+    """The marked accesses that a table of the page names, and in how many places they are."""
+    table = re.split(r"\n## ", text.split("\n## Marked accesses\n")[1])[0]
+    named = re.findall(r"`([^`]+)`(?: ×(\d+))?", table)
+    return {access: int(places or 1) for access, places in named if ACCESS.fullmatch(access)}
+
+
+def test_each_marked_access_has_an_argument() -> None:
+    text = MEMORY_ORDER.read_text(encoding="utf-8")
+    assert argued_accesses(text) == marked_accesses()
+    without = text.replace("`READ_ONCE(pn->held)`", "the read")
+    assert set(marked_accesses()) - set(argued_accesses(without)) == {"READ_ONCE(pn->held)"}
+    once = text.replace("`READ_ONCE(p->folio)` ×2", "`READ_ONCE(p->folio)`")
+    assert argued_accesses(once) != marked_accesses()
+
+
+def test_the_functions_with_accesses_exist() -> None:
+    rows = re.findall(r"^\| (.+?) \|", MEMORY_ORDER.read_text(encoding="utf-8"), re.MULTILINE)
+    there = "\n".join(p.read_text(errors="replace") for p in parts.get("linux").patches())
+    names = set(re.findall(r"`(\w+)\(\)`", "\n".join(rows)))
+    assert len(names) > 40
+    assert [name for name in names if not re.search(rf"\b{name}\(", there)] == []
 
 
 @pytest.mark.slow
