@@ -48,6 +48,10 @@ def read(file: Path) -> list[Case]:
     return found
 
 
+def lines(cases: Iterable[Case]) -> str:
+    return "".join(json.dumps(asdict(case)) + "\n" for case in cases)
+
+
 def count(cases: Iterable[Case]) -> Counter[str]:
     return Counter(case.state for case in cases)
 
@@ -109,7 +113,7 @@ class _Writer:
             self.repeated.remove(report.nodeid)
             return
         with self.file.open("a", encoding="utf-8") as out:
-            out.write(json.dumps(asdict(self.running.pop(report.nodeid))) + "\n")
+            out.write(lines([self.running.pop(report.nodeid)]))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -46,13 +46,17 @@ class Step:
 
 @dataclass
 class Stage:
-    """A part of the night: commands by the names of their steps."""
+    """A part of the night: commands by the names of their steps.
+
+    ``keys``: of what its files of tests, or else its steps, read (``lab.testing.inputs``).
+    """
 
     name: str
     title: str
     commands: dict[str, list[str]]
     marks: str = ""  # of its tests
     steps: dict[str, Step] = field(default_factory=dict)
+    keys: dict[str, str] = field(default_factory=dict)
 
     @property
     def state(self) -> str:
@@ -131,12 +135,27 @@ class Night:
     def cases(self, stage: Stage) -> list[Case]:
         return cases.read(self.folder / f"{stage.name}.jsonl")
 
-    def same_as(
-        self, facts: dict[str, str], shard: str, settings: dict[str, str], wants: Sequence[object]
-    ) -> bool:
+    def same_as(self, shard: str, settings: dict[str, str], wants: Sequence[object]) -> bool:
         commands = [(stage.name, stage.commands) for stage in self.stages]
-        same = (self.facts.get("knownzero"), self.shard, self.settings)
-        return commands == wants and same == (facts.get("knownzero"), shard, settings)
+        return (commands, self.shard, self.settings) == (wants, shard, settings)
+
+    def renew(self, keys: dict[str, dict[str, str]]) -> None:
+        """Drop the cases and steps whose keys are others than those in ``keys``, by stage.
+
+        A stage of tests runs again as one step, which leaves out the cases that are kept.
+        """
+        for stage in self.stages:
+            new, found = keys[stage.name], self.cases(stage)
+            same = {name for name, key in new.items() if stage.keys.get(name) == key}
+            if stage.marks:
+                kept = [case for case in found if case.id.partition("::")[0] in same]
+                if kept != found:
+                    file = self.folder / f"{stage.name}.jsonl"
+                    lock.write_atomically(file, cases.lines(kept))
+                same = {*stage.steps} if (kept, new) == (found, stage.keys) else set()
+            for name in stage.steps.keys() - same:
+                stage.steps[name] = Step(seconds=stage.steps[name].seconds)
+            stage.keys = new
 
     def states(self) -> set[str]:
         return {step.state for stage in self.stages for step in stage.steps.values()}
@@ -192,7 +211,7 @@ def merge(folders: Sequence[Path]) -> Night:
                 f"{name} in {night.folder.name}": step for name, step in stage.steps.items()
             }
             with (merged.folder / f"{stage.name}.jsonl").open("a", encoding="utf-8") as out:
-                out.writelines(json.dumps(asdict(case)) + "\n" for case in night.cases(stage))
+                out.write(cases.lines(night.cases(stage)))
     merged.save()
     return merged
 

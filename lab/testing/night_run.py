@@ -19,7 +19,7 @@ from pathlib import Path
 
 from lab.core import errors, paths, progress, run
 from lab.core.errors import LabError
-from lab.testing import cases, suite
+from lab.testing import cases, inputs, suite
 from lab.testing import night as nights
 from lab.testing.cases import BROKEN, FAILED, PASSED, SKIPPED, Case
 from lab.testing.night import INTERRUPTED, RUNNING, Night, Stage, Step
@@ -164,8 +164,25 @@ def least_checked(night: Night) -> list[Stage]:
     return sorted(night.stages, key=lambda stage: done[stage.name])
 
 
+def keys_of(stages: Sequence[Stage]) -> dict[str, dict[str, str]]:
+    """The keys of what each stage reads now: of its files of tests, or of its steps."""
+    tests = inputs.of_tests() if any(stage.marks for stage in stages) else {}
+    found = {}
+    for stage in stages:
+        if stage.marks:
+            mark = "" if stage.name == "tests" else f"pytest.mark.{stage.marks}"
+            found[stage.name] = {
+                file: key for file, key in tests.items() if mark in (paths.REPO / file).read_text()
+            }
+        else:
+            series = stage.name.removeprefix("series-")
+            key = inputs.of_bench() if stage.name == "bench" else inputs.of_series(series)
+            found[stage.name] = dict.fromkeys(stage.commands, key)
+    return found
+
+
 def tested() -> str:
-    """Outside of docs/.
+    """The code of a night, for its report.
 
     The last commit, the files that have changed since, and a hash of the changes.
     """
@@ -209,12 +226,16 @@ def main(
         marks = " or ".join(f"({stage.marks})" for stage in chosen if stage.marks)
         suite.check_selection(select, marks, pytest_options, {**settings, "KNOWNZERO_NIGHTLY": "1"})
     about, wants = facts(), [(stage.name, stage.commands) for stage in chosen]
+    keys = keys_of(chosen)
     night = next(nights.all_nights(), None)
-    if night and night.unfinished() and night.same_as(about, shard, settings, wants):
+    if night and night.unfinished() and night.same_as(shard, settings, wants):
         progress.note(f"going on with the night in {night.folder}")
+        if not night.facts["knownzero"].endswith(about["knownzero"]):
+            night.facts["knownzero"] += f", then {about['knownzero']}"
     else:
         command = shlex.join(["./kz", *sys.argv[1:]])
         night = Night(nights.new_folder(), chosen, command, shard, settings, about)
+    night.renew(keys)
     # Processes whose parents have ended become children of this one, so that they can be ended with
     # their step.
     ctypes.CDLL(None).prctl(SUBREAPER, 1, 0, 0, 0)

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -137,7 +138,7 @@ def test_only_a_report_of_success_counts(tmp_path: Path, script: str, state: str
     assert (step.state, why in step.why) == (state, True)
 
 
-def test_a_night_goes_on_after_a_change_of_documents() -> None:
+def test_a_report_names_the_code() -> None:
     repo = Repo(paths.REPO)
     repo.git("init", "-q")
     seen: list[str] = []
@@ -161,6 +162,96 @@ def test_a_night_goes_on_after_a_change_of_documents() -> None:
     assert seen[3] != seen[4]
 
 
+CODE = {
+    "docs/nights.md": "",
+    "linux/parts/0001.patch": "",
+    "qemu/parts/0001.patch": "",
+    "lab/build/linux.py": "",
+    "lab/boot/top.py": "",
+    "lab/report/results.py": "",
+    "lab/report/page.py": "",
+    "lab/report/metrics.toml": "",
+    "lab/bench/table.py": "from lab.report import results",
+    "lab/bench/runner.py": "from lab.build import linux",
+    "lab/series/check.py": "from lab.build import linux",
+    "tests/conftest.py": "from lab.build.linux import build_linux",
+    "tests/guest/guests.py": "",
+    "tests/guest/test_fuzz.py": "from tests.guest import guests\nMARK = pytest.mark.fuzz",
+    "tests/guest/test_top.py": "def test():\n    from lab.boot.top import show",
+    "tests/kernel/mutants.py": 'FOLDER = "mutants"',
+    "tests/kernel/test_mutants.py": "from tests.kernel import mutants",
+    "tests/lab/test_docs.py": 'FOLDER = "docs"',
+    "tests/mutants/one.patch": "",
+}
+FUZZ, TOP, MUTANTS, DOCS = (
+    f"tests/{name}.py"
+    for name in ("guest/test_fuzz", "guest/test_top", "kernel/test_mutants", "lab/test_docs")
+)
+SUITES = {FUZZ, TOP, MUTANTS, DOCS}
+ALL = {*SUITES, "fuzz", "bench", "series-linux"}
+
+
+@pytest.mark.parametrize(
+    ("changed", "dropped"),
+    [
+        ("", set()),
+        ("docs/nights.md", {DOCS}),
+        ("linux/parts/0001.patch", ALL),
+        ("qemu/parts/0001.patch", ALL - {"series-linux"}),
+        ("lab/build/linux.py", ALL),
+        ("lab/boot/top.py", {TOP}),
+        ("lab/report/metrics.toml", {"bench"}),
+        ("lab/report/page.py", set()),
+        ("lab/bench/table.py", {"bench"}),
+        ("lab/series/check.py", {"series-linux"}),
+        ("tests/conftest.py", {*SUITES, "fuzz"}),
+        ("tests/guest/guests.py", {FUZZ, "fuzz"}),
+        ("tests/guest/test_top.py", {TOP}),
+        ("tests/mutants/one.patch", {MUTANTS}),
+        ("tests/lab/test_new.py", set()),
+    ],
+)
+def test_a_night_drops_what_read_something_that_changed(
+    monkeypatch: pytest.MonkeyPatch, changed: str, dropped: set[str]
+) -> None:
+    for name, text in CODE.items():
+        file = paths.REPO / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    nights: list[Night] = []
+    monkeypatch.setattr(night_run, "facts", lambda: {"knownzero": f"commit {len(nights)}"})
+    monkeypatch.setattr(night_run, "run_night", lambda one, _: nights.append(one))
+    # This process runs other tests: it does not become the parent of their orphans.
+    monkeypatch.setattr(night_run, "ctypes", Mock())
+
+    def start() -> Night:
+        parts = [stage(name, "", marks=name) for name in ("tests", "fuzz", "hunts")]
+        parts += [stage("bench", ""), stage("series-linux", "")]
+        monkeypatch.setattr(night, "stages", lambda *_: parts)
+        night_run.main([], "", [])
+        return nights[-1]
+
+    one = start()
+    one.folder.mkdir(parents=True)
+    for part in one.stages:
+        ended = INTERRUPTED if part.name == "hunts" else PASSED
+        part.steps = {name: night.Step(ended, seconds=5.0) for name in part.steps}
+        files = {"tests": sorted(SUITES), "fuzz": [FUZZ]}.get(part.name, [])
+        found = cases.lines(cases.Case(f"{file}::test") for file in files)
+        (one.folder / f"{part.name}.jsonl").write_text(found)
+    one.save()
+    if changed:
+        (paths.REPO / changed).write_text("CHANGED = 1")
+    two = start()
+    assert two.folder == one.folder
+    assert two.facts["knownzero"] == "commit 0, then commit 1"
+    left = {case.id.partition("::")[0] for case in two.cases(two.stages[0])}
+    again = {part.name for part in two.stages if part.state == WAITING}
+    assert {*SUITES - left, *again - {"tests"}} == dropped
+    assert ("tests" in again) == (changed.endswith("_new.py") or bool(dropped & SUITES))
+    assert bool(two.cases(two.stages[1])) == ("fuzz" not in dropped)
+
+
 def test_a_budget_stops_a_night_and_the_next_goes_on(tmp_path: Path) -> None:
     slow = (
         "print('runs', flush=True); time.sleep(0 if os.path.exists(FILE) else open(FILE, 'w') and "
@@ -172,9 +263,8 @@ def test_a_budget_stops_a_night_and_the_next_goes_on(tmp_path: Path) -> None:
     two = night.load(one.folder)
     assert two.unfinished()
     commands = [(part.name, part.commands) for part in one.stages]
-    assert two.same_as(one.facts, "", {}, commands)
-    assert not two.same_as({"knownzero": "another commit"}, "", {}, commands)
-    assert not two.same_as(one.facts, "1/2", {}, commands)
+    assert two.same_as("", {}, commands)
+    assert not two.same_as("1/2", {}, commands)
     assert run_night(two) == errors.FAILED
     assert [part.state for part in two.stages] == [PASSED, FAILED]
     assert two.stages[0].seconds > one.stages[0].seconds
