@@ -53,7 +53,20 @@ def ordered(results: list[Result]) -> list[Result]:
 def figures(result: Result) -> str:
     """The page of a run: every figure, both sides in one unit."""
     head = f"{MARKS}# {result.name}\n\n{result.ran_on}. [How to read it](../README.md#runs).\n\n"
-    return head + "".join("|".join(cells).rstrip("|") + "\n" for cells in table(result))
+    rows = "".join("|".join(cells).rstrip("|") + "\n" for cells in table(result))
+    return head + not_met(result) + rows
+
+
+def not_met(result: Result) -> str:
+    """The targets that a wide table has no column for: those that are missed or not decided."""
+    if len(result.metrics) <= MANY:
+        return ""
+    lines = [
+        f"- `{one.name}`: {one.target.verdict}: {one.target.text}\n"
+        for one in result.metrics
+        if one.target and not one.target.met
+    ]
+    return "".join(["Targets that are not met:\n\n", *lines, "\n"]) if lines else ""
 
 
 def table(result: Result) -> list[list[str]]:

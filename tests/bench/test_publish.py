@@ -136,6 +136,24 @@ def test_what_is_published_is_drawn_from_it() -> None:
     assert width <= 400 and height <= 400
 
 
+def test_a_wide_table_comes_after_the_targets_that_are_not_met(tmp_path: Path, to: Path) -> None:
+    many = [Metric.of(f"life.{at}.ms", "ms", BASE, BASE, Target("less", True)) for at in range(200)]
+    many[7] = replace(many[7], target=Target("at most 2 % (12.5 %)", False))
+    many[9] = replace(many[9], target=Target("at least half", False, decided=False))
+    for name, metrics in (("life", many), ("narrow", many[:20]), ("met", many[20:])):
+        result(name, metrics=metrics).save(tmp_path / "run" / name)
+        publish(tmp_path / "run" / name, BENCHES, anyway=True, to=to)
+    lines = (to / "life" / "README.md").read_text(encoding="utf-8").splitlines()
+    assert [one for one in lines if one.startswith(("Targets", "- "))] == [
+        "Targets that are not met:",
+        "- `life.7.ms`: MISSED: at most 2 % (12.5 %)",
+        "- `life.9.ms`: not decided: at least half",
+    ]
+    assert lines.index("---|---:") > lines.index("- `life.9.ms`: not decided: at least half")
+    for name in ("narrow", "met"):
+        assert "not met" not in (to / name / "README.md").read_text(encoding="utf-8")
+
+
 def test_every_question_is_answered_by_a_published_figure() -> None:
     """The first page begins with a table of at most 15 rows."""
     results = [load(file) for file in sorted(publishing.FOLDER.glob("*/result.json"))]
