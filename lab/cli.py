@@ -134,12 +134,12 @@ def _terminate(number: int, frame: FrameType | None) -> NoReturn:
 
 def main() -> int:
     """Run a verb; the return value is the process's exit code."""
-    host.settle()
+    removed = host.settle()
     signal.signal(signal.SIGTERM, _terminate)
     signal.signal(signal.SIGHUP, _terminate)
     try:
         load(next((word for word in sys.argv[1:] if not word.startswith("-")), ""))
-        return _run()
+        return _run(removed)
     except errors.LabError as error:
         return _report(error)
     except KeyboardInterrupt:
@@ -164,11 +164,12 @@ def _check_name(command: Any, words: list[str]) -> None:
         return
 
 
-def _run() -> int:
+def _run(removed: list[str]) -> int:
+    """Run the verb, which finds the names of the variables that are removed in its context."""
     try:
         if at := next((at for at, word in enumerate(sys.argv) if word in ("-h", "--help")), 0):
             _check_name(typer.main.get_command(app), sys.argv[1:at])
-        code = app(prog_name="kz", standalone_mode=False)
+        code = app(prog_name="kz", standalone_mode=False, obj=removed)
     except typer.Abort:
         raise KeyboardInterrupt from None
     except TyperException as error:

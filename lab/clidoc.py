@@ -49,7 +49,7 @@ def page(top: Any) -> str:
                     one for one, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)
                 ]
                 if len(same) >= 5:
-                    names = [re.match(r"\* (`--[\w-]+)", one)[1] for one in (same[0], same[-1])]  # type: ignore[index]
+                    names = [re.findall(r"`--[\w-]+", one)[0] for one in (same[0], same[-1])]
                     shown[at] = section.replace(
                         "".join(same), f"* {'` to '.join(names)}`: as for {first}.\n"
                     )

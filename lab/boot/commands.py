@@ -73,11 +73,11 @@ def _added(item: str) -> tuple[Path, str]:
 
 
 @app.command()
-def doctor(as_json: Json = False) -> None:
+def doctor(context: typer.Context, as_json: Json = False) -> None:
     """Report tools, sources, space, whether KVM runs a kernel, and which bits QEMU offers."""
     from lab.boot import doctor as doctors
 
-    findings = doctors.examine()
+    findings = doctors.examine(context.obj or [])
     if as_json:
         print(json.dumps([vars(f) for f in findings]))
     else:

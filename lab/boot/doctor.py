@@ -4,15 +4,16 @@
 import os
 import platform
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from lab.boot import accel
 from lab.build import linux as build
 from lab.build.images import compiler, jobs
 from lab.build.qemu import find_qemu
-from lab.core import host, paths, run
+from lab.core import paths, run
 from lab.core.errors import LabError
 from lab.machine import apt, fetch, stock, tools
 
@@ -33,17 +34,21 @@ class Finding:
     fix: str = ""
 
 
-def examine() -> list[Finding]:
-    """Look at everything; installs and builds nothing."""
+def examine(removed: Sequence[str]) -> list[Finding]:
+    """Look at everything; installs and builds nothing.
+
+    ``removed``: the variables that the lab has removed from its environment.
+    """
     found = [Finding("python", OK, platform.python_version()), _machine(), _space()]
     found.append(_try("Debian mirror", MISSING, lambda: (OK, " ".join(apt.mirrors()), "")))
     for name in (*fetch.NAMES, *(name for name in tools.TESTS if name not in fetch.NAMES)):
         found.append(_tools(name))
         if name in fetch.NAMES:
-            found.append(_try(f"{name} source", MISSING, lambda name=name: _source(name)))  # type: ignore[misc]
+            found.append(_try(f"{name} source", MISSING, partial(_source, name)))
     for variant in build.VARIANTS:
-        found.append(_try(f"kernel {variant}", NOTE, lambda variant=variant: _kernel(variant)))  # type: ignore[misc]
-    return [*found, *_qemu(), _try("Debian's QEMU", MISSING, _stock_qemu), _kvm(), _settings()]
+        found.append(_try(f"kernel {variant}", NOTE, partial(_kernel, variant)))
+    found += [*_qemu(), _try("Debian's QEMU", MISSING, _stock_qemu), _kvm()]
+    return [*found, _settings(removed)]
 
 
 def _try(name: str, otherwise: str, look: Callable[[], tuple[str, str, str]]) -> Finding:
@@ -139,13 +144,13 @@ def _stock_qemu() -> tuple[str, str, str]:
     return OK, str(binary), ""
 
 
-def _settings() -> Finding:
+def _settings(removed: Sequence[str]) -> Finding:
     """The variables that would change builds and guests.
 
     The lab removes them from what it starts.
     """
-    if names := host.REMOVED:
-        return Finding("environment", NOTE, f"without effect in the lab: {', '.join(names)}")
+    if removed:
+        return Finding("environment", NOTE, f"without effect in the lab: {', '.join(removed)}")
     return Finding("environment", OK, "no variable changes builds or guests")
 
 

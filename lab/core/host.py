@@ -7,29 +7,31 @@ import re
 # Variables that change what make, kbuild, compilers, git, tar, QEMU or the dynamic linker do.
 STEERING = re.compile(
     r"ARCH|SUBARCH|CROSS_COMPILE|LLVM|LOCALVERSION|O|V|W|C"
-    r"|MAKEFLAGS|MFLAGS|GNUMAKEFLAGS|MAKELEVEL|MAKEFILES|K(?:BUILD|CONFIG)_\w+|K(?:C|CPP|A|RUST)FLAGS"
-    r"|CC|CXX|LD|AR|HOSTCC|(?:HOST)?(?:C|CPP|CXX|LD)FLAGS|CPATH|(?:C|CPLUS)_INCLUDE_PATH|LIBRARY_PATH"
-    r"|PKG_CONFIG\w*|CCACHE_\w+|RUSTFLAGS|CARGO_(?:BUILD|ENCODED|TARGET|PROFILE|UNSTABLE)_\w+|RUSTC\w*"
-    r"|GIT_(?:DIR|WORK_TREE|INDEX_FILE|OBJECT_DIRECTORY|ALTERNATE_OBJECT_DIRECTORIES|COMMON_DIR|PREFIX"
-    r"|NAMESPACE|CEILING_DIRECTORIES|EXTERNAL_DIFF|DIFF_OPTS|PAGER)"
-    r"|TAR_OPTIONS|GZIP|XZ_(?:OPT|DEFAULTS)|ZSTD_\w+|GREP_OPTIONS|POSIXLY_CORRECT|CDPATH|BASH_ENV|ENV"
+    r"|MAKEFLAGS|MFLAGS|GNUMAKEFLAGS|MAKELEVEL|MAKEFILES"
+    r"|K(?:BUILD|CONFIG)_\w+|K(?:C|CPP|A|RUST)FLAGS"
+    r"|CC|CXX|LD|AR|HOSTCC|(?:HOST)?(?:C|CPP|CXX|LD)FLAGS"
+    r"|CPATH|(?:C|CPLUS)_INCLUDE_PATH|LIBRARY_PATH|PKG_CONFIG\w*|CCACHE_\w+"
+    r"|RUSTFLAGS|CARGO_(?:BUILD|ENCODED|TARGET|PROFILE|UNSTABLE)_\w+|RUSTC\w*"
+    r"|GIT_(?:DIR|WORK_TREE|INDEX_FILE|OBJECT_DIRECTORY|ALTERNATE_OBJECT_DIRECTORIES|COMMON_DIR"
+    r"|PREFIX|NAMESPACE|CEILING_DIRECTORIES|EXTERNAL_DIFF|DIFF_OPTS|PAGER)"
+    r"|TAR_OPTIONS|GZIP|XZ_(?:OPT|DEFAULTS)|ZSTD_\w+|GREP_OPTIONS|POSIXLY_CORRECT"
+    r"|CDPATH|BASH_ENV|ENV"
     r"|QEMU_\w+|LD_(?:PRELOAD|LIBRARY_PATH|BIND_NOW)"
 )
 LANGUAGE = re.compile(r"LANG|LANGUAGE|LC_\w+")
 LOCALE = "C.UTF-8"  # messages are read, and names may have any character
 UMASK = 0o022  # packages and archives keep the modes of files
-# The names of the variables that ``settle`` has removed; `kz doctor` lists them.
-REMOVED: list[str] = []
 
 
-def settle() -> None:
+def settle() -> list[str]:
     """Give this process, and all that it starts, the lab's locale and umask, and no steering
     variable.
+
+    Returns the names of the variables that it removed.
     """
     os.umask(UMASK)
-    for name in [name for name in os.environ if STEERING.fullmatch(name)]:
-        del os.environ[name]
-        REMOVED.append(name)
-    for name in [name for name in os.environ if LANGUAGE.fullmatch(name)]:
+    removed = [name for name in os.environ if STEERING.fullmatch(name)]
+    for name in [*removed, *filter(LANGUAGE.fullmatch, os.environ)]:
         del os.environ[name]
     os.environ["LC_ALL"] = LOCALE
+    return removed

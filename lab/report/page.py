@@ -276,7 +276,8 @@ def runs(results: list[Result], link: str = "[{0}](#{0})") -> str:
     heads = ("run", "command", "accelerator", "commit", "date", "targets met", "machine")
     rows = [heads, ("---",) * len(heads)]
     for one in results:
-        machine = "×".join(one.host[key] for key in ("cpus", "cpu") if key in one.host) or "unknown"
+        known = [one.host[key] for key in ("cpus", "cpu") if key in one.host]
+        machine = "×".join(known) or "unknown"
         commit, day = one.versions.get("knownzero", "unknown"), one.when[:10]
         first = (link.format(one.name), f"`{one.reproduce}`", one.ran_on)
         rows.append((*first, commit, day, verdict(one), machine))

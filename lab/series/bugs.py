@@ -23,7 +23,7 @@ from lab.patches.parts import subject
 from lab.testing.suite import PYTEST
 
 HARNESS = "tools/testing/page_zeroed"
-WIDTH = 75
+WIDTH, INDENT = 75, " " * 5
 # On the base, a test that shows several bugs meets one of them first.
 TRIES = 10
 
@@ -256,5 +256,5 @@ def _lines(row: Row) -> list[str]:
 
 
 def _indented(*texts: str) -> list[str]:
-    indent = {"initial_indent": "     ", "subsequent_indent": "     "}
-    return [line for text in texts for line in textwrap.wrap(text, WIDTH, **indent)]  # type: ignore[arg-type]
+    wrapper = textwrap.TextWrapper(WIDTH, initial_indent=INDENT, subsequent_indent=INDENT)
+    return [line for text in texts for line in wrapper.wrap(text)]

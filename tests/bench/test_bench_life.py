@@ -441,7 +441,8 @@ def programs_of(tmp_path: Path, column: str, init: int, *, emulated: bool) -> Pr
     about = run, column, init, life_programs.KIND, SIZES, tmp_path
     made = ProgramLife(*about, tmp_path / "a,b", plugin=program)
     made.counts.write_bytes(bytes(16))
-    made.side = Served(COLUMNS[column].kernel, made.counts if emulated else None)  # type: ignore[assignment]
+    counts = made.counts if emulated else None
+    made.side = Served(COLUMNS[column].kernel, counts)  # type: ignore[assignment]
     return made
 
 

@@ -131,7 +131,8 @@ class InnerSide(Inner):
         before = self.host_cost_now()
         yield found
         after = self.host_cost_now()
-        found.append(HostCost(*(now - then for now, then in zip(after, before, strict=True))))  # type: ignore[arg-type]
+        spent = (now - then for now, then in zip(after, before, strict=True))
+        found.append(HostCost(*spent))  # type: ignore[arg-type]
 
 
 @pytest.mark.nightly
