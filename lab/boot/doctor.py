@@ -15,7 +15,7 @@ from lab.build.images import compiler, jobs
 from lab.build.qemu import find_qemu
 from lab.core import paths, run
 from lab.core.errors import LabError
-from lab.machine import apt, fetch, stock, tools
+from lab.machine import apt, fetch, others, stock, tools
 
 NEEDED_GB = 12
 BALLOON = "virtio-balloon-pci"
@@ -48,7 +48,7 @@ def examine(removed: Sequence[str]) -> list[Finding]:
     for variant in build.VARIANTS:
         found.append(_try(f"kernel {variant}", NOTE, partial(_kernel, variant)))
     found += [*_qemu(), _try("Debian's QEMU", MISSING, _stock_qemu), _kvm()]
-    return [*found, _settings(removed)]
+    return [*found, _settings(removed), _swap(), _huge_pages(), _package_manager()]
 
 
 def _try(name: str, otherwise: str, look: Callable[[], tuple[str, str, str]]) -> Finding:
@@ -152,6 +152,33 @@ def _settings(removed: Sequence[str]) -> Finding:
     if removed:
         return Finding("environment", NOTE, f"without effect in the lab: {', '.join(removed)}")
     return Finding("environment", OK, "no variable changes builds or guests")
+
+
+def _swap() -> Finding:
+    if not (swaps := others.swaps()):
+        return Finding("swap", OK, "off")
+    size, used = (sum(sizes) / 2**30 for sizes in zip(*swaps.values(), strict=True))
+    text = (
+        f"{', '.join(swaps)}: {used:.1f} of {size:.1f} GiB in use; host memory and time in a "
+        "bench are wrong once a guest is swapped out"
+    )
+    return Finding("swap", NOTE, text, "before a bench, run: sudo swapoff --all")
+
+
+def _huge_pages() -> Finding:
+    used, have = others.huge_pages()
+    text = f"{used} of {have} in use"
+    if not used:
+        return Finding("huge pages", OK, text)
+    text += ": tests skip if they need an empty pool, or more pages than the machine can add"
+    return Finding("huge pages", NOTE, text, "end the programs that use them before kz test")
+
+
+def _package_manager() -> Finding:
+    if not (holder := others.package_manager()):
+        return Finding("apt and dpkg", OK, "idle")
+    text = f"{holder}: the lab waits ten minutes for it to install tools; downloads do not wait"
+    return Finding("apt and dpkg", NOTE, text, "wait for it to end if tools are absent")
 
 
 def _offers(binary: Path) -> tuple[str, str, str]:

@@ -17,7 +17,7 @@ from lab.boot.argv import Ends, Images
 from lab.boot.spec import BootSpec
 from lab.core import host, paths
 from lab.core.paths import REPO
-from lab.machine import debs, stock
+from lab.machine import debs, others, stock
 
 MODULES = "usr/lib/x86_64-linux-gnu"
 # Mounts $1/DIR over /DIR for the rest of its words; $1 has a folder for each.
@@ -147,6 +147,51 @@ def test_every_verb_settles_first(tmp_path: Path) -> None:
         check=False,
     )
     assert "without effect in the lab: CCACHE_DISABLE" in done.stdout, done.stderr
+
+
+SWAPS = "Filename Type Size Used Priority\n/swap\\040file file 4194304 1048576 -2\n"
+
+
+@pytest.mark.parametrize(("swaps", "state"), [(SWAPS, "note"), ("Filename\n", "ok")])
+def test_doctor_names_swap(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, swaps: str, state: str
+) -> None:
+    (tmp_path / "swaps").write_text(swaps)
+    monkeypatch.setattr(others, "PROC", tmp_path)
+    found = doctor._swap()
+    assert found.state == state
+    if state == "note":
+        assert found.text.startswith("/swap\\040file: 1.0 of 4.0 GiB in use")
+        assert found.fix.endswith("swapoff --all")
+
+
+@pytest.mark.parametrize(("have", "free", "state"), [(8, 5, "note"), (8, 8, "ok"), (-1, 0, "ok")])
+def test_doctor_names_huge_pages_in_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, have: int, free: int, state: str
+) -> None:
+    monkeypatch.setattr(others, "POOL", tmp_path if have >= 0 else tmp_path / "nothing")
+    (tmp_path / "nr_hugepages").write_text(f"{have}\n")
+    (tmp_path / "free_hugepages").write_text(f"{free}\n")
+    found = doctor._huge_pages()
+    assert found.state == state
+    assert found.text.startswith(f"{max(have - free, 0)} of {max(have, 0)} in use")
+
+
+def test_doctor_names_another_apt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    locks = [tmp_path / "lock-frontend", tmp_path / "absent"]
+    monkeypatch.setattr(others, "LOCKS", locks)
+    script = (
+        "import fcntl, sys\nheld = open(sys.argv[1], 'w')\nfcntl.lockf(held, fcntl.LOCK_EX)\n"
+        "print('held', flush=True)\nsys.stdin.read()"
+    )
+    argv = [sys.executable, "-c", script, str(locks[0])]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout and process.stdout.readline() == b"held\n"
+        found = doctor._package_manager()
+        assert found.state == "note"
+        assert f" ({process.pid}) holds {locks[0]}: " in found.text
+        process.communicate()
+    assert doctor._package_manager().state == "ok"
 
 
 @pytest.mark.parametrize("name", ["a space", "a:colon", "a,comma"])

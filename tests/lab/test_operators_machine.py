@@ -3,7 +3,8 @@
 
 The machine is an overlay over this one, in a mount namespace: Debian's QEMU and libvirt are
 installed in it, and its user has a home with a space, umask 077 and no sudo. Another apt holds the
-locks, and one disk is full.
+locks, one disk is full, and according to /proc and /sys the machine swaps and its huge pages are in
+use.
 """
 
 from __future__ import annotations
@@ -46,6 +47,13 @@ mkdir upper work root
 mount -t overlay overlay -o lowerdir=/,upperdir=upper,workdir=work root
 for dir in dev proc sys; do mount --rbind /$dir root/$dir; done
 mount -t tmpfs none root/tmp
+printf 'Filename Type Size Used Priority\\n/swapfile file 8388604 1048576 -2\\n' > swaps
+mount --bind swaps root/proc/swaps
+mkdir pages
+echo 512 > pages/nr_hugepages
+echo 12 > pages/free_hugepages
+! test -d root/sys/kernel/mm/hugepages || mount --bind pages \
+    root/sys/kernel/mm/hugepages/hugepages-2048kB
 rm -f root/usr/bin/sudo root/etc/apt/apt.conf.d/*no-recommends* root/usr/sbin/policy-rc.d
 printf '#!/bin/sh\\nexit 101\\n' > root/usr/sbin/policy-rc.d
 chmod 755 root/usr/sbin/policy-rc.d
@@ -192,6 +200,13 @@ def test_doctor_sees_what_is_missing(machine: Machine) -> None:
     absent = [number for number, line in enumerate(lines) if "absent: " in line]
     assert all("fix: run: sudo apt-get install" in lines[number + 1] for number in absent)
     assert "installs them" not in done.stdout
+    # What else uses the machine.
+    for found in (
+        r"note +swap +/swapfile: 1\.0 of 8\.0 GiB in use",
+        r"note +huge pages +500 of 512 in use",
+        r"note +apt and dpkg +python3 \(\d+\) holds /var/lib/\S*lock",
+    ):
+        assert re.search(rf"(?m)^{found}", done.stdout), done.stdout
 
 
 @pytest.mark.usefixtures("other_apt")
