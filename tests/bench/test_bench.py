@@ -102,7 +102,9 @@ def test_a_step_returns_its_lines_or_fails() -> None:
     assert "half" in caught.value.why and "exit code 9" in caught.value.why
 
 
-def test_a_guest_that_the_emulator_ended_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_guest_ended_by_the_emulator_raises_emulator_fault(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Only such a test is repeated."""
 
     def fail_early(self: FakeGuest) -> None:

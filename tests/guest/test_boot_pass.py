@@ -133,7 +133,7 @@ def test_a_flush_asks_again() -> None:
     expect_at_least(known_bytes(result), 0.95 * free_bytes(result))
 
 
-def test_a_slow_device_holds_nobody_up() -> None:
+def test_boot_and_unregistration_do_not_wait_for_a_pass() -> None:
     """Neither the boot nor an unregistration waits for a pass of 128 MiB a second."""
     parameters = "/sys/module/page_zeroed_reporter/parameters"
     uptime = "cut -d' ' -f1 /proc/uptime"

@@ -1449,8 +1449,8 @@ def test_statistics_are_the_answer_to_the_question(start: Start) -> None:
 
 
 @pytest.mark.parametrize("extended", [True, False])
-def test_who_enables_a_ring(vm: FrontEnd, extended: bool) -> None:
-    """A request of its own, or without the protocol's extensions the start."""
+def test_a_ring_is_enabled_by_its_start_without_extensions(vm: FrontEnd, extended: bool) -> None:
+    """With the protocol's extensions, a request of its own enables it."""
     ring, before = longs(REPORTING), vm.used_index(REPORTING)
     assert vm.accepted("SET_VRING_ENABLE", words(REPORTING, 0))
     assert vm.accepted("SET_FEATURES", longs(ALL | EXTENDED if extended else ALL | 1 << 32))

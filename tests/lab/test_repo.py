@@ -51,6 +51,17 @@ def test_no_line_of_python_is_longer_than_100_characters() -> None:
     assert found == []
 
 
+def test_names_of_tests_are_plain() -> None:
+    """The name says what happens, without a person who says it (``nobody`` is a user's name)."""
+    words = r"told|said|who|whoever|(?<!as_)nobody"
+    found = []
+    for name in tracked():
+        if name.startswith("tests/") and name.endswith(".py"):
+            text = (REPO / name).read_text(encoding="utf-8")
+            found += re.findall(rf"(?m)^def (test(?:_\w+)?_(?:{words})(?:_\w+)?)\(", text)
+    assert found == []
+
+
 def test_every_file_names_its_licence() -> None:
     without = []
     for name in tracked():
