@@ -90,7 +90,12 @@ def _version(wanted: bool) -> None:
 def every(
     version: Annotated[
         bool,
-        Option("--version", is_eager=True, callback=_version, help="Print the versions and exit."),
+        Option(
+            "--version",
+            is_eager=True,
+            callback=_version,
+            help="Print the versions and exit; verbs have no --version.",
+        ),
     ] = False,
     verbose: Annotated[
         bool, Option("--verbose", "-v", help="Print each command that is run, on stderr.")

@@ -140,6 +140,10 @@ def test_zeropages_is_built_and_installed_from_a_clone_with_make(tmp_path: Path)
         "left by make uninstall"
     )
     (made,) = tmp_path.glob("*.deb")
+    version = subprocess.run(
+        [folder / "zeropages", "--version"], capture_output=True, text=True, check=True
+    )
+    assert made.name.startswith(f"{version.stdout.strip().replace(' ', '_')}_")
     subprocess.run(["dpkg-deb", "-x", made, tmp_path / "to"], check=True)
     unit, manual = (
         "usr/lib/systemd/system/zeropages-check.service",

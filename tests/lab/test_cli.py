@@ -200,6 +200,8 @@ def test_short_help_and_the_version() -> None:
     done = kz("--version")
     assert (done.returncode, done.stderr) == (errors.OK, "")
     assert re.fullmatch(r"kz \S+: linux [\d.]+, qemu [\d.]+\n", done.stdout)
+    assert kz("boot", "--version").returncode == errors.USAGE
+    assert "verbs have no --version" in re.sub(r"[\s│]+", " ", kz("--help").stdout)
 
 
 def test_a_dry_run_prints_the_commands_and_builds_nothing(tmp_path: Path) -> None:

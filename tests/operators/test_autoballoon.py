@@ -329,6 +329,12 @@ def test_bad_usage_has_three_parts(start: Start, words: tuple[str, ...]) -> None
     assert process.returncode == 2
 
 
+def test_it_names_its_version(start: Start) -> None:
+    process = start("--version")
+    told = process.communicate(timeout=60)[0]
+    assert (process.returncode, told) == (0, "autoballoon 1.0\n")
+
+
 def test_it_is_installed_with_its_manual(tmp_path: Path) -> None:
     argv = ["make", "-C", str(FOLDER), "install", "PREFIX=/usr", f"DESTDIR={tmp_path}"]
     subprocess.run(argv, check=True, capture_output=True)

@@ -259,6 +259,7 @@ def main() -> int:
     parser.add_argument(
         "guests", nargs="+", metavar="GUEST", help="qmp:PATH (QEMU) or control:PATH (daemon)"
     )
+    parser.add_argument("--version", action="version", version="autoballoon 1.0")
     options, stop = parser.parse_args(), threading.Event()
     for name, _, high, _ in NUMBERS:
         if not 1 <= (value := getattr(options, name)) <= high:

@@ -24,6 +24,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#define VERSION "1.0" /* of the package: control */
 #define MAX_ZONES 256
 #define MAX_ORDERS 32
 #define MAX_NODES 64
@@ -138,6 +139,7 @@ static const char usage[] =
 "  --metrics        once, in Prometheus text format (node-exporter's textfile collector)\n"
 "  --check          print the sentence only and exit with the answer, for monitoring\n"
 "  --root DIR       read DIR/proc, DIR/sys and DIR/dev/kmsg instead of the machine's\n"
+"  --version        the version\n"
 "  --help           this text\n"
 "Exit: 0 shown, or --check: it works; 1 --check: it does not work; 2 bad usage;\n"
 "      3 /proc cannot be read, or --check: too early to tell.\n";
@@ -1117,6 +1119,7 @@ int main(int argc, char **argv)
 		{ "metrics", no_argument, NULL, 'm' },
 		{ "check", no_argument, NULL, 'k' },
 		{ "root", required_argument, NULL, 'r' },
+		{ "version", no_argument, NULL, 'v' },
 		{ "help", no_argument, NULL, 'h' },
 		{ NULL, 0, NULL, 0 },
 	};
@@ -1148,6 +1151,9 @@ int main(int argc, char **argv)
 		case 'r':
 			root = optarg;
 			break;
+		case 'v':
+			puts("zeropages " VERSION);
+			return OK;
 		case 'h':
 			fputs(usage, stdout);
 			return OK;
