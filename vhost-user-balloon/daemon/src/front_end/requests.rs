@@ -41,12 +41,14 @@ pub fn handle(
         FrontendReq::SET_OWNER | FrontendReq::SET_LOG_BASE | FrontendReq::SET_LOG_FD => {}
         FrontendReq::RESET_OWNER | FrontendReq::RESET_DEVICE => device.reset(),
         FrontendReq::GET_FEATURES => return Ok(Some(long(offered))),
-        FrontendReq::SET_FEATURES => match asked.number()? {
-            features if features & !(offered | LOG_ALL) != 0 => {
-                return Err(Refusal::Features(features & !(offered | LOG_ALL)));
+        FrontendReq::SET_FEATURES => {
+            let features = asked.number()?;
+            let unknown = features & !(offered | LOG_ALL);
+            if unknown != 0 {
+                return Err(Refusal::Features(unknown));
             }
-            features => device.accept(features),
-        },
+            device.accept(features);
+        }
         FrontendReq::GET_PROTOCOL_FEATURES => return Ok(Some(long(PROTOCOL.bits()))),
         FrontendReq::SET_PROTOCOL_FEATURES => {
             *acknowledges = asked.number()? & Protocol::REPLY_ACK.bits() != 0;
