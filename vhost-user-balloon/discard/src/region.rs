@@ -360,4 +360,21 @@ mod tests {
         assert_eq!((done.bytes, done.known, done.errno), (0x3000, Err(Reason::Failed), None));
         assert_eq!(region.discard(range).known, Ok(Backing::Tmpfs), "another page follows");
     }
+
+    /// A read of the hole puts a page of zeros into the cache of a disk.
+    #[test]
+    fn a_page_in_the_cache_of_a_disk_is_no_doubt() {
+        let file = File::from(rustix::fs::memfd_create(c"test", rustix::fs::MemfdFlags::CLOEXEC).unwrap());
+        file.write_all_at(&[1; 0x4000], 0).unwrap();
+        let mut region = Region::new(file.try_clone().unwrap(), 0, 0, 0x4000).unwrap();
+        region.set_known_shared();
+        let range = Range::new(0, 0x3000).unwrap();
+        let punch_and_read = |whole| {
+            punch(&file, whole)?;
+            file.write_all_at(&[0], 0).map_err(|_| Errno::IO)
+        };
+        assert_eq!(region.discard_by(range, punch_and_read).known, Err(Reason::Failed), "in memory");
+        region.backing = Backing::Ext4;
+        assert_eq!(region.discard_by(range, punch_and_read).known, Ok(Backing::Ext4));
+    }
 }
