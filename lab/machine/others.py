@@ -11,7 +11,8 @@ LOCKS = [Path("/var/lib") / name for name in ("dpkg/lock-frontend", "dpkg/lock",
 
 def swaps() -> dict[str, tuple[int, int]]:
     """The size of each place that the machine swaps to, and what is in use, in bytes."""
-    lines = (PROC / "swaps").read_text(encoding="utf-8").splitlines()[1:]
+    file = PROC / "swaps"  # a kernel without swap has none
+    lines = file.read_text(encoding="utf-8").splitlines()[1:] if file.exists() else []
     fields = [line.rsplit(maxsplit=4) for line in lines]
     return {name: (int(size) << 10, int(used) << 10) for name, _, size, used, _ in fields}
 
