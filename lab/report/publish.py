@@ -57,9 +57,17 @@ def figures(result: Result) -> str:
     return head + not_met(result) + rows
 
 
+def is_wide(result: Result) -> bool:
+    """Whether figures share rows: if there are very many, and each last name has one unit."""
+    units: dict[str, set[str]] = {}
+    for metric in result.metrics:
+        units.setdefault(metric.name.rpartition(".")[2], set()).add(metric.unit)
+    return len(result.metrics) > MANY and all(len(of) == 1 for of in units.values())
+
+
 def not_met(result: Result) -> str:
     """The targets that a wide table has no column for: those that are missed or not decided."""
-    if len(result.metrics) <= MANY:
+    if not is_wide(result):
         return ""
     lines = [
         f"- `{one.name}`: {one.target.verdict}: {one.target.text}\n"
@@ -72,9 +80,9 @@ def not_met(result: Result) -> str:
 def table(result: Result) -> list[list[str]]:
     """A row for each figure.
 
-    Of very many figures, one for each job, with a column for each last name.
+    Of a wide result, one for each job, with a column for each last name.
     """
-    if len(result.metrics) <= MANY:
+    if not is_wide(result):
         heads = [
             ["figure", *result.sides, "change", "target"],
             ["---", "---:", "---:", "---:", "---"],

@@ -154,6 +154,18 @@ def test_a_wide_table_comes_after_the_targets_that_are_not_met(tmp_path: Path, t
         assert "not met" not in (to / name / "README.md").read_text(encoding="utf-8")
 
 
+def test_a_wide_table_has_columns_of_one_unit(tmp_path: Path, to: Path) -> None:
+    """A time of a second and bytes in MiB were shown as 0.00 in one column."""
+    of_bytes = [Metric.of(f"use.{at}.all", "bytes", BASE, BASE) for at in range(100)]
+    mixed = [*of_bytes, Metric.of("ms.all", "ms", BASE, BASE)]
+    for name, metrics in (("mixed", mixed), ("same", [*of_bytes, *of_bytes])):
+        result(name, metrics=metrics).save(tmp_path / "run" / name)
+        publish(tmp_path / "run" / name, BENCHES, anyway=True, to=to)
+    page = (to / "mixed" / "README.md").read_text(encoding="utf-8")
+    assert "`ms.all`" in page and "|target" in page
+    assert "|target" not in (to / "same" / "README.md").read_text(encoding="utf-8")
+
+
 def test_every_question_is_answered_by_a_published_figure() -> None:
     """The first page begins with a table of at most 15 rows."""
     results = [load(file) for file in sorted(publishing.FOLDER.glob("*/result.json"))]
