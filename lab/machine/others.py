@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0
-"""What else uses this machine: swap, huge pages, and another apt or dpkg."""
+"""Other users of this machine: swap, huge pages, and another apt or dpkg."""
 
 import contextlib
 from pathlib import Path

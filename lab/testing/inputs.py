@@ -22,7 +22,7 @@ NAMED = {
     "lab": ("lab",),
     "mutants": ("tests/mutants",),
 }
-# Of `kz bench`: what measures and judges. What writes pages changes no figure.
+# `kz bench` measures and judges with these modules. Those that write pages change no figure.
 BENCH = ("lab/bench/table.py", "lab/bench/runner.py")
 
 

@@ -200,7 +200,7 @@ def test_doctor_sees_what_is_missing(machine: Machine) -> None:
     absent = [number for number, line in enumerate(lines) if "absent: " in line]
     assert all("fix: run: sudo apt-get install" in lines[number + 1] for number in absent)
     assert "installs them" not in done.stdout
-    # What else uses the machine.
+    # Swap, huge pages, and another apt.
     for found in (
         r"note +swap +/swapfile: 1\.0 of 8\.0 GiB in use",
         r"note +huge pages +500 of 512 in use",

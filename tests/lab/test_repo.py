@@ -52,7 +52,7 @@ def test_no_line_of_python_is_longer_than_100_characters() -> None:
 
 
 def test_names_of_tests_are_plain() -> None:
-    """The name says what happens, without a person who says it (``nobody`` is a user's name)."""
+    """The name of a test has no such word; ``nobody`` is also the name of a user."""
     words = r"told|said|who|whoever|(?<!as_)nobody"
     found = []
     for name in tracked():
