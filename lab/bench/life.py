@@ -89,7 +89,8 @@ NOTES = (
     "A life is a guest of its own; the columns take turns. Settings are the defaults, except "
     "init_on_alloc, and the balloon's free-page-reporting, which base alone has off. kzeropaged: "
     "prezero=on on the command line. The program writes to each byte of its memory; the second run "
-    "follows at once, the third after 2 s. Before a phase, the lab touches the host's memory that "
+    "follows at once, the third after 2 s, and a burst 2 s after the first program of a restored "
+    "guest. Before a phase, the lab touches the host's memory that "
     "the phase needs, and frees it: the host may be a guest.",
     "Park: the guest fills memory and frees it. The time ends when the host has "
     f"{BACK_PERCENT} % of it. Base inflates its balloon, and deflates it afterwards. Base with "
@@ -290,10 +291,14 @@ class Life:
     def again(self) -> None:
         self._allocate("again")
 
-    def later(self) -> None:
+    def _rest(self, size_mb: int) -> None:
+        """Warm the host's memory for the next phase, which begins AGAIN_S after the last one."""
         began = time.monotonic()
-        warm_host(self.sizes.program_mb * MIB + SPARE)
+        warm_host(size_mb * MIB + SPARE)
         time.sleep(max(0.0, began + AGAIN_S - time.monotonic()))
+
+    def later(self) -> None:
+        self._rest(self.sizes.program_mb)
         self._allocate("later")
 
     def _fill_cache(self) -> None:
@@ -357,7 +362,7 @@ class Life:
         self._allocate("restored")
 
     def burst(self) -> None:
-        warm_host(self.sizes.burst_mb * MIB + SPARE)
+        self._rest(self.sizes.burst_mb)
         answer = self._program("burst", ["burst", f"0:{self.sizes.burst_mb}:0"])
         self.found["burst", "time"] = answer["burst_ns"][0] / 1e6
 
