@@ -29,6 +29,7 @@ from lab.machine import apt
 from tests.guest.guests import CHECK, CHECKED
 from tests.lab.test_documented_commands import blocks
 
+PRINTK = "/proc/sys/kernel/printk"
 PACKAGES = {"libvirtd": "libvirt-daemon", "virsh": "libvirt-clients", "unshare": "util-linux"}
 DRIVER = Path("/usr/lib/x86_64-linux-gnu/libvirt/connection-driver/libvirt_driver_qemu.so")
 USER = "libvirt-qemu"
@@ -187,14 +188,23 @@ class Host:
         return eventually(lambda: self.statistics(name)["actual"] == wanted_kib)
 
     def run_in(self, name: str, script: str, timeout: float = 90) -> str:
-        """Run commands in the shell on a guest's serial console."""
+        """Run commands in the shell on a guest's serial console; what they print.
+
+        The kernel writes to this console, too, in the middle of a line perhaps: while the shell
+        prints what the commands have said, messages of the kernel wait.
+        """
         path = self.virsh("ttyconsole", name).strip()
         device = os.open(path, os.O_RDWR | os.O_NOCTTY)
         mark, seen = f"kz{time.monotonic_ns()}", ""
+        # Quotes keep the echo of a command from looking like its output.
+        asks = (
+            f"read shown rest < {PRINTK}; {{ {script}; }} > /said 2>&1; code=$?; "
+            f"echo 1 > {PRINTK}; sleep 0.1; echo BEGIN'{mark}'; cat /said; echo END'{mark}' $code; "
+            f"echo $shown > {PRINTK}\n"
+        )
         try:
             tty.setraw(device)
-            # Quotes keep the echo of a command from looking like its output. A guest that boots
-            # loses input.
+            # A guest that boots loses input.
             deadline, asked, sent = time.monotonic() + timeout, 0.0, False
             while not (end := re.search(rf"END{mark} (\d+)", seen)):
                 now = time.monotonic()
@@ -203,9 +213,7 @@ class Host:
                         f"the guest does not answer: {script}", seen[-1500:], "see its console"
                     )
                 if not sent and f"READY{mark}" in seen:
-                    os.write(
-                        device, f"echo BEGIN'{mark}'; {script}; echo END'{mark}' $?\n".encode()
-                    )
+                    os.write(device, asks.encode())
                     sent = True
                 elif not sent and now > asked + 3:
                     os.write(device, f"\necho READY'{mark}'\n".encode())
@@ -216,7 +224,7 @@ class Host:
             os.close(device)
         told = seen[: end.start()].partition(f"BEGIN{mark}")[2].lstrip()
         assert end[1] == "0", told
-        assert "BUG" not in told, told
+        assert "BUG" not in seen, seen
         return told
 
     def close(self) -> None:
