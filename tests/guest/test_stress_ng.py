@@ -112,19 +112,26 @@ SAID_NO = re.compile(
 WORK = re.compile(r"- stressor: (\S+)\s+bogo-ops: (\d+)")
 
 
-def script(options: str, seconds: int, hunt: int) -> str:
-    """The hunt.
+def started(options: str, seconds: int) -> str:
+    """Shell that starts stress-ng in the background: after it, $! is its process.
 
-    What stress-ng takes is limited, so that running out of memory is its problem alone.
+    What it takes is limited, so that running out of memory is its problem alone.
     """
     return (
         f"cd /tmp; echo +memory > /sys/fs/cgroup/cgroup.subtree_control; mkdir {GROUP}; echo 384M "
         f"> {GROUP}/memory.max; echo 8 > /proc/sys/vm/nr_hugepages; echo 64 > "
-        f"/proc/sys/vm/nr_overcommit_hugepages; {SOURCES}; echo 1 > "
+        "/proc/sys/vm/nr_overcommit_hugepages; echo 1 > "
         f"/proc/sys/vm/unprivileged_userfaultfd; echo 'exec stress-ng --timeout {seconds} --seed "
         f"{STRESS_SEED} --verify --metrics-brief --yaml /tmp/work {options}' > /tmp/stress; "
         # Not as root, who would poison pages by madvise(), and die of that.
         f"(sh -c 'echo $PPID > {GROUP}/cgroup.procs'; exec su -s /bin/sh nobody /tmp/stress) & "
+    )
+
+
+def script(options: str, seconds: int, hunt: int) -> str:
+    """The hunt, beside stress-ng."""
+    return (
+        f"{SOURCES}; {started(options, seconds)}"
         f"leak_hunter --setup --seconds {hunt} --seed {STRESS_SEED} --workers 2 --dirty 96; wait "
         "$! || echo stress-ng=$?; cat /tmp/work; grep pgzeroed_ /proc/vmstat"
     )

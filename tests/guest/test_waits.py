@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0
-"""How long other tasks wait, beside the leak hunter, on base and with all that the series does."""
+"""How long other tasks wait beside a load, on base and with all that the series does."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from lab.build.linux import build_linux
+from tests.guest import test_stress_ng as stress_ng
 from tests.guest.guests import (
     BALLOON,
     DELAY,
@@ -37,23 +38,37 @@ KERNELS = {
     "full": ("", "preempt=full", ("reports", "kzeropaged")),
     "real-time": ("rt", "", ("reports",)),
 }
+# In the background: the leak hunter with its drivers; the stressors of a foreign suite; a program
+# that uses the same memory again and again, as in test_soak.py.
+HUNT = (
+    f"stress --seconds {SECONDS} --seed {STRESS_SEED} compact pressure hugetlb > /dev/null & "
+    f"leak_hunter --setup --seconds {SECONDS} --seed {STRESS_SEED} --workers 2 > /dev/null & "
+)
+SOAK = (
+    f"timeout {SECONDS} sh -c 'while :; do alloc_once --size 384 --pages thp --mode touch_all "
+    "> /dev/null; done' & "
+)
+LOADS = {
+    "hunt": HUNT,
+    "stress-ng": stress_ng.started(stress_ng.together(stress_ng.STRESSORS["all sorts"]), SECONDS),
+    "soak": SOAK,
+}
 # Contiguous memory needs a file of debug kernels: test_no_task_waits_for_it allocates some.
 TASKS = {"map", "fault", "huge", "compact", "offline", "flush"}
 
 
-def watched(kernel: str, append: str, before: str) -> dict[str, dict[str, Any]]:
+def watched(kernel: str, append: str, load: str, before: str) -> dict[str, dict[str, Any]]:
     """The times of the watcher's tasks in a guest."""
-    drivers = "compact pressure hugetlb"
+    foreign = ("stress-ng", "usr/bin/stress-ng")
     result = run(
-        f"{HUGE_PAGES}; {before}; stress --seconds {SECONDS} --seed {STRESS_SEED} {drivers} "
-        f"> /dev/null & leak_hunter --setup --seconds {SECONDS} --seed {STRESS_SEED} --workers 2 "
-        f"> /dev/null & waits --seconds {SECONDS}; wait",
+        f"{HUGE_PAGES}; {before}; {LOADS[load]}waits --seconds {SECONDS}; wait",
         kernel=kernel,
         devices=[BALLOON],
         cpus=2,
         memory="1G",
         append=append,
         timeout=300.0 + 4 * SECONDS,
+        add=stress_ng.with_libraries(*foreign) if load == "stress-ng" else [],
     )
     fine(result)
     (found,) = (one["waits"] for one in objects(result) if "waits" in one)
@@ -65,15 +80,18 @@ def longest(rounds: list[dict[str, dict[str, Any]]], task: str, what: str) -> fl
 
 
 @pytest.mark.timeout(7200)
-@pytest.mark.parametrize("name", KERNELS)
-def test_no_task_waits_longer_than_on_base(name: str, record_property: Record) -> None:
+@pytest.mark.parametrize(
+    ("name", "load"),
+    [*((name, "hunt") for name in KERNELS), ("lazy", "stress-ng"), ("lazy", "soak")],
+)
+def test_no_task_waits_longer_than_on_base(name: str, load: str, record_property: Record) -> None:
     config, append, sources = KERNELS[name]
     ours = os.environ.get("KNOWNZERO_TEST_KERNEL") or str(build_linux("knownzero", config=config))
     base = str(build_linux("base", config=config))
     on, off = [], []
     for _ in range(TURNS):
-        off.append(watched(base, append, "true"))
-        on.append(watched(ours, append, "; ".join(SOURCES[source] for source in sources)))
+        off.append(watched(base, append, load, "true"))
+        on.append(watched(ours, append, load, "; ".join(SOURCES[source] for source in sources)))
     done = set().union(*on)
     # The real-time kernel of the lab has no huge pages.
     assert TASKS - done <= ({"huge"} if name == "real-time" else set())
