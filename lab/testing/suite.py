@@ -107,6 +107,7 @@ def run_tests(select: str, junit: Path | None, quick: bool, extra: list[str]) ->
     # More than there are CPUs: guests sleep and wait as well.
     workers = min(jobs() + 2, 6)
     argv = [*PYTEST, *chosen, "-n", str(workers), "--dist", "worksteal", "-rxXR"]
+    argv += [] if quick else ["--durations=10", "--durations-min=20"]
     if ended := os.environ.get("KNOWNZERO_CASES"):
         shard = os.environ.get("KNOWNZERO_SHARD", "")
         argv += ["-p", "lab.testing.cases", f"--cases={ended}", f"--shard={shard}"]
