@@ -5,18 +5,25 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 from lab.build import daemon
 from lab.core.errors import TestFailure
 
 
+def program(profile: str = "dev") -> Path:
+    """The daemon to test; KNOWNZERO_DAEMON names another build, for example one with a mistake."""
+    return Path(os.environ.get("KNOWNZERO_DAEMON") or daemon.build(profile))
+
+
 @contextlib.contextmanager
 def running(arguments: list[str] | None = None, profile: str = "dev") -> Iterator[daemon.Daemon]:
     """A daemon without a front end; ended with the block."""
-    device = daemon.Daemon(daemon.build(profile), arguments or [])
+    device = daemon.Daemon(program(profile), arguments or [])
     try:
         yield device
     finally:

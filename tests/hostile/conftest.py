@@ -4,13 +4,12 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from lab.build import daemon
+from tests import devices
 from tests.hostile import fuse
 from tests.hostile.peer import Device, FrontEnd
 
@@ -19,8 +18,7 @@ Start = Callable[..., Device]
 
 @pytest.fixture(scope="session")
 def binary() -> Path:
-    """KNOWNZERO_DAEMON names another build, to see that it fails."""
-    return Path(os.environ.get("KNOWNZERO_DAEMON") or daemon.build("release"))
+    return devices.program("release")
 
 
 @pytest.fixture

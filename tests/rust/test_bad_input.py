@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from lab.build import daemon
+from tests import devices
 from tests.hostile.peer import Device, eventually
 
 pytestmark = pytest.mark.slow
@@ -197,7 +197,7 @@ def folder() -> Iterator[Path]:
     ):
         made = Path(name)
         made.chmod(0o755)
-        shutil.copy(daemon.build(), made / "program")
+        shutil.copy(devices.program(), made / "program")
         (made / "file").write_text("precious")
         (made / "link").symlink_to("file")
         taken.bind(str(made / "taken"))
@@ -289,7 +289,7 @@ def test_the_only_front_end_breaks_the_protocol() -> None:
         fd = theirs.fileno()
         ours.sendall(b"\xff" * 12)
         done = subprocess.run(
-            [daemon.build(), f"--fd={fd}"],
+            [devices.program(), f"--fd={fd}"],
             capture_output=True,
             text=True,
             timeout=20,
@@ -317,7 +317,7 @@ def test_a_control_socket_of_another_program(tmp_path: Path, answer: bytes) -> N
         listener.listen()
         server = threading.Thread(target=serve, args=[listener])
         server.start()
-        argv = [str(daemon.build()), "target", "--control", str(path)]
+        argv = [str(devices.program()), "target", "--control", str(path)]
         done = subprocess.run(argv, capture_output=True, text=True, timeout=20, check=False)
         server.join()
     assert (done.returncode, done.stdout) == (1, "")
@@ -328,7 +328,7 @@ def test_a_control_socket_of_another_program(tmp_path: Path, answer: bytes) -> N
 
 def test_every_option_has_a_case() -> None:
     text = subprocess.run(
-        [daemon.build(), "--help"], capture_output=True, text=True, check=True
+        [devices.program(), "--help"], capture_output=True, text=True, check=True
     ).stdout
     options = set(re.findall(r"^ +(?:-\w, )?(--[a-z-]+)", text, re.M)) - {"--help", "--version"}
     given = {word for arguments, _, _ in OPTIONS.values() for word in arguments}
@@ -361,7 +361,7 @@ REQUESTS = {
 
 def test_control_requests(tmp_path: Path) -> None:
     state = tmp_path / "state"
-    device = Device(daemon.build(), "--state", str(state))
+    device = Device(devices.program(), "--state", str(state))
     try:
         assert device.ask(command="target", bytes=8 << 20)["ok"] is True
         assert device.ask(command="discard", enabled=False)["ok"] is True

@@ -15,6 +15,7 @@ import pytest
 
 from lab.build import daemon
 from lab.core import paths
+from tests import devices
 from tests.hostile.peer import MIB, Device, FrontEnd
 
 pytestmark = pytest.mark.slow
@@ -107,7 +108,7 @@ ROWS: dict[str, tuple[Callable[[Device], None], dict[str, str]]] = {
 
 @pytest.fixture(scope="module")
 def device() -> Iterator[Device]:
-    one = Device(daemon.build())
+    one = Device(devices.program())
     with FrontEnd(one) as vm:
         vm.start()
         vm.fill(4 * MIB, MIB)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from lab.build import daemon
+from tests import devices
 from tests.hostile.peer import MIB, REPORTING, Device, FrontEnd, eventually
 
 pytestmark = pytest.mark.slow
@@ -28,7 +28,7 @@ def test_a_report_costs_little_more_than_its_holes(
     strace = shutil.which("strace")
     if strace is None:
         pytest.skip("strace is not installed")
-    device = Device(daemon.build("release"))
+    device = Device(devices.program("release"))
     try:
         with FrontEnd(device, size=(BATCH + 1) * BLOCK) as vm:
             vm.start()

@@ -17,6 +17,7 @@ import pytest
 from lab.build import daemon
 from lab.core import paths
 from lab.core.run import output
+from tests import devices
 
 PACKAGING = paths.REPO / "packaging"
 
@@ -96,7 +97,7 @@ def test_the_unit_starts_it_with_options_it_has() -> None:
     command = re.search(r"^ExecStart=(.*)$", unit, re.M)
     assert command
     options = re.findall(r"--[a-z-]+", command[1])
-    text = output([daemon.build(), "--help"], "no help", "build it")
+    text = output([devices.program(), "--help"], "no help", "build it")
     assert options
     assert [
         option for option in options if f"{option} " not in text and f"{option}\n" not in text
@@ -107,7 +108,7 @@ def test_the_unit_starts_it_with_options_it_has() -> None:
 def test_the_file_for_vmms_has_the_printed_capabilities() -> None:
     told = json.loads((PACKAGING / "qemu" / "50-vhost-user-balloon.json").read_text())
     printed = json.loads(
-        output([daemon.build(), "--print-capabilities"], "nothing printed", "build it")
+        output([devices.program(), "--print-capabilities"], "nothing printed", "build it")
     )
     assert told["type"] == printed["type"] == "balloon"
     assert Path(told["binary"]).name == daemon.NAME

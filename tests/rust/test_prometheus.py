@@ -21,9 +21,9 @@ from typing import Any
 
 import pytest
 
-from lab.build import daemon
 from lab.core import paths
 from lab.machine import debs
+from tests import devices
 from tests.guest.test_zeropages import Machine
 from tests.hostile.peer import ALL, LIST, MIB, PLAY, REPORTING, STATS, Device, FrontEnd, eventually
 
@@ -103,7 +103,7 @@ def test_prometheus_answers_every_query_of_the_dashboard(tmp_path: Path) -> None
         result: list[Any] = answered["data"]["result"]
         return result
 
-    device = Device(daemon.build())
+    device = Device(devices.program())
     # The command that the how-to gives, with this daemon's socket.
     documented = re.search(r"^ +(systemd-socket-activate .*)$", HOW_TO.read_text(), re.M)
     assert documented

@@ -17,6 +17,7 @@ from lab.core.run import Argv
 from tests import devices
 
 pytestmark = pytest.mark.slow
+TESTS = paths.REPO / "tests"
 
 
 def test_formatted() -> None:
@@ -45,9 +46,17 @@ def test_d14_names_and_dependencies(crate: str) -> None:
 
 def test_d14_one_outlet_for_metrics() -> None:
     text = subprocess.run(
-        [daemon.build(), "--help"], capture_output=True, text=True, check=True
+        [devices.program(), "--help"], capture_output=True, text=True, check=True
     ).stdout
     assert set(re.findall(r"--[a-z-]*metrics[a-z-]*", text)) == {"--metrics-socket"}
+
+
+def test_tests_from_outside_run_the_named_daemon() -> None:
+    """With a build of its own instead of KNOWNZERO_DAEMON, a test passes with every mutant."""
+    sources = [file for name in ("hostile", "rust") for file in (TESTS / name).glob("*.py")]
+    builds = "daemon." + "build("
+    # The former has no option --lie in any profile.
+    assert [file.name for file in sources if builds in file.read_text()] == ["test_lying.py"]
 
 
 def test_its_own_tests() -> None:
