@@ -599,10 +599,10 @@ def test_an_event_that_blocks_again(vm: FrontEnd) -> None:
     os.eventfd_write(full, 2**64 - 2)
     assert vm.accepted("SET_VRING_CALL", longs(REPORTING), [full])
     os.set_blocking(full, True)
-    began = time.monotonic()
+    began = vm.device.clock()
     vm.works()
     vm.device.status()
-    assert time.monotonic() - began < PROMISE
+    assert vm.device.clock() - began < PROMISE
     vm.works()
     os.close(full)
 
@@ -1157,10 +1157,10 @@ def test_a_guest_that_refills_its_ring(vm: FrontEnd) -> None:
         vm.kick(INFLATE)
         assert eventually(lambda: vm.used_index(INFLATE) > 1)
         for _ in range(10):
-            began = time.monotonic()
+            began = vm.device.clock()
             vm.get("GET_FEATURES")
             vm.device.status()
-            assert time.monotonic() - began < PROMISE
+            assert vm.device.clock() - began < PROMISE
         before = vm.used_index(INFLATE)
         assert eventually(lambda: vm.used_index(INFLATE) != before)
         vm.stop_ring(INFLATE)

@@ -178,10 +178,10 @@ fn ends_on_sigterm() {
         // In the middle of a request of the front end.
         vm.socket.write_all(&[5, 0, 0, 0, 1, 0, 0, 0, 40, 0, 0, 0]).unwrap();
         std::thread::sleep(Duration::from_millis(50));
-        let began = Instant::now();
         daemon.signal(signal);
         assert!(daemon.end().success());
-        assert!(began.elapsed() < Duration::from_secs(1), "{:?}", began.elapsed());
+        // It has not waited for the rest, which has a second to come.
+        assert!(!daemon.log().contains("left a front end"), "{}", daemon.log());
         assert!(!daemon.path("front").exists() && !daemon.path("control").exists());
     }
 }
@@ -225,10 +225,8 @@ fn ends_on_sigterm_while_the_log_is_not_read() {
         let (reader, writer) = full_pipe(true);
         let command = |_: &Path| Command::new(PROGRAM);
         let mut daemon = Daemon::start_with(&["--log-level", level], command, Some(writer.into()));
-        let began = Instant::now();
         daemon.signal(15);
         assert!(daemon.end().success());
-        assert!(began.elapsed() < Duration::from_secs(1), "{:?}", began.elapsed());
         assert!(!daemon.path("front").exists() && !daemon.path("control").exists());
         drop(reader);
     }
