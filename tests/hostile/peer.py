@@ -179,6 +179,16 @@ class Device:
         fields = Path(f"/proc/{self.process.pid}/stat").read_text().rsplit(")", 1)[1].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
+    def sleeps(self) -> bool:
+        """Whether it waits for something that happens.
+
+        One that polls without a pause takes over 0.05 s of CPU time in a second, on a busy machine
+        as well.
+        """
+        used = self.cpu()
+        time.sleep(1)
+        return self.cpu() - used < 0.05
+
     def clock(self) -> float:
         """Seconds, without those in which the serving thread or this one waited for a CPU."""
         stats = (f"/proc/{self.process.pid}/schedstat", "/proc/thread-self/schedstat")

@@ -202,6 +202,25 @@ def test_v1_a_front_end_with_a_hung_thread_goes_on(device: Device, stalling: Ser
         vm.works()
 
 
+def test_v1_a_thread_that_has_room_again_leaves_nothing_to_do(
+    device: Device, stalling: Server
+) -> None:
+    attack(device, stalling, to_service("control", 1))
+    assert eventually(lambda: some_thread_waits(device)), threads(device)
+    event = os.eventfd(0)
+    # As many as wait for the thread when no more are accepted, with the one that it closes.
+    crowd = [to_service("control", 1)(device, [event]) for _ in range(63)]
+    os.close(event)
+    for peer in crowd:
+        peer.settimeout(5)
+        with contextlib.suppress(ConnectionError):
+            assert peer.recv(1) == b""
+        peer.close()
+    stalling.end()
+    assert eventually(lambda: not some_thread_waits(device)), threads(device)
+    assert device.sleeps()
+
+
 def test_v1_hung_clients_have_a_bound(device: Device, stalling: Server) -> None:
     """The control socket stops accepting, and a VM is served."""
     attack(device, stalling, to_service("control", 1))

@@ -1026,9 +1026,6 @@ def test_frames_without_memory_cost_none(start: Start) -> None:
 
 @pytest.mark.parametrize("which", ["control", "front", "metrics"])
 def test_d13_no_descriptor_left(start: Start, which: str) -> None:
-    """A daemon that polls without a pause takes over 0.05 s of CPU time in a second, on a busy
-    machine as well.
-    """
     device = start()
     descriptors = Path(f"/proc/{device.process.pid}/fd")
     time.sleep(0.2)  # the connection of start() has gone
@@ -1037,9 +1034,7 @@ def test_d13_no_descriptor_left(start: Start, which: str) -> None:
     resource.prlimit(device.process.pid, resource.RLIMIT_NOFILE, (left, usual[1]))
     crowd = [device.connect(device.folder / which) for _ in range(10)]
     time.sleep(0.2)
-    used = device.cpu()
-    time.sleep(1)
-    assert device.cpu() - used < 0.05, "it turns round"
+    assert device.sleeps()
     for each in crowd:
         each.close()
     resource.prlimit(device.process.pid, resource.RLIMIT_NOFILE, usual)

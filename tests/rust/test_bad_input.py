@@ -132,7 +132,7 @@ OPTIONS: dict[str, tuple[list[str], int, str]] = {
     "a link as state": (
         ["--socket-path", "{d}/a", "--state", "{d}/link"],
         1,
-        "state file {d}/link",
+        "state file {d}/link: Too many levels of symbolic links",
     ),
     "no control": (["status"], 2, "--control <PATH>"),
     "no device at --control": (["status", "--control", "{d}/no"], 1, "a device at {d}/no"),

@@ -71,4 +71,11 @@ mod tests {
         assert_eq!(limiter.allow_at(start + Duration::from_millis(1900)), None);
         assert_eq!(limiter.allow_at(start + Duration::from_millis(2000)), Some(1));
     }
+
+    #[test]
+    fn by_the_clock() {
+        let mut limiter = Limiter::default();
+        let passed = (0..1000).filter(|_| limiter.allow() == Some(0)).count();
+        assert!((10..100).contains(&passed), "{passed}");
+    }
 }

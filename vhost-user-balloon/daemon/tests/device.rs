@@ -995,6 +995,36 @@ fn status_says_why_it_does_not_work() {
     vm.end().unwrap();
 }
 
+/// One problem at a time, and what is claimed of each region.
+#[test]
+fn status_has_each_problem_once() {
+    let mut vm = Vm::started(ALL, options());
+    let problems = |vm: &Vm| serde_json::from_value::<Vec<String>>(vm.status()["problems"].clone()).unwrap();
+    assert_eq!(problems(&vm), [""; 0]);
+    assert_eq!(vm.ask(REPORTING, &[(PLAY, 0x1000, true)]), 0x1000);
+    // The guest has written to nothing of this file.
+    let other = memfd(8 * MIB);
+    let mut region = vm.region(1 << 32, 8 * MIB, 0);
+    region.mmap_handle = other.as_raw_fd();
+    vm.frontend.add_mem_region(&region).unwrap();
+    let promises: Vec<_> = (0..2).map(|n| vm.status()["regions"][n]["promise"].clone()).collect();
+    assert_eq!(promises, ["zero (tmpfs)", "not claimed to be zero (not_known_shared)"]);
+    let found = problems(&vm);
+    assert_eq!(found.len(), 1, "{found:?}");
+    assert!(
+        found[0].starts_with("memory at 0x100000000 is not given back: the guest was not seen"),
+        "{found:?}"
+    );
+    vm.frontend.remove_mem_region(&region).unwrap();
+    let bits = ALL | VERSION_1 | PROTOCOL;
+    vm.frontend.set_features(bits | 1 << 26).unwrap();
+    assert_eq!(problems(&vm), ["giving memory back is suspended while the front end logs writes"]);
+    vm.frontend.set_features(bits).unwrap();
+    vm.control(r#"{"command":"discard","enabled":false}"#);
+    assert_eq!(problems(&vm), ["giving memory back is suspended (subcommand discard, or --discard off)"]);
+    vm.end().unwrap();
+}
+
 #[test]
 fn reporting_alone_works_without_poison() {
     let mut vm = Vm::started(ALL, options());

@@ -28,3 +28,14 @@ pub const MAX_TIMEOUT: u64 = 3600;
 fn default_timeout() -> u64 {
     10
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_report_has_ten_seconds() {
+        let request: Request = serde_json::from_str(r#"{"command":"report"}"#).unwrap();
+        assert_eq!(request, Request::Report { timeout: 10 });
+    }
+}
