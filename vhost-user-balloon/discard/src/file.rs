@@ -109,6 +109,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "Miri has no memfd_create(2)")]
     fn one_byte_proves_that_a_page_exists() {
         let file = File::from(rustix::fs::memfd_create(c"test", rustix::fs::MemfdFlags::CLOEXEC).unwrap());
         file.set_len(LENGTH).unwrap();

@@ -349,6 +349,7 @@ mod tests {
 
     /// As the kernel does where a page that is swapped out begins before the hole and cannot be read back.
     #[test]
+    #[cfg_attr(miri, ignore = "Miri has no memfd_create(2)")]
     fn a_hole_with_data_in_it_is_no_claim() {
         let file = File::from(rustix::fs::memfd_create(c"test", rustix::fs::MemfdFlags::CLOEXEC).unwrap());
         file.write_all_at(&[1; 0x4000], 0).unwrap();
@@ -363,6 +364,7 @@ mod tests {
 
     /// A read of the hole puts a page of zeros into the cache of a disk.
     #[test]
+    #[cfg_attr(miri, ignore = "Miri has no memfd_create(2)")]
     fn a_page_in_the_cache_of_a_disk_is_no_doubt() {
         let file = File::from(rustix::fs::memfd_create(c"test", rustix::fs::MemfdFlags::CLOEXEC).unwrap());
         file.write_all_at(&[1; 0x4000], 0).unwrap();

@@ -73,7 +73,8 @@ mod tests {
         };
         let mut zeros = Zeros::default();
         let mut pages = [false; 40];
-        for _ in 0..20_000 {
+        // Miri is a thousand times slower.
+        for _ in 0..if cfg!(miri) { 30 } else { 20_000 } {
             let (first, count, add) = (random(32), random(7) + 1, random(2) == 0);
             let range = r(first, count);
             let had = pages[first as usize..(first + count) as usize].iter().any(|there| *there);

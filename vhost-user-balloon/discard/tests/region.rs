@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Regions and what discarding makes of them.
 
+// Miri has no memfd_create(2).
+#![cfg(not(miri))]
 #![allow(clippy::unwrap_used, clippy::indexing_slicing)]
 
 use balloon_discard::{Backing, Reason, Region, RegionError, Regions};

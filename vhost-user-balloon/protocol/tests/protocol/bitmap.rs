@@ -13,6 +13,8 @@ fn least_significant_first() {
 }
 
 proptest! {
+    #![proptest_config(crate::cases())]
+
     #[test]
     fn only_what_was_set(pages in 0_usize..300, wanted in proptest::collection::btree_set(0_usize..400, 0..50)) {
         let mut bitmap = Bitmap::new(pages);

@@ -43,6 +43,8 @@ fn reading_beyond_the_end_gives_zeros() {
 }
 
 proptest! {
+    #![proptest_config(crate::cases())]
+
     #[test]
     fn a_write_that_is_refused_changes_nothing(offset: u32, bytes in proptest::collection::vec(any::<u8>(), 0..40)) {
         let before = config([1, 2, 0, 4, 5, 6]);

@@ -10,3 +10,11 @@ mod pageset;
 mod pfn;
 mod range;
 mod stats;
+
+use proptest::prelude::ProptestConfig;
+
+/// Miri is a thousand times slower, and has no files.
+fn cases() -> ProptestConfig {
+    let usual = ProptestConfig::default();
+    if cfg!(miri) { ProptestConfig { cases: 2, failure_persistence: None, ..usual } } else { usual }
+}

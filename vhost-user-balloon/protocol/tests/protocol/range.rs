@@ -34,6 +34,8 @@ fn blocks() {
 }
 
 proptest! {
+    #![proptest_config(crate::cases())]
+
     #[test]
     fn an_intersection_is_in_both(a: (u64, u64), b: (u64, u64), at: u64) {
         if let (Some(a), Some(b)) = (Range::new(a.0, a.1), Range::new(b.0, b.1)) {

@@ -22,6 +22,8 @@ fn known_and_unknown_tags() {
 }
 
 proptest! {
+    #![proptest_config(crate::cases())]
+
     #[test]
     fn anything_can_be_parsed(bytes in proptest::collection::vec(any::<u8>(), 0..700)) {
         prop_assert!(Statistics::parse(&bytes).entries().count() <= bytes.len() / 10);
