@@ -444,6 +444,17 @@ fn stats_bytes() -> Vec<u8> {
 }
 
 #[test]
+fn as_many_descriptors_as_a_message_can_have() {
+    let mut vm = Vm::bare(options());
+    vm.negotiate();
+    let size = RAM / 32;
+    let regions: Vec<_> = (0..32).map(|n| vm.region(n * size, size, n * size)).collect();
+    vm.frontend.set_mem_table(&regions).unwrap();
+    assert_eq!(vm.status()["regions"].as_array().unwrap().len(), 32);
+    vm.end().unwrap();
+}
+
+#[test]
 fn statistics_when_a_client_asks() {
     let mut vm = Vm::started(ALL, options());
     vm.write(0xa000, &stats_bytes());
