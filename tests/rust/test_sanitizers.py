@@ -37,7 +37,9 @@ def need(*components: str) -> None:
         pytest.skip(f"{words} is missing: rustup component add --toolchain nightly {words}")
 
 
-def tests_pass(name: str, arguments: list[str], environment: dict[str, str], record: Record) -> int:
+def count_passed(
+    name: str, arguments: list[str], environment: dict[str, str], record: Record
+) -> int:
     """Run tests with the nightly cargo in a folder of its own; how many have passed."""
     log, began = paths.log_file(name), time.monotonic()
     env = {**os.environ, "CARGO_TARGET_DIR": str(paths.sub("obj", f"rust-{name}")), **environment}
@@ -66,7 +68,7 @@ def test_miri(record_property: Record) -> None:
     need("miri", "rust-src")
     crates = ["-p", "balloon-protocol", "-p", "balloon-discard"]
     arguments = ["miri", "test", "--locked", *crates, "--lib", "--tests"]
-    assert tests_pass("miri", arguments, {}, record_property) >= 28
+    assert count_passed("miri", arguments, {}, record_property) >= 28
 
 
 def test_threads(record_property: Record) -> None:
@@ -79,4 +81,4 @@ def test_threads(record_property: Record) -> None:
     }
     arguments = ["test", "--locked", "-Zbuild-std", "--target", TRIPLE, "-p", daemon.NAME]
     arguments += ["--lib", "--test", "device"]
-    assert tests_pass("tsan", arguments, flags, record_property) >= 60
+    assert count_passed("tsan", arguments, flags, record_property) >= 60
