@@ -111,17 +111,28 @@ static uint64_t time_going_offline(const char *block)
 	return took;
 }
 
-/* The last memory block that can be taken offline. */
+/* Finds a memory block before @number that can be taken offline; its number, or 0. */
+static int find_block(int number, char *block, size_t size)
+{
+	while (--number > 0) {
+		snprintf(block, size, BLOCK, number);
+		if (!access(block, W_OK) && time_going_offline(block))
+			return number;
+	}
+	*block = '\0';
+	return 0;
+}
+
+/*
+ * The last block but one that can be taken offline. The last one stays in ZONE_MOVABLE: when a zone
+ * becomes empty, Linux frees its per-CPU lists before other tasks have stopped using them.
+ */
 static uint64_t time_offline(void)
 {
-	static char block[64];
-	int number;
+	static char last[64], block[64];
 
-	for (number = MOST_BLOCKS; !*block && number > 0; number--) {
-		snprintf(block, sizeof(block), BLOCK, number);
-		if (access(block, W_OK) || !time_going_offline(block))
-			*block = '\0';
-	}
+	if (!*last)
+		find_block(find_block(MOST_BLOCKS + 1, last, sizeof(last)), block, sizeof(block));
 	return *block ? time_going_offline(block) : 0;
 }
 
