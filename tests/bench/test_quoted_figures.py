@@ -180,7 +180,7 @@ FRONT: dict[str, list[Quoted]] = {
         ("life", "life.init1.kzeropaged.thp.boot.time", 1e3, 1e3, True),
         ("life", "life.init0.kzeropaged.thp.park.time", 1e3, 1e3, True),
         ("life", "life.init0.kzeropaged.thp.whole.cpu", 1.0, 1.0, True),
-        ("life", "life.init1.kzeropaged.thp.whole.zeroed", GIB, GIB, True),
+        ("life", "life.init0.kzeropaged.thp.whole.zeroed", GIB, GIB, True),
         ("life", "life.init0.kzeropaged.thp.whole.prezeroed", GIB, GIB, False),
     ],
     "longest hold of a zone's lock": [
