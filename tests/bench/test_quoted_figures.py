@@ -167,9 +167,9 @@ FRONT: dict[str, list[Quoted]] = {
     ],
     "six guests that report": [
         ("fleet-debian", "fleet.late.zeroed", GIB, GIB, True),
-        ("fleet", "fleet.late.cpu", MS, MS, True),
-        ("fleet", "fleet.late.burst", MS, MS, True),
-        ("fleet", "fleet.late.burst_p99", MS, MS, True),
+        ("fleet-debian", "fleet.late.cpu", MS, MS, True),
+        ("fleet-debian", "fleet.late.burst", MS, MS, True),
+        ("fleet-debian", "fleet.late.burst_p99", MS, MS, True),
     ],
     "Knownzero in guest and host": [
         ("both-ends", "both-ends.rest.use.touch_all.ours_ours", MIB, MIB, False),
