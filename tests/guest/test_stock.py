@@ -124,7 +124,7 @@ def test_the_daemon_on_stock_qemu() -> None:
         expect_at_most(memory(guest), filled - 400 * MIB)
         expect_at_most(session.resident(guest.pid), resident - 400 * MIB)
         status = device.status()
-        assert status["proven_zero"] - 64 * MIB * 2 >= 400 * MIB
+        expect_at_least(status["proven_zero"] - 64 * MIB * 2, 400 * MIB)
         assert status["malformed"] == status["refused"] == 0
         guest.send("")
         until(guest, "full")
@@ -155,7 +155,8 @@ def test_the_daemon_on_stock_qemu_keeps_the_poison_of_free_pages() -> None:
         status = device_of(guest).status()
         assert (status["discarded"], status["proven_zero"]) == (0, 0)
         assert "page-poison" in status["features"]
-        assert status["skipped"]["poison"] == status["reported"] > 400 * MIB
+        assert status["skipped"]["poison"] == status["reported"]
+        expect_at_least(status["reported"], 400 * MIB)
         guest.send("")
         result = guest.wait()
     fine(result)

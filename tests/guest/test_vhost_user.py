@@ -114,7 +114,8 @@ def reported_and_used_again(device: daemon.Daemon, guest: Guest) -> BootResult:
     status = device.status()
     assert status["working"] is True
     reported, proven = (status[name] - before[name] for name in ("reported", "proven_zero"))
-    assert proven == reported > 128 * MIB
+    assert proven == reported
+    expect_at_least(reported, 128 * MIB)
     assert status["malformed"] == status["refused"] == 0
     guest.send("")
     result = guest.wait()
@@ -323,15 +324,18 @@ def test_memory_that_is_plugged_in(vouched: bool, share: bool) -> None:
             assert regions[-2:] == [256 * MIB, 512 * MIB]
         unproven = status["reported"] - status["proven_zero"]
         # Nothing is claimed of what was kept, and all else was free and is back.
-        assert status["discarded"] == status["proven_zero"] > 100 * MIB
+        assert status["discarded"] == status["proven_zero"]
+        expect_at_least(status["proven_zero"], 100 * MIB)
         if not share:
             assert 256 * MIB not in regions
-            assert status["skipped"]["outside_memory"] == unproven > 100 * MIB
+            assert status["skipped"]["outside_memory"] == unproven
+            expect_at_least(unproven, 100 * MIB)
         elif vouched:
             assert unproven == 0
         else:
             # On a busy machine memory is reported before it is filled, too, and counted twice.
-            assert status["skipped"]["not_known_shared"] == unproven > 100 * MIB
+            assert status["skipped"]["not_known_shared"] == unproven
+            expect_at_least(unproven, 100 * MIB)
             promises = {region["bytes"]: region["promise"] for region in status["regions"]}
             assert promises[512 * MIB] == "zero (tmpfs)"
             assert promises[256 * MIB] == "not claimed to be zero (not_known_shared)"
@@ -376,7 +380,7 @@ def test_a_driver_that_is_bound_again() -> None:
     with guest_with(script) as guest:
         until(guest, "reported")
         status = device_of(guest).status()
-        assert status["proven_zero"] > 300 * MIB
+        expect_at_least(status["proven_zero"], 300 * MIB)
         assert status["refused"] == 0
         guest.send("")
         result = guest.wait()
@@ -446,7 +450,7 @@ def test_a_daemon_that_comes_back_with_less() -> None:
         device.restart()
         guest.send("")
         until(guest, "reported")
-        assert device.status()["proven_zero"] > 300 * MIB
+        expect_at_least(device.status()["proven_zero"], 300 * MIB)
         guest.send("")
         fine(guest.wait())
 
@@ -490,7 +494,8 @@ def test_what_an_operator_has_set_survives_the_daemon(tmp_path: Path) -> None:
         until(guest, "reported")
         status = device.status()
         assert status["discarded"] == status["proven_zero"] == 0
-        assert status["skipped"]["inhibited"] == status["reported"] + status["inflated"] > 300 * MIB
+        assert status["skipped"]["inhibited"] == status["reported"] + status["inflated"]
+        expect_at_least(status["reported"] + status["inflated"], 300 * MIB)
         # The new daemon has asked for these by itself, every second.
         assert device.ask(command="stats")["stats"]["total_memory"] > 0
         guest.send("")
@@ -628,8 +633,10 @@ def test_memory_of_huge_pages(huge_pages: None) -> None:
         status = device.status()
         regions = {(region["backing"], region["host_page"]) for region in status["regions"]}
         assert regions == {("hugetlbfs", HUGE)}
-        assert status["proven_zero"] == status["reported"] == status["discarded"] > 200 * MIB
-        assert filled - memory(guest) == (hugepages.free() - free) * HUGE > 200 * MIB
+        assert status["proven_zero"] == status["reported"] == status["discarded"]
+        expect_at_least(status["discarded"], 200 * MIB)
+        assert filled - memory(guest) == (hugepages.free() - free) * HUGE
+        expect_at_least((hugepages.free() - free) * HUGE, 200 * MIB)
         assert status["malformed"] == status["refused"] == 0
         guest.send("")
         until(guest, "again")
