@@ -1010,7 +1010,10 @@ fn status_says_why_it_does_not_work() {
 #[test]
 fn status_has_each_problem_once() {
     let mut vm = Vm::started(ALL, options());
-    let problems = |vm: &Vm| serde_json::from_value::<Vec<String>>(vm.status()["problems"].clone()).unwrap();
+    let problems = |vm: &Vm| {
+        let found = vm.status()["problems"].clone();
+        serde_json::from_value::<Vec<String>>(found).unwrap()
+    };
     assert_eq!(problems(&vm), [""; 0]);
     assert_eq!(vm.ask(REPORTING, &[(PLAY, 0x1000, true)]), 0x1000);
     // The guest has written to nothing of this file.
@@ -1032,7 +1035,8 @@ fn status_has_each_problem_once() {
     assert_eq!(problems(&vm), ["giving memory back is suspended while the front end logs writes"]);
     vm.frontend.set_features(bits).unwrap();
     vm.control(r#"{"command":"discard","enabled":false}"#);
-    assert_eq!(problems(&vm), ["giving memory back is suspended (subcommand discard, or --discard off)"]);
+    let switched_off = "giving memory back is suspended (subcommand discard, or --discard off)";
+    assert_eq!(problems(&vm), [switched_off]);
     vm.end().unwrap();
 }
 

@@ -347,14 +347,22 @@ mod tests {
 
     use super::*;
 
-    /// As the kernel does where a page that is swapped out begins before the hole and cannot be read back.
-    #[test]
-    #[cfg_attr(miri, ignore = "Miri has no memfd_create(2)")]
-    fn a_hole_with_data_in_it_is_no_claim() {
-        let file = File::from(rustix::fs::memfd_create(c"test", rustix::fs::MemfdFlags::CLOEXEC).unwrap());
+    /// Four pages of shared memory, each written.
+    fn written_pages() -> (File, Region) {
+        let flags = rustix::fs::MemfdFlags::CLOEXEC;
+        let file = File::from(rustix::fs::memfd_create(c"test", flags).unwrap());
         file.write_all_at(&[1; 0x4000], 0).unwrap();
         let mut region = Region::new(file.try_clone().unwrap(), 0, 0, 0x4000).unwrap();
         region.set_known_shared();
+        (file, region)
+    }
+
+    /// As the kernel does where a page that is swapped out begins before the hole and cannot be read
+    /// back.
+    #[test]
+    #[cfg_attr(miri, ignore = "Miri has no memfd_create(2)")]
+    fn a_hole_with_data_in_it_is_no_claim() {
+        let (file, region) = written_pages();
         let range = Range::new(0, 0x3000).unwrap();
         let first = Range::new(0, 0x2000).unwrap();
         let done = region.discard_by(range, |_| punch(&file, first));
@@ -366,17 +374,16 @@ mod tests {
     #[test]
     #[cfg_attr(miri, ignore = "Miri has no memfd_create(2)")]
     fn a_page_in_the_cache_of_a_disk_is_no_doubt() {
-        let file = File::from(rustix::fs::memfd_create(c"test", rustix::fs::MemfdFlags::CLOEXEC).unwrap());
-        file.write_all_at(&[1; 0x4000], 0).unwrap();
-        let mut region = Region::new(file.try_clone().unwrap(), 0, 0, 0x4000).unwrap();
-        region.set_known_shared();
+        let (file, mut region) = written_pages();
         let range = Range::new(0, 0x3000).unwrap();
         let punch_and_read = |whole| {
             punch(&file, whole)?;
             file.write_all_at(&[0], 0).map_err(|_| Errno::IO)
         };
-        assert_eq!(region.discard_by(range, punch_and_read).known, Err(Reason::Failed), "in memory");
+        let in_memory = region.discard_by(range, punch_and_read);
+        assert_eq!(in_memory.known, Err(Reason::Failed));
         region.backing = Backing::Ext4;
-        assert_eq!(region.discard_by(range, punch_and_read).known, Ok(Backing::Ext4));
+        let on_disk = region.discard_by(range, punch_and_read);
+        assert_eq!(on_disk.known, Ok(Backing::Ext4));
     }
 }

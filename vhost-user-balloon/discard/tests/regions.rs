@@ -93,8 +93,9 @@ fn a_range_over_several_regions() {
         (r(MIB + 4096, MIB / 2 - 4096), Some(r(3 * MIB / 2, MIB / 2 + 4096)))
     );
     assert_eq!(regions.step(r(4 * MIB, MIB), MIB), (r(4 * MIB, MIB), None));
-    let pieces: Vec<(u64, Range)> =
-        regions.pieces(r(MIB, 2 * MIB)).map(|(region, piece)| (region.guest().start(), piece)).collect();
+    let pieces = regions.pieces(r(MIB, 2 * MIB));
+    let starts = |(region, piece): (&Region, Range)| (region.guest().start(), piece);
+    let pieces: Vec<(u64, Range)> = pieces.map(starts).collect();
     assert_eq!(pieces, [(0, r(MIB, MIB)), (2 * MIB, r(2 * MIB, MIB))]);
     // A hole in memory ends where the next region starts.
     drop(regions.remove(r(0, 2 * MIB)));

@@ -5,7 +5,8 @@ use proptest::prelude::*;
 use std::collections::BTreeSet;
 use std::ops::Range;
 
-/// Where runs begin, their length and number: over several chunks of 4096 pages, under Miri over the end of one.
+/// Where runs begin, their length and their number: over several chunks of 4096 pages, under Miri
+/// over the end of one.
 const FIRST: Range<u32> = if cfg!(miri) { 4000..4100 } else { 0..9000 };
 const PAGES: Range<u32> = if cfg!(miri) { 1..200 } else { 1..5000 };
 const STEPS: Range<usize> = if cfg!(miri) { 0..4 } else { 0..20 };
@@ -26,7 +27,11 @@ proptest! {
     #![proptest_config(crate::cases())]
 
     #[test]
-    fn like_a_set(steps in proptest::collection::vec((any::<bool>(), FIRST, PAGES), STEPS), at in FIRST, length in 1_u32..200) {
+    fn like_a_set(
+        steps in proptest::collection::vec((any::<bool>(), FIRST, PAGES), STEPS),
+        at in FIRST,
+        length in 1_u32..200,
+    ) {
         let mut set = PageSet::new();
         let mut model = BTreeSet::new();
         for (insert, first, pages) in steps {

@@ -26,7 +26,8 @@ fn a_ragged_list_is_refused() {
 const PAGES: usize = if cfg!(miri) { 16 } else { 300 };
 
 fn close() -> impl Strategy<Value = Vec<u32>> {
-    proptest::collection::vec(prop_oneof![0_u32..64, (u32::MAX - 40)..=u32::MAX, any::<u32>()], 0..PAGES)
+    let page = prop_oneof![0_u32..64, (u32::MAX - 40)..=u32::MAX, any::<u32>()];
+    proptest::collection::vec(page, 0..PAGES)
 }
 
 proptest! {
