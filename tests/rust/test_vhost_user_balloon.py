@@ -55,7 +55,7 @@ def test_tests_from_outside_run_the_named_daemon() -> None:
     """With a build of its own instead of KNOWNZERO_DAEMON, a test passes with every mutant."""
     sources = [file for name in ("hostile", "rust") for file in (TESTS / name).glob("*.py")]
     builds = "daemon." + "build("
-    # The former has no option --lie in any profile.
+    # test_lying.py builds both profiles, to see that neither has the option --lie.
     assert [file.name for file in sources if builds in file.read_text()] == ["test_lying.py"]
 
 
