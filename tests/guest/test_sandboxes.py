@@ -14,10 +14,8 @@ import pytest
 from lab.bench.session import LATE, resident
 from lab.boot import resolve
 from lab.machine import debs
-from tests.guest.guests import expect_at_least
-from tests.lab.test_documented_commands import (
+from tests.documents import (
     READY,
-    RUN,
     SANDBOXES,
     commands_under,
     environment,
@@ -26,6 +24,8 @@ from tests.lab.test_documented_commands import (
     started,
     wait_until_ready,
 )
+from tests.guest.guests import expect_at_least
+from tests.lab.test_documented_commands import RUN
 from tests.operators.hosts import eventually
 
 pytestmark = pytest.mark.boots

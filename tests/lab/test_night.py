@@ -180,12 +180,12 @@ CODE = {
     "tests/guest/test_top.py": "def test():\n    from lab.boot.top import show",
     "tests/kernel/mutants.py": 'FOLDER = "mutants"',
     "tests/kernel/test_mutants.py": "from tests.kernel import mutants",
-    "tests/lab/test_docs.py": 'FOLDER = "docs"',
+    "tests/lab/test_documents.py": 'FOLDER = "docs"',
     "tests/mutants/one.patch": "",
 }
 FUZZ, TOP, MUTANTS, DOCS = (
     f"tests/{name}.py"
-    for name in ("guest/test_fuzz", "guest/test_top", "kernel/test_mutants", "lab/test_docs")
+    for name in ("guest/test_fuzz", "guest/test_top", "kernel/test_mutants", "lab/test_documents")
 )
 SUITES = {FUZZ, TOP, MUTANTS, DOCS}
 ALL = {*SUITES, "fuzz", "bench", "series-linux"}

@@ -26,8 +26,8 @@ from lab.boot import argv, initramfs, resolve
 from lab.core.errors import LabError, TestFailure
 from lab.core.paths import REPO
 from lab.machine import apt
+from tests.documents import blocks
 from tests.guest.guests import CHECK, CHECKED
-from tests.lab.test_documented_commands import blocks
 
 PRINTK = "/proc/sys/kernel/printk"
 PACKAGES = {"libvirtd": "libvirt-daemon", "virsh": "libvirt-clients", "unshare": "util-linux"}

@@ -17,8 +17,8 @@ from lab.build import daemon
 from lab.core.errors import LabError, TestFailure
 from lab.core.run import Argv
 from lab.machine import apt, fetch, stock
+from tests.documents import SANDBOXES, commands_under
 from tests.guest.guests import DELAY, expect_at_least
-from tests.lab.test_documented_commands import SANDBOXES, commands_under
 from tests.operators.hosts import (
     Host,
     documented,
