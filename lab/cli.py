@@ -68,7 +68,7 @@ def _of_testing() -> typer.Typer:
 VERBS = {
     ("build", "package"): _of_build,
     ("tree", "series"): _of_series,
-    ("doctor", "boot", "shell", "top", "conform"): _of_boot,
+    ("doctor", "boot", "shell", "conform"): _of_boot,
     ("demo", "bench", "publish"): _of_bench,
     ("report", "compare"): _of_report,
     ("test", "night"): _of_testing,

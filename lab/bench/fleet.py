@@ -8,13 +8,10 @@ import itertools
 import random
 import re
 import statistics
-import subprocess
-import sys
-import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,14 +24,11 @@ from lab.bench.runner import Run
 from lab.bench.session import DELAY, PAGE, Side, Wanted
 from lab.boot import balloon, console
 from lab.core.errors import TestFailure
-from lab.core.paths import REPO
 from lab.core.progress import step
 
 GUESTS, MEMORY, SEED, SECONDS, SETTLE_S = 6, "1G", 20, 60, 12
 SIZES_MB, HOLD_MS, REST_MS = (64, 256), (1000, 4000), (1000, 6000)
-AUTOBALLOON = REPO / "tools" / "autoballoon" / "autoballoon.py"
 REPORTS = balloon.device(free_page_reporting="on")
-TARGETS = balloon.device(device_init_on_inflate="on", deflate_on_oom="on")
 
 
 class Policy(NamedTuple):
@@ -54,7 +48,6 @@ POLICIES = {
     "kzeropaged": Policy(
         "ours, 2000 ms, with kzeropaged", "ours", REPORTS, f"echo 2000 > {DELAY}; {ON}"
     ),
-    "targets": Policy("ours, balloon targets of autoballoon", "ours", TARGETS),
 }
 KINDS = (
     "memory_time",
@@ -84,27 +77,6 @@ def pss(pid: int) -> float:
         for kib in re.findall(r"(?m)^Pss: +(\d+)", Path(f"/proc/{pid}/smaps_rollup").read_text()):
             return int(kib) / 2**20
     return 0.0
-
-
-@contextmanager
-def autoballoon(sockets: Sequence[Path]) -> Iterator[None]:
-    """The controller for these QMP sockets; TestFailure when it fails."""
-    argv = [
-        sys.executable,
-        str(AUTOBALLOON),
-        "--interval",
-        "1",
-        *(f"qmp:{path}" for path in sockets),
-    ]
-    with subprocess.Popen(argv, stdout=subprocess.DEVNULL) as process:
-        try:
-            yield
-        finally:
-            process.terminate()
-    if process.returncode:
-        raise TestFailure(
-            "autoballoon failed", f"exit code {process.returncode}", "see its message above"
-        )
 
 
 def bursts(side: Side, number: int, each_page: bool) -> dict[str, list[float]]:
@@ -161,26 +133,16 @@ def play(sides: Sequence[Side], name: str, found: Values, each_page: bool = Fals
 def over_time(run: Run, name: str, found: Values) -> list[float]:
     """Add the figures of a policy; its GiB in each second."""
     policy = POLICIES[name]
-    with tempfile.TemporaryDirectory(prefix="kz-fleet-") as folder:
-        sockets = [Path(folder) / str(number) for number in range(GUESTS)]
-        more = {"memory": MEMORY, "devices": [policy.device], "timeout": 400.0}
-        specs = [
-            Wanted(
-                f"{policy.kernel}-{name}-{number}",
-                run.spec(
-                    policy.kernel, extra_qemu=["-qmp", f"unix:{path},server=on,wait=off"], **more
-                ),
-                policy.kernel,
-                number,
-            )
-            for number, path in enumerate(sockets)
-        ]
-        with run.guests(specs) as sides, step(f"{policy.words}: {GUESTS} guests, {SECONDS} s"):
-            for side in sides:
-                side.sh(f"{policy.command}; {DIRTY}")  # as in a guest that has run for a while
-            with autoballoon(sockets) if name == "targets" else nullcontext():
-                time.sleep(SETTLE_S)
-                return play(sides, name, found, run.debian)
+    spec = run.spec(policy.kernel, memory=MEMORY, devices=[policy.device], timeout=400.0)
+    wanted = [
+        Wanted(f"{policy.kernel}-{name}-{number}", spec, policy.kernel, number)
+        for number in range(GUESTS)
+    ]
+    with run.guests(wanted) as sides, step(f"{policy.words}: {GUESTS} guests, {SECONDS} s"):
+        for side in sides:
+            side.sh(f"{policy.command}; {DIRTY}")  # as in a guest that has run for a while
+        time.sleep(SETTLE_S)
+        return play(sides, name, found, run.debian)
 
 
 AGAINST = "upstream"  # the policy that the others are compared with: it gives memory back, too
@@ -210,8 +172,6 @@ def measure(run: Run) -> None:
         "Host memory is the sum of the PSS of all QEMUs, with an emulator's translated code. CPU "
         f"time includes the host's work for a guest. Of {len(found['none', 'burst'])} bursts, the "
         "99th percentile is nearly the longest.",
-        "With targets nothing is reported: autoballoon keeps 20 % of each guest free and looks "
-        "every second.",
         EACH_PAGE if run.debian else BASE_COUNTS,
         "Instructions are not counted: -icount gives each guest its own clock, so bursts of "
         "different guests would not meet.",

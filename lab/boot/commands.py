@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0
-"""The verbs ``kz doctor``, ``kz boot``, ``kz shell`` and ``kz top``."""
+"""The verbs ``kz doctor``, ``kz boot``, ``kz shell`` and ``kz conform``."""
 
-import contextlib
 import functools
 import json
 import sys
@@ -150,43 +149,6 @@ def shell(
     from lab.boot import guest
 
     raise typer.Exit(guest.interactive(chosen.spec(command or ["sh", "-i"], device=BALLOON)))
-
-
-@app.command("top", context_settings=PASSED_ON)
-@unpacked
-def watch(
-    chosen: GuestOptions,
-    command: Annotated[
-        Several, Argument(metavar="[-- CMD...]", help="A command to run meanwhile.")
-    ] = None,
-    interval: Annotated[int, Option(min=1, max=3600, help="Seconds between two samples.")] = 2,
-    once: Annotated[bool, Option("--once", help="Sample once, after the command.")] = False,
-    socket_path: Annotated[
-        Path | None, Option("--socket", help="Watch the daemon at this socket.")
-    ] = None,
-    as_json: Annotated[bool, Option("--json", help="Print one JSON object per sample.")] = False,
-) -> None:
-    """Watch known-zero memory in a fresh guest (zeropages), or a vhost-user balloon.
-
-    Ctrl-C ends it.
-    """
-    from lab.boot import guest, top
-
-    if socket_path is not None:
-        if command:
-            why = "--socket takes no command"
-            raise errors.UsageError(f"Bad command: {command[0]}", why, "leave one of them out")
-        with contextlib.suppress(KeyboardInterrupt):
-            top.watch(socket_path, interval=interval, once=once, as_json=as_json, out=sys.stdout)
-        return
-    live = not once and not as_json and sys.stdout.isatty() and sys.stdin.isatty()
-    script = top.BEFORE if once else top.BESIDE
-    script = script.format(interval=interval, more=" --json" if as_json else "")
-    spec = chosen.spec(["sh", "-c", script, "sh", *(command or [])], device=BALLOON)
-    code = errors.INTERRUPTED
-    with contextlib.suppress(KeyboardInterrupt):
-        code = guest.interactive(spec) if live else guest.boot(spec, *_streams()).exit_code
-    raise typer.Exit(errors.OK if code == errors.INTERRUPTED else code)
 
 
 @app.command(context_settings=PASSED_ON)

@@ -49,7 +49,6 @@ def test_the_policies_differ_in_what_they_should() -> None:
     ]
     assert "echo 250 " in fleet.POLICIES["early"].command
     assert "zero_page" in fleet.POLICIES["kzeropaged"].command
-    assert "deflate-on-oom=on" in fleet.POLICIES["targets"].device
 
 
 def test_too_little_memory_is_an_error_before_anything_is_built(
@@ -135,17 +134,6 @@ def test_the_first_failure_ends_the_run_with_the_console(
     assert error.value.why == "exit code 137\nits console ends with:\nbooting\nthe last line"
 
 
-def test_a_controller_that_fails_ends_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(fleet, "AUTOBALLOON", tmp_path / "missing.py")
-    with (
-        pytest.raises(TestFailure, match="autoballoon failed"),
-        fleet.autoballoon([tmp_path / "nobody"]),
-    ):
-        pass
-
-
 def result() -> Result:
     series = {
         name.words: [2.0, 1.0 + number, 0.5] for number, name in enumerate(fleet.POLICIES.values())
@@ -187,7 +175,7 @@ def test_the_picture_has_a_colour_for_each_policy() -> None:
         assert f"<title>{word}: 2.00 GiB·s" in svg
     for scheme in svg.split(charts.DARK):
         colours = re.findall(r"svg \.policy\d { fill: (#\w+); }", scheme)
-        assert len(set(colours)) == len(colours) == len(fleet.POLICIES)
+        assert len(set(colours)) == len(colours) >= len(fleet.POLICIES)
     assert 'class="ours"' not in svg and "var(" not in svg
 
 
@@ -200,7 +188,7 @@ def test_figures_compare_each_policy_with_base_that_reports() -> None:
     fleet.figures(run, found)
     names = set(by_name(run))
     assert "fleet.kzeropaged.prezeroed" in names and "fleet.late.prezeroed" not in names
-    assert len(names) == 5 * 7 + 1
+    assert len(names) == 4 * 7 + 1
     assert not [name for name in names if name.startswith("fleet.upstream.")]
     assert {
         metric.base.median for metric in run.metrics if metric.name.endswith(".memory_time")

@@ -18,38 +18,26 @@ from lab.patches import apply, parts
 from tests.kernel import unchanged
 
 HARNESS = "tools/testing/page_zeroed"
-LTS = sorted(path.name for path in (paths.REPO / "linux" / "lts").iterdir())
 pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize(
-    ("target", "base"),
+    "target",
     [
-        ("run", ""),
-        ("sequences", ""),
-        ("mutants", ""),
-        pytest.param("sequences LENGTH=4", "", marks=pytest.mark.nightly),
-        *[("run", series) for series in LTS],
-        *[pytest.param("sequences", series, marks=pytest.mark.nightly) for series in LTS],
-        *[pytest.param("mutants", series, marks=pytest.mark.nightly) for series in LTS],
+        "run",
+        "sequences",
+        "mutants",
+        pytest.param("sequences LENGTH=4", marks=pytest.mark.nightly),
     ],
 )
 def test_harness(
-    target: str,
-    base: str,
-    tmp_path: Path,
-    record_property: Callable[[str, object], None],
-    monkeypatch: pytest.MonkeyPatch,
+    target: str, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
-    """``base``: an older kernel, with linux/lts."""
     inputs = [paths.REPO / "linux", Path(__file__)]
-    with unchanged.since_it_passed(f"harness-{target}{base}", inputs) as same:
+    with unchanged.since_it_passed(f"harness-{target}", inputs) as same:
         record_property("unchanged since it passed", same)
         if same:
             return
-        if base:
-            monkeypatch.setenv(fetch.variable("linux"), "")
-            fetch.use("linux", base)
         with apply.working_copy(parts.get("linux"), fetch.obtain("linux")) as tree:
             assert (tree / HARNESS / "Makefile").is_file(), f"the series has no {HARNESS}"
             # A copy that reads the patched tree.

@@ -14,8 +14,7 @@ import pytest
 
 from lab.boot import accel, argv, resolve
 from lab.boot.argv import APPEND_TCG
-from lab.boot.spec import BootSpec
-from lab.core.errors import LabError, UsageError
+from lab.core.errors import LabError
 from lab.machine import stock
 from tests.guest.guests import expect_at_most
 
@@ -98,21 +97,3 @@ def test_the_reason_for_an_accelerator(
     with pytest.raises(LabError, match="KVM cannot be used here") as caught:
         accel.choose("kvm", qemu)
     assert caught.value.why == "there is no /dev/kvm"
-
-
-def test_without_a_network_kvm_is_tried_again_later(
-    machine_with_kvm: list[Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def offline() -> tuple[Path, list[Path]]:
-        raise LabError("no mirror answers", "why", "fix")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(stock, "kernel", offline)
-        assert "no mirror answers" in accel.choose("auto", Path(sys.executable)).reason
-    assert accel.choose("auto", Path(sys.executable)).name == "kvm"
-
-
-@pytest.mark.parametrize(("wanted", "arch"), [("xen", "x86_64"), ("kvm", "arm64")])
-def test_an_accelerator_that_does_not_exist(wanted: str, arch: str) -> None:
-    with pytest.raises(UsageError, match="Bad --accel"):
-        BootSpec(accel=wanted, arch=arch).check()

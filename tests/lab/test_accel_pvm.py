@@ -11,13 +11,11 @@ import pytest
 from lab.bench import native, runner
 from lab.bench.plan import BenchOptions, plan
 from lab.bench.table import BENCHES
-from lab.boot import accel, argv, hugepages, resolve
-from lab.boot.argv import Ends, Images
-from lab.boot.spec import BootSpec
+from lab.boot import accel, hugepages, resolve
 from lab.build import linux as build
 from lab.build import programs
-from lab.core import errors, run
-from lab.core.errors import LabError, UsageError
+from lab.core import run
+from lab.core.errors import LabError
 from lab.machine import arches
 from lab.patches import parts
 from lab.report.results import in_words
@@ -55,50 +53,6 @@ def test_the_module_decides_what_dev_kvm_is(machine: Path) -> None:
     assert "--accel pvm" in caught.value.fix
 
 
-@pytest.mark.parametrize("module", accel.HARDWARE)
-def test_pvm_is_refused_where_every_kernel_runs(machine: Path, module: str) -> None:
-    (machine / module).mkdir()
-    with pytest.raises(UsageError, match="Bad --accel: pvm") as caught:
-        resolve.check(BootSpec(accel="pvm"))
-    assert module in caught.value.why and "--accel kvm" in caught.value.fix
-
-
-def test_pvm_is_refused_without_its_module(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (machine / "kvm_pvm").rmdir()
-    with pytest.raises(LabError, match=accel.NO_PVM) as caught:
-        resolve.check(BootSpec(accel="pvm"))
-    assert "kvm_pvm is not loaded" in caught.value.why and caught.value.code == errors.MACHINE
-    monkeypatch.setattr(accel, "_device_obstacle", lambda: "there is no /dev/kvm")
-    with pytest.raises(LabError, match=accel.NO_PVM) as caught:
-        resolve.check(BootSpec(accel="pvm"))
-    assert caught.value.why == "there is no /dev/kvm" and "--accel tcg" in caught.value.fix
-
-
-@pytest.mark.parametrize(
-    ("spec", "option"),
-    [
-        (BootSpec(accel="pvm", cpus=2), "--cpus: 2"),
-        (BootSpec(accel="pvm", kernel="stock"), "--kernel: stock"),
-        (BootSpec(accel="pvm", arch="arm64"), "--accel: pvm"),
-        (BootSpec(accel="pvm", arch="um"), "--accel"),
-    ],
-)
-def test_a_guest_that_cannot_be_native_is_bad_usage(spec: BootSpec, option: str) -> None:
-    with pytest.raises(UsageError, match=f"Bad {option}") as caught:
-        spec.check()
-    assert caught.value.why and caught.value.fix
-
-
-def test_a_kernel_without_the_patch_is_bad_usage(machine: Path, tmp_path: Path) -> None:
-    file = tmp_path / "vmlinux"
-    file.write_bytes(b"\x7fELF" + bytes(1000))
-    with pytest.raises(UsageError, match="Bad --kernel") as caught:
-        resolve.check(BootSpec(accel="pvm", kernel=file))
-    assert "pvm.patch" in caught.value.why
-    file.write_bytes(file.read_bytes() + resolve.PVM_MARK)
-    resolve.check(BootSpec(accel="pvm", kernel=file))
-
-
 def test_the_patch_prints_what_the_lab_looks_for() -> None:
     patch = (parts.get("linux").root / "measure" / "pvm.patch").read_bytes()
     assert resolve.PVM_MARK in patch and b"add_taint(TAINT_TEST" in patch
@@ -125,27 +79,6 @@ def test_trees_of_kernels_to_measure_with_are_their_own() -> None:
     found = {one: parts.get("linux", build._patches(*one, ())).suffix for one in wanted}
     assert len(set(found.values())) == len(found), found
     assert found["knownzero", "x86_64"] == ""
-
-
-@pytest.mark.parametrize("huge", [False, True])
-def test_the_command_line_of_a_native_guest(huge: bool) -> None:
-    images = Images(Path("vmlinux"), "pvm", QEMU)
-    ends = Ends(Path("initrd"), Path("console"), {}, huge_pages=huge)
-    words = argv.make(BootSpec(accel="pvm", memory="1G"), images, ends)
-    line = words[words.index("-append") + 1]
-    assert "pti=on nohz=off" in line and "tsc=reliable" not in line
-    assert words[words.index("-accel") + 1] == "kvm"
-    backing = [word for word in words if word.startswith("memory-backend-")]
-    wanted = "memory-backend-memfd,hugetlb=on,hugetlbsize=2M,id=kzmemory,size=1G,share=on"
-    assert backing == [wanted] * huge
-
-
-def test_a_daemon_shares_pages_of_the_pool() -> None:
-    images = Images(Path("vmlinux"), "pvm", QEMU, front_end=argv.FRONT_END)
-    ends = Ends(Path("initrd"), Path("console"), {}, Path("socket"), huge_pages=True)
-    spec = BootSpec(accel="pvm", devices=["daemon"], shared_memory=argv.HUGE)
-    backing = [word for word in argv.make(spec, images, ends) if word.startswith("memory-backend-")]
-    assert len(backing) == 1 and "hugetlb=on" in backing[0]
 
 
 @pytest.fixture
@@ -192,12 +125,6 @@ def test_a_busy_machine_is_named_before_anything_is_built(monkeypatch: pytest.Mo
     with pytest.raises(LabError, match="Cannot measure natively") as caught:
         native.need_quiet()
     assert "1.6" in caught.value.why and caught.value.fix
-
-
-def test_benches_that_need_more_are_refused(machine: Path) -> None:
-    with pytest.raises(UsageError, match="Bad --accel: pvm") as caught:
-        plan(BENCHES["lockhold"], BenchOptions(accel="pvm"))
-    assert "lockhold" in caught.value.why and caught.value.fix
 
 
 def test_a_native_plan_has_kernels_of_its_own(machine: Path) -> None:

@@ -11,7 +11,6 @@ import pytest
 from lab.boot import argv
 from lab.boot.argv import Ends, Images
 from lab.boot.spec import BootSpec
-from lab.core.errors import UsageError
 
 NOWHERE = Path("/nowhere")
 
@@ -79,69 +78,6 @@ def test_the_daemon_is_a_device_with_shared_memory() -> None:
     assert f"{argv.GENERIC},chardev=kzballoon" in words
 
 
-def test_huge_shared_memory_is_a_file_in_a_tmpfs_of_its_own() -> None:
-    spec = BootSpec(memory="1G", devices=["daemon"], shared_memory=argv.HUGE)
-    words = argv.make(spec, images(), ends(daemon=NOWHERE / "socket"))
-    assert words[:6] == list(argv.WITH_HUGE) and words[6].endswith("qemu")
-    assert "memory-backend-file,mem-path=/dev/shm,align=2M,id=kzmemory,size=1G,share=on" in words
-
-
-def test_user_mode_linux_has_serial_lines() -> None:
-    spec = BootSpec(arch="um", memory="256M", append="a b")
-    words = argv.make(spec, Images(NOWHERE / "linux", "um"), ends("ctl", "out", "err", "con", "in"))
-    assert words[:3] == ["/nowhere/linux", "mem=256M", "initrd=/nowhere/initrd"]
-    assert words[-6:] == [
-        "ssl0=fd:10,fd:10",
-        "ssl1=fd:11,fd:11",
-        "ssl2=fd:12,fd:12",
-        "ssl3=fd:14,fd:14",
-        "a",
-        "b",
-    ]
-
-
-def test_arm64_with_memory_tags() -> None:
-    words = argv.make(BootSpec(arch="arm64", mte=True), images(), ends())
-    assert value(words, "-machine") == "virt,mte=on"
-    assert value(words, "-cpu").startswith("max")
-    plain = argv.make(BootSpec(arch="arm64"), images(), ends())
-    assert (value(plain, "-machine"), value(plain, "-cpu")) == ("virt", "cortex-a57")
-    assert value(plain, "-append").startswith("console=ttyAMA0")
-
-
 def test_the_emulated_processor_clears_memory_word_by_word() -> None:
     assert value(argv.cpu("tcg"), "-cpu").startswith("qemu64")
     assert "erms" not in " ".join(argv.cpu("tcg"))
-
-
-@pytest.mark.parametrize(
-    ("memory", "arch", "good"),
-    [
-        *((text, "x86_64", True) for text in ("2G", "512", "1.5G", "1G,slots=2,maxmem=4G")),
-        *((text, "x86_64", False) for text in ("0", "0.0G", "", "2 G", "-1G")),
-        ("512M", "um", True),
-        ("512", "um", False),
-        ("1G,slots=2", "um", False),
-    ],
-)
-def test_amounts_of_memory(memory: str, arch: str, good: bool) -> None:
-    spec = BootSpec(memory=memory, arch=arch)
-    if good:
-        spec.check()
-    else:
-        with pytest.raises(UsageError, match="Bad --memory"):
-            spec.check()
-
-
-@pytest.mark.parametrize(
-    ("spec", "what"),
-    [
-        (BootSpec(arch="vax"), "--arch"),
-        (BootSpec(mte=True), "--mte"),
-        (BootSpec(devices=["daemon", "daemon,target=1M"]), "--device"),
-        (BootSpec(arch="um", memory="1G", devices=["virtio-rng-pci"]), "--device"),
-    ],
-)
-def test_a_guest_that_cannot_be(spec: BootSpec, what: str) -> None:
-    with pytest.raises(UsageError, match=f"Bad {what}"):
-        spec.check()

@@ -19,7 +19,7 @@ from lab.boot import guest as boot
 from lab.boot import initramfs
 from lab.boot.spec import BootSpec
 from lab.core import errors, paths
-from lab.core.errors import LabError, TestFailure
+from lab.core.errors import TestFailure
 from tests.lab.test_console import ASSERTED, RACE
 
 # Plays QEMU: finds the channels by name in its arguments, then does what its script says.
@@ -115,13 +115,6 @@ def test_output_of_any_size_is_whole(fake: Fake) -> None:
 def test_a_trailer_in_the_output_is_output(fake: Fake) -> None:
     result = boot.boot(fake('tell("out", "exit 0\\n"); report(4)'))
     assert (result.stdout, result.exit_code) == ("exit 0\n", 4)
-
-
-def test_a_trailer_in_pieces(fake: Fake) -> None:
-    spec = fake(
-        'for byte in b"taint 0\\nexit 42\\n":\n    tell("ctl", bytes([byte]))\n    time.sleep(0.01)'
-    )
-    assert boot.boot(spec).exit_code == 42
 
 
 def test_a_guest_that_dies_before_it_reports(fake: Fake) -> None:
@@ -269,47 +262,6 @@ def test_a_guest_that_is_not_to_start_is_not_waited_for(fake: Fake) -> None:
         assert guest.process.poll() is None
 
 
-def test_a_qemu_that_refuses_its_arguments(fake: Fake) -> None:
-    with pytest.raises(LabError, match="did not start") as caught:
-        boot.boot(fake('print("qemu: no such device", file=sys.stderr); sys.exit(1)'))
-    assert caught.value.code == errors.MACHINE
-    assert "no such device" in caught.value.why
-
-
-@pytest.mark.parametrize(
-    ("said", "code"),
-    [
-        ("qemu-system-x86_64: -device foo: 'foo' is not a valid device model name", errors.USAGE),
-        ("qemu-system-x86_64: -nonsense: invalid option", errors.USAGE),
-        (
-            "qemu-system-x86_64: -accel kvm: failed to initialize kvm: No such device",
-            errors.MACHINE,
-        ),
-        (
-            "qemu-system-x86_64: cannot set up guest memory 'pc.ram': Cannot allocate memory",
-            errors.MACHINE,
-        ),
-        (
-            "qemu-system-x86_64: -object memory-backend-memfd,id=m,size=9T: Cannot allocate memory",
-            errors.MACHINE,
-        ),
-    ],
-)
-def test_what_qemu_refuses_is_bad_usage_and_what_the_machine_refuses_is_not(
-    fake: Fake, said: str, code: int
-) -> None:
-    with pytest.raises(LabError, match="did not start") as caught:
-        boot.boot(fake(f"print({said!r}, file=sys.stderr); sys.exit(1)"))
-    assert caught.value.code == code
-
-
-def test_a_qemu_that_is_no_program(fake: Fake, tmp_path: Path) -> None:
-    spec = fake("")
-    (tmp_path / "qemu").write_bytes(b"not a program")
-    with pytest.raises(LabError, match="cannot start"):
-        boot.boot(spec)
-
-
 def test_talking_to_a_running_guest(fake: Fake) -> None:
     script = (
         'stream = os.fdopen(fd["in"], "r")\n'
@@ -362,38 +314,6 @@ def test_a_running_guest_that_is_left_is_judged(fake: Fake) -> None:
         assert next(guest.lines) == "go"
 
 
-def test_ctrl_c_ends_the_guest(fake: Fake) -> None:
-    spec = fake('tell("out", "go\\n"); time.sleep(100)', timeout=60.0)
-    guests: list[boot.Guest] = []
-    with pytest.raises(KeyboardInterrupt), boot.running(spec) as guest:
-        guests.append(guest)
-        next(guest.lines)
-        raise KeyboardInterrupt
-    assert guests[0].process.poll() is not None
-
-
-def test_sending_to_a_dead_guest_is_an_error(fake: Fake) -> None:
-    with pytest.raises(TestFailure), boot.running(fake("")) as guest:
-        for _ in range(50):
-            guest.send("anybody?")
-            time.sleep(0.1)
-
-
-def test_a_closed_pipe_ends_the_guest(fake: Fake) -> None:
-    def closed(_: bytes) -> None:
-        raise BrokenPipeError
-
-    with pytest.raises(BrokenPipeError):
-        boot.boot(fake('tell("out", "one\\n"); time.sleep(10_000)', timeout=10_000.0), closed)
-
-
-def test_no_thread_stays(fake: Fake) -> None:
-    before = threading.active_count()
-    for _ in range(3):
-        boot.boot(fake("report()"))
-    assert threading.active_count() == before
-
-
 @settings(max_examples=200)
 @given(
     st.lists(
@@ -412,16 +332,3 @@ def test_reports_are_read_whatever_their_pieces(lines: list[str], size: int) -> 
     codes = [int(line.split()[1]) for line in lines if line in ("exit 3", "exit -1")]
     assert guest._exit == (codes[-1] if codes else None)
     assert guest._ready.is_set() == ("ready 0" in lines)
-
-
-@pytest.mark.parametrize(
-    ("place", "expected"), [("", "/a.sh"), ("/x/y", "/x/y"), ("/bin/", "/bin/a.sh")]
-)
-def test_where_an_added_file_goes(place: str, expected: str) -> None:
-    assert initramfs.guest_path(Path("/tmp/a.sh"), place) == expected
-
-
-def test_an_added_file_that_cannot_be_read(tmp_path: Path) -> None:
-    with pytest.raises(LabError, match="Bad --add") as caught:
-        initramfs.write(tmp_path / "out", ["true"], "ports", [(tmp_path / "none", "")], [])
-    assert caught.value.code == errors.USAGE

@@ -8,17 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from lab.core import paths, run
-from lab.core.errors import LabError, UsageError
 from lab.core.paths import REPO
 from lab.machine import fetch
 from lab.patches import parts
 from lab.patches.repo import Repo, commit_all, commit_parts, small
 from lab.series import bugs, onto
 from lab.series.bugs import Bug, Outcome, Row
-from lab.series.commands import app
 
 SEEN = Outcome("fails"), Outcome("passes")
 LTS = sorted(path.name for path in (REPO / "linux" / "lts").iterdir())
@@ -27,28 +24,6 @@ LTS = sorted(path.name for path in (REPO / "linux" / "lts").iterdir())
 def test_each_fix_has_a_reproducer_or_a_reason() -> None:
     patches = [patch for part in bugs.fixes() for patch in part.patches()]
     assert [bug.file for bug in bugs.registry()] == patches
-
-
-def test_a_fix_without_a_row_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "linux").mkdir()
-    text = (REPO / "linux" / "bugs.toml").read_text(encoding="utf-8")
-    shown = parts.get("linux")
-    monkeypatch.setattr(paths, "REPO", tmp_path)
-    monkeypatch.setattr(parts, "get", lambda *_: shown)
-    for old, new, wrong in (
-        ("[fixes-pm.0001", "[fixes-pm.0002", "has no table"),
-        (
-            'none = "The window',
-            'test = "guest/x.py::y"\nnone = "The window',
-            "needs test or mutant",
-        ),
-        ("[fixes-pm.0001", "[fixes-qm.0001-x]\nnone='no'\n[fixes-pm.0001", "no patch is named"),
-    ):
-        changed = text.replace(old, new, 1)
-        assert changed != text
-        (tmp_path / "linux" / "bugs.toml").write_text(changed, encoding="utf-8")
-        with pytest.raises(LabError, match=wrong):
-            bugs.registry()
 
 
 def test_each_reproducer_exists() -> None:
@@ -67,15 +42,6 @@ def test_each_cover_letter_has_the_table() -> None:
     for part in bugs.fixes():
         letter = (part.root / "cover-letter").read_text(encoding="utf-8")
         assert "\n".join(bugs.table(rows, part.name)) in letter
-
-
-@pytest.mark.parametrize("name", ["fixes-mn", "fixes-mm/0099", "zeroed"])
-def test_an_unknown_name_is_reported_before_anything_is_built(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(bugs, "kernels", lambda: pytest.fail("it builds"))
-    with pytest.raises(UsageError, match=f"Bad name: {name}"):
-        bugs.bugs(["fixes-mm/0001", name])
 
 
 @pytest.mark.parametrize(
@@ -114,14 +80,6 @@ def test_a_reproducer_that_passes_on_the_base_is_a_failure(
         (row,) = bugs.bugs(["fixes-pm"])
         assert row.holds == (code == 0)
         assert f"Base: {before}. Fixed: passes." in (tmp_path / "fixes-pm").read_text()
-
-
-def test_words_that_onto_refuses() -> None:
-    for words in (["rebase", "linux"], ["rebase", "qemu", "--onto", "6.12"]):
-        assert isinstance(CliRunner().invoke(app, ["series", *words]).exception, UsageError)
-    for series in ("6", fetch.base("linux").series):
-        with pytest.raises(UsageError, match="Bad --onto"):
-            onto.onto(series)
 
 
 def test_a_bug_that_an_older_kernel_lacks_is_left_out() -> None:

@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 
 from lab.build import daemon
-from lab.core import errors
-from lab.core.errors import LabError
 
 
 def test_each_checkout_has_a_folder_of_its_own(
@@ -31,13 +29,3 @@ def test_each_checkout_has_a_folder_of_its_own(
     daemon.target_dir()
     assert not folders[0].exists()
     assert folders[1].is_dir()
-
-
-@pytest.mark.parametrize(("ends", "code"), [(2, errors.USAGE), (1, errors.MACHINE)])
-def test_a_bad_option_of_the_daemon_is_bad_usage(tmp_path: Path, ends: int, code: int) -> None:
-    program = tmp_path / "daemon"
-    program.write_text(f"#!/bin/sh\necho unknown option >&2\nexit {ends}\n")
-    program.chmod(0o755)
-    with pytest.raises(LabError, match="unknown option") as caught:
-        daemon.Daemon(program, ["--tagret=1"])
-    assert caught.value.code == code

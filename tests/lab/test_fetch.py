@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from lab.core.errors import MACHINE, USAGE, LabError
-from lab.machine import apt, fetch
+from lab.core.errors import MACHINE, LabError
+from lab.machine import fetch
 
 MAKEFILE = b"VERSION = 7\nPATCHLEVEL = 3\nSUBLEVEL = 4\n"
 
@@ -135,78 +135,6 @@ def test_another_series_is_refused(cache: Path, monkeypatch: pytest.MonkeyPatch)
         fetch.obtain("linux")
 
 
-@pytest.mark.usefixtures("wanted")
-def test_no_network_is_an_error_of_three_parts(
-    cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    serve(
-        monkeypatch,
-        Mirror(
-            GOOD, fail=LabError("cannot fetch the package lists", "no route", "check the network")
-        ),
-    )
-    with pytest.raises(LabError) as caught:
-        fetch.obtain("linux")
-    assert (caught.value.why, caught.value.code) == ("no route", MACHINE)
-
-
-def test_real_apt_without_a_network(
-    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    etc = tmp_path / "etc"
-    etc.mkdir()
-    (etc / "sources.list").write_text("deb http://127.0.0.1:9/debian stable main\n")
-    monkeypatch.setattr(apt, "codename", lambda: "bookworm")
-    private = apt.PrivateApt("bookworm", "deb", etc)
-    with pytest.raises(LabError, match="cannot fetch the package lists") as caught:
-        private.update()
-    assert caught.value.code == MACHINE
-    assert "127.0.0.1" in caught.value.why
-
-
-def test_a_tarball_instead(repo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "linux-7.3.9.tar.xz").write_bytes(GOOD)
-    monkeypatch.setenv("KNOWNZERO_LINUX_SOURCE", str(tmp_path / "linux-7.3.9.tar.xz"))
-    source = fetch.obtain("linux")
-    assert source.version == "7.3.9"
-    assert (fetch.pristine(source) / "mm/a.c").is_file()
-
-
-def test_a_tarball_cut_short_leaves_nothing(
-    repo: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "linux-7.3.4.tar.xz").write_bytes(GOOD[:-30])
-    monkeypatch.setenv("KNOWNZERO_LINUX_SOURCE", str(tmp_path / "linux-7.3.4.tar.xz"))
-    with pytest.raises(LabError, match="cannot unpack"):
-        fetch.pristine(fetch.obtain("linux"))
-    assert list((cache / "src").iterdir()) == []
-
-
-def test_a_tarball_of_something_else(
-    repo: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "hello-1.0.tar.xz").write_bytes(tarball({"README": b"hello"}))
-    monkeypatch.setenv("KNOWNZERO_LINUX_SOURCE", str(tmp_path / "hello-1.0.tar.xz"))
-    with pytest.raises(LabError, match="holds no linux source"):
-        fetch.pristine(fetch.obtain("linux"))
-    assert list((cache / "src").iterdir()) == []
-
-
-@pytest.mark.parametrize("content", [None, {}, {"Makefile": MAKEFILE, ".config": b""}])
-def test_a_folder_that_will_not_do(
-    content: dict[str, bytes] | None, repo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = tmp_path / "mine"
-    if content is not None:
-        folder.mkdir()
-        for name, data in content.items():
-            (folder / name).write_bytes(data)
-    monkeypatch.setenv("KNOWNZERO_LINUX_SOURCE", str(folder))
-    with pytest.raises(LabError) as caught:
-        fetch.identify("linux")
-    assert caught.value.code == USAGE
-
-
 def test_a_changed_folder_is_another_source(
     repo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -219,28 +147,3 @@ def test_a_changed_folder_is_another_source(
     after = fetch.identify("linux")
     assert before.key != after.key
     assert (fetch.pristine(after) / "more.c").is_file()
-
-
-def test_versions() -> None:
-    assert fetch.upstream("1:10.0.13+ds-0+deb13u1") == "10.0.13"
-    assert fetch.upstream("7.3.4-1~bpo13+1") == "7.3.4"
-    assert fetch.order("7.3.9") < fetch.order("7.3.10")
-
-
-def test_the_tarball_of_a_source_package() -> None:
-    record = {"checksums-sha256": "aa 1 q_1.dsc\nbb 2 q_1.orig.tar.xz\ncc 3 q_1.debian.tar.xz"}
-    assert fetch.record_file(record, "deb-src") == ("q_1.orig.tar.xz", "bb")
-
-
-@pytest.mark.parametrize(
-    ("name", "version"),
-    [
-        ("linux-source-6.12_6.12.117-1_all.deb", "6.12.117"),
-        ("linux-7.4-rc1.tar.xz", "7.4-rc1"),
-        ("qemu_10.2.2+ds.orig.tar.xz", "10.2.2"),
-        ("sources.tar", "unknown"),
-    ],
-)
-def test_the_version_of_an_archive_is_in_its_name(tmp_path: Path, name: str, version: str) -> None:
-    (tmp_path / name).touch()
-    assert fetch.local("linux", tmp_path / name, "source").version == version

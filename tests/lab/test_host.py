@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import stat
 import subprocess
 import sys
@@ -12,12 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from lab.boot import argv, doctor, guest
-from lab.boot.argv import Ends, Images
-from lab.boot.spec import BootSpec
-from lab.core import host, paths
+from lab.core import host
 from lab.core.paths import REPO
-from lab.machine import debs, others, stock
+from lab.machine import stock
 
 MODULES = "usr/lib/x86_64-linux-gnu"
 # Mounts $1/DIR over /DIR for the rest of its words; $1 has a folder for each.
@@ -72,32 +68,6 @@ def test_stock_qemu_takes_nothing_of_the_machines_qemu(operators_machine: list[s
             assert all(line.startswith(str(qemu.parent)) for line in done.stdout.splitlines())
 
 
-@pytest.mark.images
-def test_doctor_names_a_stock_qemu_that_does_not_run(
-    operators_machine: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    qemu = stock.qemu()
-    assert doctor._try("qemu", "missing", doctor._stock_qemu).state == "ok"
-    # As it was: without the folder that replaces /usr.
-    bare = tmp_path / "qemu"
-    words = [
-        *operators_machine,
-        *debs.loader(qemu.parent),
-        str(qemu.parent / "usr/bin" / qemu.name),
-    ]
-    bare.write_text(f'#!/bin/sh\nunset DISPLAY\nexec {shlex.join(words)} "$@"\n')
-    bare.chmod(0o755)
-    bundle = next(qemu.parent.rglob("qemu-bundle"))
-    bundle.rename(bundle.with_name("away"))
-    try:
-        monkeypatch.setattr(stock, "find_qemu", lambda: bare)
-        found = doctor._try("qemu", "missing", doctor._stock_qemu)
-    finally:
-        bundle.with_name("away").rename(bundle)
-    assert found.state == "missing"
-    assert found.fix.startswith("remove ")
-
-
 STEERED = {
     "ARCH": "arm64",
     "MAKEFLAGS": "-j99",
@@ -150,79 +120,3 @@ def test_every_verb_settles_first(tmp_path: Path) -> None:
 
 
 SWAPS = "Filename Type Size Used Priority\n/swap\\040file file 4194304 1048576 -2\n"
-
-
-@pytest.mark.parametrize(("swaps", "state"), [(SWAPS, "note"), ("Filename\n", "ok")])
-def test_doctor_names_swap(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, swaps: str, state: str
-) -> None:
-    (tmp_path / "swaps").write_text(swaps)
-    monkeypatch.setattr(others, "PROC", tmp_path)
-    found = doctor._swap()
-    assert found.state == state
-    if state == "note":
-        assert found.text.startswith("/swap\\040file: 1.0 of 4.0 GiB in use")
-        assert found.fix.endswith("swapoff --all")
-
-
-@pytest.mark.parametrize(("have", "free", "state"), [(8, 5, "note"), (8, 8, "ok"), (-1, 0, "ok")])
-def test_doctor_names_huge_pages_in_use(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, have: int, free: int, state: str
-) -> None:
-    monkeypatch.setattr(others, "POOL", tmp_path if have >= 0 else tmp_path / "nothing")
-    (tmp_path / "nr_hugepages").write_text(f"{have}\n")
-    (tmp_path / "free_hugepages").write_text(f"{free}\n")
-    found = doctor._huge_pages()
-    assert found.state == state
-    assert found.text.startswith(f"{max(have - free, 0)} of {max(have, 0)} in use")
-
-
-def test_doctor_names_another_apt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    locks = [tmp_path / "lock-frontend", tmp_path / "absent"]
-    monkeypatch.setattr(others, "LOCKS", locks)
-    script = (
-        "import fcntl, sys\nheld = open(sys.argv[1], 'w')\nfcntl.lockf(held, fcntl.LOCK_EX)\n"
-        "print('held', flush=True)\nsys.stdin.read()"
-    )
-    argv = [sys.executable, "-c", script, str(locks[0])]
-    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdout and process.stdout.readline() == b"held\n"
-        found = doctor._package_manager()
-        assert found.state == "note"
-        assert f" ({process.pid}) holds {locks[0]}: " in found.text
-        process.communicate()
-    assert doctor._package_manager().state == "ok"
-
-
-@pytest.mark.parametrize("name", ["a space", "a:colon", "a,comma"])
-def test_a_cache_in_which_linux_does_not_build(name: str, tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, str(REPO / "kz"), "doctor"],
-        env={**os.environ, "KNOWNZERO_CACHE": str(tmp_path / name)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 3
-    assert [line.split(":")[0].strip() for line in done.stderr.splitlines()] == ["kz", "why", "fix"]
-    assert "set KNOWNZERO_CACHE" in done.stderr
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_comma_in_the_path_of_a_console(tmp_path: Path) -> None:
-    images = Images(tmp_path / "kernel", "tcg", tmp_path / "qemu")
-    words = argv.make(BootSpec(), images, Ends(tmp_path / "initrd", Path("/a,b/console"), {}))
-    assert "file,id=kzconsole,path=/a,,b/console" in words
-
-
-@pytest.mark.boots
-def test_a_repository_with_a_space_in_its_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """User-Mode Linux gets the words of its command line as one line."""
-    monkeypatch.setattr(paths, "out", lambda: tmp_path / "with a space")
-    (tmp_path / "with a space").mkdir()
-    for spec in (BootSpec("off", arch="um", memory="128M"), BootSpec("knownzero", memory="256M")):
-        spec.command = ["echo", "hello"]
-        assert guest.boot(spec).stdout == "hello\n"
-    assert not list(paths.sub("work").glob("*.cpio"))

@@ -13,14 +13,11 @@ import pytest
 from lab.boot.guest import boot
 from lab.boot.spec import BootSpec
 from lab.build import deb, package
-from lab.build import linux as build
-from lab.core import progress
-from lab.core.errors import LabError, UsageError
+from lab.core.errors import UsageError
 from lab.core.paths import REPO
 from lab.core.run import output
 from lab.machine import fetch
 from lab.patches import apply, parts
-from tests.lab.test_cli import kz
 from tests.operators.packages import unpacked_qemu
 
 
@@ -67,31 +64,6 @@ def test_a_package_has_its_files_links_and_scripts(tmp_path: Path) -> None:
     assert all("root/root" in line for line in listing.splitlines())
     scripts = output(["dpkg-deb", "-I", str(made), "postinst"], "no script", "make it again")
     assert scripts == "#!/bin/sh\ntrue\n"
-
-
-def test_a_file_that_is_missing_leaves_no_package(tmp_path: Path) -> None:
-    item = deb.Item(tmp_path / "gone", "usr/bin/gone")
-    with pytest.raises(LabError, match="gone"):
-        deb.write(deb.Deb("a", "1", "a", "a", [item]), tmp_path / "out")
-    assert list((tmp_path / "out").iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("arguments", "why"),
-    [
-        (["firmware"], "no package has this name"),
-        (["qemu", "--config", "cloud"], "qemu has none"),
-        (["daemon", "--sign", "/dev/null"], "daemon has none"),
-        (["kernel", "--config", "/nonexistent"], "use cloud, lab-server, small or a .config"),
-        (["kernel", "--sign", "/nonexistent"], "name a PEM file"),
-        (["kernel", "--sign", "/dev/null"], "a private key and its certificate"),
-    ],
-)
-def test_bad_usage(arguments: list[str], why: str) -> None:
-    done = kz("package", *arguments)
-    assert done.returncode == 2
-    assert why in done.stderr
-    assert done.stdout == ""
 
 
 @pytest.mark.slow
@@ -170,40 +142,6 @@ def test_the_documented_key_is_accepted(tmp_path: Path) -> None:
     package.check_key(tmp_path / name)
     (name,) = (line.split()[-1] for line in lines if "mokutil --import" in line)
     assert (tmp_path / name).stat().st_size > 500
-
-
-def test_missing_options_are_named_with_their_purpose() -> None:
-    every = [name for names in package.needed().values() for name in names]
-    assert len(every) == len(set(every))
-    for name in (
-        "IPV6",
-        "EFI",
-        "SCSI",
-        "XFS_FS",
-        "BTRFS_FS",
-        "NETFILTER",
-        "SECURITY_APPARMOR",
-        "BLK_DEV_NVME",
-    ):
-        assert name in every
-    config = "".join(f"CONFIG_{name}=m\n" for name in every)
-    assert package.lacking(config) == []
-    without = config.replace("CONFIG_XFS_FS=m", "# CONFIG_XFS_FS is not set")
-    assert package.lacking(without) == ["file systems (XFS_FS)"]
-
-
-def test_the_labs_configuration_is_not_for_guests_of_a_distribution() -> None:
-    text = (REPO / "linux/configs/lab-server.config").read_text(encoding="utf-8")
-    assert any(line.startswith("network (") for line in package.lacking(text))
-
-
-def test_a_long_build_shows_progress(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    log = tmp_path / "log"
-    log.write_text("  CC      of/an/earlier/run.o\n")
-    with progress.counted("building", log, build.COMPILED, "files compiled", 0.01):
-        with log.open("a") as file:
-            file.write("  CC      a.o\n  AS [M]  b.o\n  LD      c\n")
-        wait_for(lambda: "building: 2 files compiled in " in capsys.readouterr().err)
 
 
 def wait_for(seen: Callable[[], bool]) -> None:
