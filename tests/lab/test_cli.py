@@ -230,7 +230,6 @@ class TestBootstrap:
             check=False,
         )
 
-
     def test_it_starts_from_anywhere(self, tmp_path: Path) -> None:
         (tmp_path / "lab").mkdir()
         for name in ("__init__.py", "__main__.py"):
@@ -245,7 +244,6 @@ class TestBootstrap:
         )
         assert done.returncode == 0, done.stderr
         assert "doctor" in done.stdout
-
 
     def test_one_command_installs_all_that_a_bare_machine_lacks(self, tmp_path: Path) -> None:
         """Python has no venv, there is no other program, and the user may not install any."""
