@@ -117,6 +117,3 @@ def test_every_verb_settles_first(tmp_path: Path) -> None:
         check=False,
     )
     assert "without effect in the lab: CCACHE_DISABLE" in done.stdout, done.stderr
-
-
-SWAPS = "Filename Type Size Used Priority\n/swap\\040file file 4194304 1048576 -2\n"

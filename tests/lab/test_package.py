@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import subprocess
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -142,14 +140,6 @@ def test_the_documented_key_is_accepted(tmp_path: Path) -> None:
     package.check_key(tmp_path / name)
     (name,) = (line.split()[-1] for line in lines if "mokutil --import" in line)
     assert (tmp_path / name).stat().st_size > 500
-
-
-def wait_for(seen: Callable[[], bool]) -> None:
-    for _ in range(1000):
-        if seen():
-            return
-        time.sleep(0.01)
-    raise AssertionError
 
 
 @pytest.mark.slow
