@@ -207,7 +207,7 @@ def evidence(
         raise UsageError(f"Bad --accel: {with_accel}", why, f"use {' or '.join(NOT_EMULATED)}")
     writable_file("--output", output)
     options = BenchOptions(accel=with_accel, pairs=pairs)
-    names = archive.benches(with_accel)
+    names = archive.BENCHES
     plans = [make_plan(BENCHES[name], options) for name in names]
     native.need_quiet()
     folder = output_folder(None, "evidence")

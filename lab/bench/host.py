@@ -8,7 +8,6 @@ import json
 import time
 from collections.abc import Callable, Sequence
 
-from lab.bench.repeat import NOTE as REPEATED
 from lab.bench.repeat import Values, turns
 from lab.bench.runner import Pair, Run
 from lab.bench.session import DELAY, MIB, Side, resident, warm_host
@@ -128,10 +127,3 @@ def figures(run: Run, both: Pair, least: int = 0) -> None:
         for side in ("base", "ours")
     ]
     run.add("host.returned", (returned[0], returned[1]))
-
-
-def measure(run: Run) -> None:
-    run.note(REPEATED)
-    run.job = {"size_mb": FILL_MB, "memory": run.options.memory, "cpus": 1, "pairs": run.pairs}
-    with run.kernels() as both:
-        figures(run, both)

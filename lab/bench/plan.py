@@ -47,7 +47,7 @@ class BenchOptions:
     ] = KERNEL
     linux: Annotated[
         str,
-        Option(metavar="6.12", help="thp, order0, deflate: another Linux, see linux/base.toml."),
+        Option(metavar="6.12", help="thp, order0: another Linux, see linux/base.toml."),
     ] = ""
 
     @property

@@ -5,10 +5,8 @@ from lab.bench import (
     allocation,
     boot,
     both_ends,
-    churn,
     device,
     fleet,
-    host,
     hotpath,
     init_on_alloc,
     life,
@@ -18,7 +16,6 @@ from lab.bench import (
     prezero,
     programs,
     refpage,
-    scale,
 )
 from lab.bench.plan import Bench, Kernel
 from lab.boot import nested
@@ -72,13 +69,6 @@ _ALL = (
         debian=True,
     ),
     Bench(
-        "deflate",
-        "memory used again after it was in the balloon",
-        allocation.deflate,
-        native=True,
-        older=True,
-    ),
-    Bench(
         "device",
         "vhost-user-balloon against the balloon in QEMU",
         device.measure,
@@ -91,13 +81,6 @@ _ALL = (
         both_ends.measure,
         accel="tcg",
         kernels=OUTER,
-    ),
-    Bench("host", "host memory that returns when the guest frees", host.measure),
-    Bench(
-        "churn",
-        "memory allocated and freed all the time, by report delay",
-        churn.measure,
-        native=True,
     ),
     Bench(
         "prezero",
@@ -147,25 +130,12 @@ _ALL = (
         disk=programs.disk,
     ),
     Bench(
-        "scale",
-        "reporting, flushing and pre-zeroing guests of 1 to 8 GB, per GiB",
-        scale.measure,
-        needs_gb=8.4,
-    ),
-    Bench(
         "lockhold",
         "instructions while a zone's lock is held",
         lockhold.measure,
         accel="tcg",
         needs_gb=8.4,
         plugins=("lockhold",),
-    ),
-    Bench(
-        "zerobytes",
-        "bytes zeroed, counted by the emulator",
-        allocation.zerobytes,
-        accel="tcg",
-        plugins=("zerobytes",),
     ),
     Bench(
         "hotpath",

@@ -11,15 +11,8 @@ from lab.core.errors import UsageError
 from lab.report.results import FILE_NAME
 
 # The benches that say most in the least time.
-BENCHES = ("thp", "order0", "hugetlb", "deflate", "init-on-alloc")
-# A balloon gives back 4 KiB at a time. With kvm_pvm each phase of the bench takes six minutes.
-SLOW_WITH_PVM = ("deflate",)
+BENCHES = ("thp", "order0", "hugetlb", "init-on-alloc")
 LIMIT = 16 << 20  # bytes of a file in an archive
-
-
-def benches(accel: str) -> tuple[str, ...]:
-    """The benches that `kz evidence` runs with an accelerator."""
-    return tuple(name for name in BENCHES if accel != "pvm" or name not in SLOW_WITH_PVM)
 
 
 def pack(folder: Path, names: Sequence[str], archive: Path) -> None:

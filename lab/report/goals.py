@@ -83,13 +83,12 @@ def not_worse(words: str) -> Goal:
     return judged
 
 
-def share(percent: float, each: bool = False) -> Goal:
-    """Ours is at most so many percent of the parameter size_mb: its median, or each value."""
+def share(percent: float) -> Goal:
+    """The median of ours is at most so many percent of the parameter size_mb."""
 
     def judged(metric: Metric) -> Target:
         size = float(metric.parameters["size_mb"]) * (1 << 20)
-        ours = metric.values["ours"]
-        part = (max(ours) if each else statistics.median(ours)) / size * 100
+        part = statistics.median(metric.values["ours"]) / size * 100
         return Target(f"at most {percent:.0f} % of the memory ({part:.2f} %)", part <= percent)
 
     return judged
@@ -127,15 +126,6 @@ def quick(value: float, percent: float, words: str) -> Goal:
     return judged
 
 
-def each_less(words: str) -> Goal:
-    """Each value of ours is less than each of base."""
-
-    def judged(metric: Metric) -> Target:
-        return Target(words, max(metric.values["ours"]) < min(metric.values["base"]))
-
-    return judged
-
-
 def times(words: str) -> Goal:
     """Ours is at most as many times base as the parameter gb is of least_gb."""
 
@@ -158,7 +148,6 @@ KINDS: dict[str, Callable[..., Goal]] = {
     "least": least,
     "most": most,
     "quick": quick,
-    "each_less": each_less,
     "times": times,
 }
 

@@ -17,7 +17,6 @@ from lab.report.results import FILE_NAME, Metric, Result, Sample, from_data, loa
 from lab.report.significance import TOO_FEW
 
 FOLDER = REPO / "docs" / "results"
-LIMIT = 1 << 20  # bytes, of all published results
 MANY = 100  # figures; a bench with more has a wide table, and one chart
 MARKS = """<!-- SPDX-License-Identifier: GPL-2.0 -->
 <!-- Written by `kz publish`. -->
@@ -46,8 +45,8 @@ def page(results: list[Result]) -> str:
 
 
 def ordered(results: list[Result]) -> list[Result]:
-    """Results by name, the demo first."""
-    return sorted(results, key=lambda result: (result.name != "demo", result.name))
+    """Results by name."""
+    return sorted(results, key=lambda result: result.name)
 
 
 def figures(result: Result) -> str:
@@ -159,20 +158,12 @@ def publish(run: Path, benches: list[str], anyway: bool = False, to: Path = FOLD
         fix = "measure again, or add --anyway to publish the readable results as they are"
         raise TestFailure(f"Cannot publish {run}", why, fix)
     texts = {result.name: _files(result) for result in results}
-    kept = {file: file.stat().st_size for file in to.glob("*/*") if file.parent.name not in texts}
-    size = sum(kept.values()) + sum(
-        len(text.encode()) for files in texts.values() for text in files.values()
-    )
-    published = [load(file) for file in kept if file.name == FILE_NAME] + results
-    text = page(ordered(published))
-    if size + len(text.encode()) > LIMIT:
-        why = f"{to} would have {size + len(text.encode()):,} bytes of at most {LIMIT:,}"
-        raise LabError(f"Cannot publish {run}", why, "remove results that are no longer needed")
+    kept = [load(file) for file in to.glob(f"*/{FILE_NAME}") if file.parent.name not in texts]
     for name, files in texts.items():
         shutil.rmtree(to / name, ignore_errors=True)
         for file, content in files.items():
             lock.write_atomically(to / name / file, content)
-    lock.write_atomically(to / "README.md", text)
+    lock.write_atomically(to / "README.md", page(ordered(kept + results)))
     return [to / name for name in texts]
 
 

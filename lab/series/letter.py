@@ -45,7 +45,7 @@ class Letter:
 def bench_of(metric: str) -> str:
     """The bench that measures a metric, by the first word of its name."""
     name = metric.partition(".")[0].replace("_", "-")
-    return name if name in BENCHES else "demo"
+    return name if name in BENCHES else "thp"
 
 
 def published() -> list[Result]:
@@ -72,10 +72,7 @@ class Figures:
         """
         own = bench_of(name)
         suffix = "-native" if native else ""
-        for result in sorted(
-            self.results,
-            key=lambda one: (one.name != f"{own}{suffix}", one.name != f"demo{suffix}"),
-        ):
+        for result in sorted(self.results, key=lambda one: one.name != f"{own}{suffix}"):
             metric = result.metric(name)
             if metric and native == (result.accelerator != "tcg"):
                 return result, metric

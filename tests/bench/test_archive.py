@@ -74,10 +74,7 @@ def test_what_is_no_archive_is_refused(tmp_path: Path, content: bytes) -> None:
 def test_what_was_measured_is_sent_and_published(
     accel: str, suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The guests are not booted: each bench gives a result of two figures.
-
-    What takes an hour with PVM is left out there.
-    """
+    """The guests are not booted: each bench gives a result of two figures."""
 
     def measured(plan: Plan, folder: Path) -> Result:
         clock = Metric.of(f"{plan.bench.name}.time", "ms", [2.0, 3.0], [1.0, 2.0])
@@ -101,8 +98,7 @@ def test_what_was_measured_is_sent_and_published(
     assert done.exit_code == 0, done.exception
     published = {found.parent.name for found in (tmp_path / "results").glob("*/result.json")}
     # The emulator's figures stay.
-    names = set(archive.BENCHES) - ({"deflate"} if accel == "pvm" else set())
-    assert published == {f"{name}-{suffix}" for name in names}
+    assert published == {f"{name}-{suffix}" for name in archive.BENCHES}
 
 
 def one(folder: Path, name: str, accelerator: str, figure: str, cpu: str = "Z80") -> Path:

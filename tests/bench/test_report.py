@@ -92,7 +92,6 @@ def test_every_posted_table_is_beside_its_bench() -> None:
         "page_fault.thp.2.on": "8,371,360",
         "prezero.4k.populate.task_clock": "10.2, 10.3, 11.2 s",
         "refpage.half.max_rss": "4580 KiB",
-        "churn.early.time_until_back": "10.1 s",
     }
     for name, figure in names.items():
         made = Result("some", "tcg", {}, "", [Metric.of(name, "ms", LEVEL, [v / 2 for v in LEVEL])])

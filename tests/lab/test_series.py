@@ -392,13 +392,13 @@ def test_a_letter_names_missing_figures() -> None:
     assert repo.branch_of("zeroed") == "part/zeroed"
 
 
-def test_a_letter_takes_a_figure_from_its_bench_then_from_the_demo() -> None:
+def test_a_letter_takes_a_figure_from_its_bench() -> None:
     def run(name: str, ours: float) -> Result:
         metric = Metric.of("thp.populate.task_clock", "ms", [2.0], [ours])
         return Result(name, "tcg", {}, "", [metric])
 
-    stock, demo, own = run("demo-stock", 3.0), run("demo", 4.0), run("thp", 5.0)
-    for results, expected in (([stock, demo, own], own), ([stock, demo], demo), ([stock], stock)):
+    stock, own = run("thp-stock", 3.0), run("thp", 5.0)
+    for results, expected in (([stock, own], own), ([stock], stock)):
         found = letter.Figures(results).find("thp.populate.task_clock")
         assert found and found[0] is expected
 
@@ -408,11 +408,11 @@ def test_a_letter_takes_native_figures_if_each_row_has_one() -> None:
         metrics = [Metric.of(f"thp.{mode}.task_clock", "ms", [2.0], [1.0]) for mode in modes]
         return Result(name, accelerator, {}, f"./kz {name}", metrics)
 
-    emulated = run("demo", "tcg", "populate", "touch_all")
+    emulated = run("thp", "tcg", "populate", "touch_all")
     both = (("one", "thp.populate.task_clock"), ("two", "thp.touch_all.task_clock"))
-    native = run("demo-native", "pvm", "populate", "touch_all")
-    assert "[NATIVE (PVM), n = 1: kz demo-native]" in letter.Figures([emulated, native]).table(
+    native = run("thp-native", "pvm", "populate", "touch_all")
+    assert "[NATIVE (PVM), n = 1: kz thp-native]" in letter.Figures([emulated, native]).table(
         "time", *both
     )
-    half = run("demo-native", "pvm", "populate")
-    assert "[TCG, n = 1: kz demo]" in letter.Figures([emulated, half]).table("time", *both)
+    half = run("thp-native", "pvm", "populate")
+    assert "[TCG, n = 1: kz thp]" in letter.Figures([emulated, half]).table("time", *both)
