@@ -32,7 +32,7 @@ KERNELS = (
     ("off", "um"),
 )
 # Sets of parts for User-Mode Linux; the night builds every set, on and off.
-ZEROED = ("fixes-mm", "fixes-virtio", "fixes-pm", "content", "zeroed")
+ZEROED = ("fixes-stable", "fixes-virtio", "fixes-mm", "fixes-pm", "content", "zeroed")
 PART_KERNELS = (("debug", ZEROED),)
 QTESTS = ("virtio-balloon-reporting-test", "virtio-balloon-test", "vhost-user-balloon-test")
 NEEDS_BUILDS = "boots or slow or images"
