@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import zlib
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
@@ -65,14 +64,6 @@ def amounts(cases: Iterable[Case]) -> Counter[str]:
     return total
 
 
-def mine(name: str, shard: str) -> bool:
-    """Whether something belongs to this shard, K/N; everything belongs to the empty one."""
-    if not shard:
-        return True
-    number, of = map(int, shard.split("/"))
-    return zlib.crc32(name.encode()) % of == number - 1
-
-
 class _Writer:
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -120,7 +111,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--cases", help="append a line of JSON per test; tests that are there are left out"
     )
-    parser.addoption("--shard", default="", help="K/N: only the K-th of N parts of the tests")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -130,10 +120,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out tests of other shards, and tests that have ended before the interruption."""
+    """Leave out tests that have ended before the interruption."""
     ended = {case.id for case in read(Path(config.getoption("--cases") or os.devnull))}
-    shard = config.getoption("--shard")
-    late = [item for item in items if item.nodeid in ended or not mine(item.nodeid, shard)]
+    late = [item for item in items if item.nodeid in ended]
     if late:
         config.hook.pytest_deselected(items=late)
         items[:] = [item for item in items if item not in late]

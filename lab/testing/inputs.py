@@ -11,19 +11,6 @@ from lab.build.images import compiler, digest
 from lab.core import paths
 
 PACKAGES = ("lab", "tests")
-# Every test reads these.
-PRODUCTS = (
-    *("linux", "qemu", "vhost-user-balloon", "guest", "tools", "packaging", "spec"),
-    *("lab/plugins", "kz", "pyproject.toml", "requirements.lock"),
-)
-# A test reads these if it, or a module of tests/ that it imports, has their name as a string.
-NAMED = {
-    "docs": ("docs", "README.md", "CONTRIBUTING.md", "CHANGELOG.md"),
-    "lab": ("lab",),
-    "mutants": ("tests/mutants",),
-}
-# `kz bench` measures and judges with these modules. Those that write pages change no figure.
-BENCH = ("lab/bench/table.py", "lab/bench/runner.py")
 
 
 @functools.cache
@@ -80,27 +67,3 @@ def key_of(inputs: Iterable[Path]) -> str:
 
 def _places(names: Iterable[str]) -> list[Path]:
     return [paths.REPO / name for name in names]
-
-
-def of_tests() -> dict[str, str]:
-    """The key of each file of tests, by its path."""
-    folder = paths.REPO / "tests"
-    common = key_of([*_places(PRODUCTS), *folder.rglob("conftest.py")])
-    found = {}
-    for file in sorted(folder.rglob("test_*.py")):
-        own = (one for one in with_imports([file]) if one.is_relative_to(folder))
-        text = "".join(one.read_text(encoding="utf-8") for one in own)
-        named = [place for name in NAMED if f'"{name}"' in text for place in NAMED[name]]
-        key = digest([common, key_of([file, *_places(named)])])
-        found[str(file.relative_to(paths.REPO))] = key
-    return found
-
-
-def of_bench() -> str:
-    """The key of all benches."""
-    return key_of(_places((*PRODUCTS, *BENCH)))
-
-
-def of_series(name: str) -> str:
-    """The key of ``kz series check NAME --each``."""
-    return key_of(_places((name, "lab/series/check.py")))

@@ -109,8 +109,7 @@ def run_tests(select: str, junit: Path | None, quick: bool, extra: list[str]) ->
     argv = [*PYTEST, *chosen, "-n", str(workers), "--dist", "worksteal", "-rxXR"]
     argv += [] if quick else ["--durations=10", "--durations-min=20"]
     if ended := os.environ.get("KNOWNZERO_CASES"):
-        shard = os.environ.get("KNOWNZERO_SHARD", "")
-        argv += ["-p", "lab.testing.cases", f"--cases={ended}", f"--shard={shard}"]
+        argv += ["-p", "lab.testing.cases", f"--cases={ended}"]
     if junit:
         junit.parent.mkdir(parents=True, exist_ok=True)
         argv.append(f"--junit-xml={junit.absolute()}")
@@ -199,6 +198,5 @@ def _with_tests(options: Sequence[str]) -> list[str]:
 
 
 def _environment() -> dict[str, str]:
-    ours = ("KNOWNZERO_CASES", "KNOWNZERO_SHARD")
-    kept = {name: value for name, value in os.environ.items() if name not in ours}
+    kept = {name: value for name, value in os.environ.items() if name != "KNOWNZERO_CASES"}
     return {**kept, "PYTHONPATH": str(paths.REPO), "PYTHONDONTWRITEBYTECODE": "1"}

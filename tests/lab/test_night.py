@@ -5,25 +5,24 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
 
 from lab.core import errors, paths
-from lab.core.errors import LabError, UsageError
+from lab.core.errors import UsageError
 from lab.core.paths import REPO
 from lab.patches.repo import Repo
-from lab.testing import cases, night, night_run
+from lab.testing import cases, night
 from lab.testing.cases import BROKEN, FAILED, PASSED, SKIPPED
-from lab.testing.night import INTERRUPTED, RUNNING, WAITING, Night, Stage
-from lab.testing.night_run import run_night
+from lab.testing.night import INTERRUPTED, RUNNING, WAITING, Night, Stage, run_night
 
 GOOD = {"id": "t::good[kasan]", "amounts": {"skips_checked": 1500000}}
 BAD = {"id": "t::bad", "state": FAILED, "message": "2 bytes leaked <here>", "detail": "trace\nback"}
@@ -71,25 +70,18 @@ def test_a_stage_that_fails_does_not_stop_the_others(tmp_path: Path) -> None:
     assert run_night(one) == errors.FAILED
     assert [part.state for part in one.stages] == [FAILED, BROKEN, SKIPPED, PASSED, FAILED]
     assert [step.state for step in one.stages[4].steps.values()] == [PASSED, BROKEN, FAILED]
-    page = (tmp_path / "n" / "index.html").read_text()
+    page = (tmp_path / "n" / "report.txt").read_text()
     for text in (
-        "2 bytes leaked &lt;here&gt;",
+        "2 bytes leaked <here>",
         "the disk is full",
         "no cargo",
         "its timer hung",
         "3 is less than 4",
         "it broke",
-        "trace\nback",
-        "1,500,000 skips checked",
+        "trace\nback\nAgain: ./kz test --nightly --stage tests -- t::bad",
+        "2 passed, 1 failed, 1,500,000 skips checked",
     ):
         assert text in page
-    assert not re.search(r"https?://|@import|url\(", page)
-    for link in re.findall(r'href="([^"]+)"', page):
-        assert (tmp_path / "n" / link).exists(), link
-    told = [json.loads(line) for line in (tmp_path / "n" / "report.jsonl").read_text().splitlines()]
-    assert told[0]["tests"] == {PASSED: 2, FAILED: 1}
-    assert told[0]["amounts"] == {"skips_checked": 1500000}
-    assert told[0]["findings"][0]["again"] == "./kz test --nightly --stage tests -- t::bad"
     assert "2 passed, 1 failed" in night.text(one).splitlines()[0]
     assert night.load(one.folder).stages == one.stages
 
@@ -156,115 +148,29 @@ def test_a_report_names_the_code() -> None:
         if commit:
             repo.git("add", ".")
             repo.git("commit", "-qm", f"change {name}")
-        seen.append(night_run.tested())
+        seen.append(night.tested())
     assert seen[0] == seen[1] != seen[2]
     assert seen[3].startswith(f"{seen[2]} M code ") and seen[4].startswith(f"{seen[2]} M code ")
     assert seen[3] != seen[4]
 
 
-CODE = {
-    "docs/nights.md": "",
-    "linux/parts/0001.patch": "",
-    "qemu/parts/0001.patch": "",
-    "lab/build/linux.py": "",
-    "lab/boot/nested.py": "",
-    "lab/report/results.py": "",
-    "lab/report/page.py": "",
-    "lab/report/metrics.toml": "",
-    "lab/bench/table.py": "from lab.report import results",
-    "lab/bench/runner.py": "from lab.build import linux",
-    "lab/series/check.py": "from lab.build import linux",
-    "tests/conftest.py": "from lab.build.linux import build_linux",
-    "tests/guest/guests.py": "",
-    "tests/guest/test_fuzz.py": "from tests.guest import guests\nMARK = pytest.mark.fuzz",
-    "tests/guest/test_top.py": "def test():\n    from lab.boot.nested import show",
-    "tests/kernel/mutants.py": 'FOLDER = "mutants"',
-    "tests/kernel/test_mutants.py": "from tests.kernel import mutants",
-    "tests/lab/test_documents.py": 'FOLDER = "docs"',
-    "tests/mutants/one.patch": "",
-}
-FUZZ, TOP, MUTANTS, DOCS = (
-    f"tests/{name}.py"
-    for name in ("guest/test_fuzz", "guest/test_top", "kernel/test_mutants", "lab/test_documents")
+SLOW = (
+    "print('runs', flush=True); "
+    "os.path.exists(FILE) or os.kill(os.getppid(), open(FILE, 'w') and 2) or time.sleep(10_000)"
 )
-SUITES = {FUZZ, TOP, MUTANTS, DOCS}
-ALL = {*SUITES, "fuzz", "bench", "series-linux"}
 
 
-@pytest.mark.parametrize(
-    ("changed", "dropped"),
-    [
-        ("", set()),
-        ("docs/nights.md", {DOCS}),
-        ("linux/parts/0001.patch", ALL),
-        ("qemu/parts/0001.patch", ALL - {"series-linux"}),
-        ("lab/build/linux.py", ALL),
-        ("lab/boot/nested.py", {TOP}),
-        ("lab/report/metrics.toml", {"bench"}),
-        ("lab/report/page.py", set()),
-        ("lab/bench/table.py", {"bench"}),
-        ("lab/series/check.py", {"series-linux"}),
-        ("tests/conftest.py", {*SUITES, "fuzz"}),
-        ("tests/guest/guests.py", {FUZZ, "fuzz"}),
-        ("tests/guest/test_top.py", {TOP}),
-        ("tests/mutants/one.patch", {MUTANTS}),
-        ("tests/lab/test_new.py", set()),
-    ],
-)
-def test_a_night_drops_what_read_something_that_changed(
-    monkeypatch: pytest.MonkeyPatch, changed: str, dropped: set[str]
-) -> None:
-    for name, text in CODE.items():
-        file = paths.REPO / name
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text)
-    nights: list[Night] = []
-    monkeypatch.setattr(night_run, "facts", lambda: {"knownzero": f"commit {len(nights)}"})
-    monkeypatch.setattr(night_run, "run_night", lambda one, _: nights.append(one))
-    # This process runs other tests: it does not become the parent of their orphans.
-    monkeypatch.setattr(night_run, "ctypes", Mock())
-
-    def start() -> Night:
-        parts = [stage(name, "", marks=name) for name in ("tests", "fuzz", "hunts")]
-        parts += [stage("bench", ""), stage("series-linux", "")]
-        monkeypatch.setattr(night, "stages", lambda *_: parts)
-        night_run.main([], "", [])
-        return nights[-1]
-
-    one = start()
-    one.folder.mkdir(parents=True)
-    for part in one.stages:
-        ended = INTERRUPTED if part.name == "hunts" else PASSED
-        part.steps = {name: night.Step(ended, seconds=5.0) for name in part.steps}
-        files = {"tests": sorted(SUITES), "fuzz": [FUZZ]}.get(part.name, [])
-        found = cases.lines(cases.Case(f"{file}::test") for file in files)
-        (one.folder / f"{part.name}.jsonl").write_text(found)
-    one.save()
-    if changed:
-        (paths.REPO / changed).write_text("CHANGED = 1")
-    two = start()
-    assert two.folder == one.folder
-    assert two.facts["knownzero"] == "commit 0, then commit 1"
-    left = {case.id.partition("::")[0] for case in two.cases(two.stages[0])}
-    again = {part.name for part in two.stages if part.state == WAITING}
-    assert {*SUITES - left, *again - {"tests"}} == dropped
-    assert ("tests" in again) == (changed.endswith("_new.py") or bool(dropped & SUITES))
-    assert bool(two.cases(two.stages[1])) == ("fuzz" not in dropped)
-
-
-def test_a_budget_stops_a_night_and_the_next_goes_on(tmp_path: Path) -> None:
-    slow = (
-        "print('runs', flush=True); time.sleep(0 if os.path.exists(FILE) else open(FILE, 'w') and "
-        "10_000)"
-    )
-    one = Night(tmp_path / "n", [stage("bench", slow), stage("series", "raise SystemExit(1)")])
-    assert run_night(one, budget=2.0) == errors.OK
+def test_a_stopped_night_goes_on(tmp_path: Path) -> None:
+    """On the same code, with the same settings; what has ended does not run again."""
+    one = Night(tmp_path / "n", [stage("bench", SLOW), stage("series", "raise SystemExit(1)")])
+    with pytest.raises(KeyboardInterrupt):
+        run_night(one)
     assert [part.state for part in one.stages] == [INTERRUPTED, WAITING]
     two = night.load(one.folder)
-    assert two.unfinished()
-    commands = [(part.name, part.commands) for part in one.stages]
-    assert two.same_as("", {}, commands)
-    assert not two.same_as("1/2", {}, commands)
+    assert two.goes_on_as(one)
+    assert not two.goes_on_as(replace(one, stages=one.stages[:1]))
+    assert not two.goes_on_as(replace(one, settings={"KNOWNZERO_FUZZ_SECONDS": "60"}))
+    assert not two.goes_on_as(replace(one, facts={"knownzero": "another commit"}))
     assert run_night(two) == errors.FAILED
     assert [part.state for part in two.stages] == [PASSED, FAILED]
     assert two.stages[0].seconds > one.stages[0].seconds
@@ -272,49 +178,44 @@ def test_a_budget_stops_a_night_and_the_next_goes_on(tmp_path: Path) -> None:
     assert log.count("\nruns\n") == 2
     assert run_night(two) == errors.FAILED
     assert (two.folder / "bench.log").read_text() == log
+    assert not two.goes_on_as(two)
 
 
-def test_stages_with_fewer_checks_come_first(tmp_path: Path) -> None:
-    old = Night(
-        night.root() / "1",
-        [suite_of("tests", 0, GOOD), stage("bench", "time.sleep(0.2)"), stage("fuzz", "")],
-    )
-    run_night(old)
-    new = Night(tmp_path / "n", [suite_of("tests", 0, GOOD), stage("bench", ""), stage("fuzz", "")])
-    assert [part.name for part in night_run.least_checked(new)] == ["fuzz", "bench", "tests"]
+def test_another_night_begins_when_the_code_has_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[Night] = []
+    commits = ["one", "one", "two"]
+    monkeypatch.setattr(night, "facts", lambda: {"knownzero": commits[len(begun)]})
+    monkeypatch.setattr(night, "stages", lambda *_: [stage("fuzz", "", marks="fuzz")])
+    # This process runs other tests: it does not become the parent of their orphans.
+    monkeypatch.setattr(night, "ctypes", Mock())
 
+    def stop(one: Night) -> int:
+        begun.append(one)
+        one.save()
+        return errors.OK
 
-def test_shards_are_whole_and_merge(tmp_path: Path) -> None:
-    names = [f"t::{at}" for at in range(50)]
-    parts = [[name for name in names if cases.mine(name, f"{k}/3")] for k in (1, 2, 3)]
-    assert sorted(name for part in parts for name in part) == sorted(names) and all(parts)
-    folders = []
-    for number, one in ((1, suite_of("tests", 0, GOOD)), (2, suite_of("tests", 1, BAD))):
-        shard = Night(tmp_path / f"n{number}", [one], shard=f"{number}/2")
-        run_night(shard)
-        folders.append(shard.folder)
-    merged = night.merge(folders)
-    assert merged.stages[0].state == FAILED
-    assert [case.id for case in merged.cases(merged.stages[0])] == [GOOD["id"], BAD["id"]]
-    with pytest.raises(LabError, match="holds no night"):
-        night.merge([tmp_path])
+    monkeypatch.setattr(night, "run_night", stop)
+    for _ in commits:
+        night.main([], "", [])
+    first, second, third = (one.folder for one in begun)
+    assert first == second != third
 
 
 INTERRUPT = """
 import sys
 from pathlib import Path
 from lab.core import paths
-from lab.testing import night, night_run
+from lab.testing import night
 import ctypes
 paths.REPO = Path(sys.argv[1])
 slow = "import subprocess, signal; print('sleeps', flush=True); " \\
     "subprocess.Popen(['sh', '-c', \\"trap '' TERM; sleep 312 & sleep 313\\"], " \\
     "start_new_session=True); time.sleep(311)"
-ctypes.CDLL(None).prctl(night_run.SUBREAPER, 1, 0, 0, 0)
+ctypes.CDLL(None).prctl(night.SUBREAPER, 1, 0, 0, 0)
 import signal
 from lab import cli
 signal.signal(signal.SIGTERM, cli._terminate)
-night_run.run_night(night.Night(Path(sys.argv[2]), [night.Stage("hunts", "", {"hunts": [slow]})]))
+night.run_night(night.Night(Path(sys.argv[2]), [night.Stage("hunts", "", {"hunts": [slow]})]))
 """
 
 
@@ -350,7 +251,7 @@ def test_an_interruption_leaves_a_report_and_no_process(
     ours = (b"sleep\x00312.%d\x00" % own, b"sleep\x00313.%d\x00" % own)
     assert not [path for path in Path("/proc").glob("[0-9]*/cmdline") if words_of(path) in ours]
     assert night.load(folder).stages[0].state == INTERRUPTED
-    assert INTERRUPTED in (folder / "index.html").read_text()
+    assert INTERRUPTED in (folder / "report.txt").read_text()
 
 
 def test_every_test_belongs_to_one_stage() -> None:
@@ -443,12 +344,3 @@ def test_pytest_writes_cases_and_leaves_out_those_that_have_ended(tmp_path: Path
     )
     assert "8 passed" in run_suite(tmp_path)
     assert len(cases.read(tmp_path / "c")) == 12
-
-
-def test_the_parts_of_shards_are_all_tests(tmp_path: Path) -> None:
-    every = {f"test_it.py::test_many[{number}]" for number in range(8)}
-    first = {case for case in every if cases.mine(case, "1/2")}
-    for number, expected in ((1, first), (2, every)):
-        run_suite(tmp_path, f"--shard={number}/2", "-k", "many")
-        assert sorted(case.id for case in cases.read(tmp_path / "c")) == sorted(expected)
-    assert 0 < len(first) < len(every)
