@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0
-"""``kz series check``: patches apply exactly, pass checkpatch, keep the limits, survive saving."""
+"""``kz series check``: patches apply exactly, pass checkpatch, survive saving."""
 
 from pathlib import Path
 
@@ -9,15 +9,15 @@ from lab.core.errors import LabError
 from lab.machine import fetch
 from lab.patches import apply, parts
 from lab.patches.parts import Series
-from lab.patches.repo import BASE, Repo, branch_of, commit_parts, small
+from lab.patches.repo import commit_parts, small
 from lab.series import steps, tree
 from lab.series.checkpatch import Problem, checkpatch
 
 
 def check(name: str, each: bool = False, first: str = "") -> list[Problem]:
-    """Run all checks of a series. ``each``.
+    """Run all checks of a series.
 
-    Build after every patch, from patch ``first`` (PART/NNNN) on.
+    ``each``: build after every patch, from patch ``first`` (PART/NNNN) on.
     """
     series = parts.get(name)
     if not series.patches():
@@ -28,9 +28,8 @@ def check(name: str, each: bool = False, first: str = "") -> list[Problem]:
         found = applies(series, pristine)
     if found:
         return found
-    with progress.step(f"measuring and saving the {name} series"), small(series, pristine) as repo:
+    with progress.step(f"saving the {name} series"), small(series, pristine) as repo:
         commit_parts(repo, series)
-        found += limits(series, repo)
         names = (str(file.relative_to(series.root)) for file in tree.unsaved(repo, series))
         found += [
             Problem("save", name, "saving the unchanged series changes this file") for name in names
@@ -39,34 +38,6 @@ def check(name: str, each: bool = False, first: str = "") -> list[Problem]:
         found += checkpatch(series, pristine, series.patches(), jobs())
     if each:
         found += [Problem("build", where, text) for where, text in steps.build_each(series, first)]
-    return found
-
-
-def sizes(name: str) -> list[tuple[str, int, int]]:
-    """``measured`` of a project."""
-    series = parts.get(name)
-    with small(series, fetch.pristine(fetch.obtain(name))) as repo:
-        commit_parts(repo, series)
-        return measured(series, repo)
-
-
-def limits(series: Series, repo: Repo) -> list[Problem]:
-    sizes = (one for one in measured(series, repo) if one[1] > one[2])
-    return [Problem("limit", what, f"{size}, at most {most}") for what, size, most in sizes]
-
-
-def measured(series: Series, repo: Repo) -> list[tuple[str, int, int]]:
-    """(what, size, limit) of each ``[[limits.changed]]`` of parts.toml.
-
-    Lines of ``file`` added and removed up to ``upto``.
-    """
-    found: list[tuple[str, int, int]] = []
-    for rule in series.rules.get("limits", {}).get("changed", []):
-        counts = repo.git(
-            "diff", "--numstat", f"{BASE}..{branch_of(rule['upto'])}", "--", rule["file"]
-        )
-        plus, minus = map(int, counts.split()[:2]) if counts else (0, 0)
-        found.append((f"{rule['file']} up to {rule['upto']}", plus + minus, rule["most"]))
     return found
 
 

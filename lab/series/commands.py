@@ -12,8 +12,7 @@ from lab.core import errors
 from lab.core.options import Json, Name, Parts, Several
 
 app = typer.Typer()
-HELP = "Save, check, rebase and export the parts of linux or qemu."
-series_app = typer.Typer(no_args_is_help=True, help=HELP)
+series_app = typer.Typer(no_args_is_help=True)
 app.add_typer(series_app, name="series")
 AGAINST = "Only a table of what applies to newest, all, 7.3.y, a version or tree."
 EACH = "Also build after each patch, on and off, x86_64 and um. Takes hours."
@@ -27,9 +26,7 @@ def tree(
     force: Annotated[bool, Option("--force", help="Replace commits that are not saved.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Make or update a git tree with the series as commits; its path is the last line.
-
-    Tag base is the unpatched source, branch part/NAME the last commit of a part. Work there with
+    """Tag base is the unpatched source, branch part/NAME the last commit of a part. Work there with
     git (git rebase -i base carries the branches along), then write it back with kz series save.
     """
     from lab.patches import parts
@@ -164,13 +161,10 @@ def series_check(
         str, Option("--from", metavar="PART/NNNN", help="With --each: from here on.")
     ] = "",
     against: Annotated[str, Option(metavar="SOURCE", help=AGAINST)] = "",
-    sizes: Annotated[
-        bool, Option("--sizes", help="Instead, print sizes and their limits.")
-    ] = False,
     as_json: Json = False,
 ) -> None:
-    """Check that each part applies, alone and with the others, passes checkpatch, keeps its limits
-    and saves unchanged.
+    """Check that each part applies, alone and with the others, passes checkpatch and saves
+    unchanged.
     """
     from lab.series import check
 
@@ -186,11 +180,6 @@ def series_check(
             if as_json
             else "\n".join(others.lines(reports))
         )
-        return
-    if sizes:
-        found = check.sizes(name)
-        lines = [f"{size:6} of {most:6}  {what}" for what, size, most in found]
-        print(json.dumps(found) if as_json else "\n".join(lines))
         return
     if first and not each:
         raise errors.UsageError("Bad --from", "it needs --each", "add --each")

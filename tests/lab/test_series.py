@@ -30,10 +30,6 @@ BASE = {
     "scripts/checkpatch.pl": "exit 0;\n",
 }
 TOML = """
-[[limits.changed]]
-file = "mm/page_alloc.c"
-upto = "zeroed"
-most = 1
 [parts.fixes]
 title = "fixes"
 [parts.zeroed]
@@ -249,7 +245,7 @@ def test_a_bare_tree_is_the_patched_one_without_its_patches(developed: Path) -> 
     assert (fetch.pristine(linux) / "mm/page_alloc.c").read_text() == lines()
 
 
-def test_check_finds_what_does_not_apply_alone_and_what_is_too_large(
+def test_check_finds_what_does_not_apply_alone_and_what_saves_otherwise(
     developed: Path, repo: Path, source: Path
 ) -> None:
     pristine = fetch.pristine(fetch.obtain("linux"))
@@ -260,8 +256,6 @@ def test_check_finds_what_does_not_apply_alone_and_what_is_too_large(
     found = [(p.check, p.where) for p in check.check("linux")]
     assert ("save", "parts/zeroed/0009-spare.patch") in found
     spare.unlink()
-    assert ("mm/page_alloc.c up to zeroed", 2, 1) in check.sizes("linux")
-    assert [p.text for p in check.check("linux") if p.check == "limit"] == ["2, at most 1"]
     commit(
         developed,
         "mm: touch prezero's line",
