@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0
 """The verbs of ``kz``."""
 
+import importlib
+import inspect
 import os
 import signal
 import sys
@@ -11,68 +13,18 @@ import typer
 from typer import Option
 from typer.exceptions import TyperException
 
+from lab import verbs
 from lab.core import errors, host, run
 
 app = typer.Typer(
     name="kz",
     context_settings={"help_option_names": ["-h", "--help"]},
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
-    help="Fetch, build, boot, test and measure the Knownzero kernel and QEMU series.",
-    epilog="Exit codes: 0 fine, 1 a test failed, 2 bad usage, 3 broken machine. $KNOWNZERO_CACHE "
-    "moves the cache; $KNOWNZERO_LINUX_SOURCE and $KNOWNZERO_QEMU_SOURCE name other sources.",
+    help=verbs.HELP,
+    epilog=verbs.EPILOG,
 )
-
-# The verbs of each package. A module of verbs is imported when one of them is asked for, and loads
-# what the verb runs only when it runs.
-
-
-def _of_build() -> typer.Typer:
-    from lab.build import commands
-
-    return commands.app
-
-
-def _of_series() -> typer.Typer:
-    from lab.series import commands
-
-    return commands.app
-
-
-def _of_boot() -> typer.Typer:
-    from lab.boot import commands
-
-    return commands.app
-
-
-def _of_bench() -> typer.Typer:
-    from lab.bench import commands
-
-    return commands.app
-
-
-def _of_report() -> typer.Typer:
-    from lab.report import commands
-
-    return commands.app
-
-
-def _of_testing() -> typer.Typer:
-    from lab.testing import commands
-
-    return commands.app
-
-
-VERBS = {
-    ("build", "package"): _of_build,
-    ("tree", "series"): _of_series,
-    ("doctor", "boot", "shell", "conform"): _of_boot,
-    ("demo", "bench", "publish"): _of_bench,
-    ("report", "compare"): _of_report,
-    ("test", "night"): _of_testing,
-}
 
 
 def _version(wanted: bool) -> None:
@@ -94,14 +46,11 @@ def every(
             "--version",
             is_eager=True,
             callback=_version,
-            help="Print the versions and exit; verbs have no --version.",
+            help=verbs.VERSION,
         ),
     ] = False,
-    verbose: Annotated[
-        bool, Option("--verbose", "-v", help="Print each command that is run, on stderr.")
-    ] = False,
+    verbose: Annotated[bool, Option("--verbose", "-v", help=verbs.VERBOSE)] = False,
 ) -> None:
-    """Fetch, build, boot, test and measure the Knownzero kernel and QEMU series."""
     if verbose:
         os.environ[run.VERBOSE] = "1"  # for the processes of builds and tests, too
 
@@ -116,20 +65,27 @@ def reference() -> None:
 
 
 def root() -> Any:
-    if len(app.registered_groups) < len(VERBS):
-        load()
+    app.registered_groups.clear()
+    load()
     return typer.main.get_command(app)
 
 
 def load(asked: str = "") -> None:
     """Add the verbs.
 
-    All of them, or, when ``asked`` is one, only those that are defined beside it.
+    All of them, or, when ``asked`` is one, only those of its package: importing all takes long.
     """
-    known = {verb for verbs in VERBS for verb in verbs}
-    for verbs, verbs_of in VERBS.items():
-        if asked not in known or asked in verbs:
-            app.add_typer(verbs_of())
+    chosen = [verbs.VERBS[asked]] if asked in verbs.VERBS else verbs.VERBS.values()
+    for package in dict.fromkeys(verb.package for verb in chosen):
+        found: typer.Typer = importlib.import_module(f"lab.{package}.commands").app
+        for group in found.registered_groups:
+            group.help = verbs.VERBS[str(group.name)].line
+        for command in found.registered_commands:
+            callback = command.callback
+            assert callback is not None
+            line = verbs.VERBS[command.name or callback.__name__].line
+            command.help = "\n\n".join([line, inspect.getdoc(callback) or ""]).rstrip()
+        app.add_typer(found)
 
 
 def _terminate(number: int, frame: FrameType | None) -> NoReturn:

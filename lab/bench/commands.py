@@ -145,10 +145,7 @@ def _run(name: str, chosen: RunOptions, called: str = "") -> None:
 @app.command("demo")
 @unpacked
 def demo(chosen: RunOptions) -> None:
-    """Do the main job end to end.
-
-    Fetch, build, boot base and ours side by side, measure, report.
-    """
+    """Fetch, build, boot base and ours side by side, measure, report."""
     _run("thp", chosen, "demo")
 
 
@@ -167,7 +164,6 @@ def bench(
     ],
     chosen: RunOptions,
 ) -> None:
-    """Measure base and ours side by side; writes out/NAME/TIME/result.json and report.html."""
     _run(name, chosen)
 
 
@@ -178,10 +174,7 @@ def publish(
     ],
     anyway: Annotated[bool, Option("--anyway", help="Publish what is readable.")] = False,
 ) -> None:
-    """Copy a run's results, reduced, and main charts to docs/results/; rewrite the page there.
-
-    A run that is incomplete, has another format, or misses a target is refused.
-    """
+    """A run that is incomplete, has another format, or misses a target is refused."""
     from lab.report import publish as publishing
 
     with archive.opened(run) as place:
@@ -198,10 +191,7 @@ def evidence(
         "knownzero-evidence.tar.gz"
     ),
 ) -> None:
-    """Measure your own machine, and write the results into one archive to send.
-
-    It has the figures, the models of CPU and kernel, and the commit.
-    """
+    """The archive has the figures, the models of CPU and kernel, and the commit."""
     if with_accel not in NOT_EMULATED:
         why = "the figures are of interest where no emulator makes them"
         raise UsageError(f"Bad --accel: {with_accel}", why, f"use {' or '.join(NOT_EMULATED)}")

@@ -73,7 +73,6 @@ def _added(item: str) -> tuple[Path, str]:
 
 @app.command()
 def doctor(context: typer.Context, as_json: Json = False) -> None:
-    """Report tools, sources, space, whether KVM runs a kernel, and which bits QEMU offers."""
     from lab.boot import doctor as doctors
 
     findings = doctors.examine(context.obj or [])
@@ -112,9 +111,7 @@ def boot(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Run a command in a fresh guest; its stdout, stderr and exit code are passed through.
-
-    The kernel's console goes to a log under out/boot. A kernel warning, an oops or a dirty
+    """The kernel's console goes to a log under out/boot. A kernel warning, an oops or a dirty
     known-zero page makes the exit code 1, even if the command succeeded.
     """
     from lab.boot import dry, guest
@@ -145,7 +142,6 @@ def shell(
     chosen: GuestOptions,
     command: Annotated[Several, Argument(metavar="[-- CMD...]", help="Instead of a shell.")] = None,
 ) -> None:
-    """Open a shell in a fresh guest; leave it with exit or Ctrl-D."""
     from lab.boot import guest
 
     raise typer.Exit(guest.interactive(chosen.spec(command or ["sh", "-i"], device=BALLOON)))
@@ -168,12 +164,11 @@ def conform(
         Path | None, Option(help="Only write kernel, initramfs and README to this tarball.")
     ] = None,
 ) -> None:
-    """Check the balloon of any VMM: whether its answers are true, and what the host gets back.
+    """In COMMAND, {kernel}, {initrd}, {append} and {memory} are replaced.
 
-    In COMMAND, {kernel}, {initrd}, {append} and {memory} are replaced. It prints a Markdown table;
-    a failed check makes the exit code 1. Example: kz conform -- qemu-system-x86_64 -nographic -m
-    {memory} -kernel {kernel} -initrd {initrd} -append {append} -device
-    virtio-balloon-pci,free-page-reporting=on
+    The result is a Markdown table; a failed check makes the exit code 1. Example: kz conform --
+    qemu-system-x86_64 -nographic -m {memory} -kernel {kernel} -initrd {initrd} -append {append}
+    -device virtio-balloon-pci,free-page-reporting=on
     """
     from lab.boot import conform as conforming
 

@@ -17,8 +17,7 @@ Base = Annotated[str, Option(help="Another version in qemu/base.toml (10.2).")]
 BaseOrKernel = Annotated[
     str, Option(help="Another version: of QEMU (10.2), or of Linux (6.12, with --config small).")
 ]
-HELP = "Build a kernel, QEMU or the daemon; its path is the last line."
-build_app = typer.Typer(no_args_is_help=True, help=HELP)
+build_app = typer.Typer(no_args_is_help=True)
 app.add_typer(build_app, name="build")
 
 
@@ -100,7 +99,6 @@ def package(
     output: Annotated[Path | None, Option(help="Folder (default: out/packages).")] = None,
     as_json: Json = False,
 ) -> None:
-    """Make Debian packages (the kernel: image, headers); the path of each is a line."""
     from lab.build import package as packages
     from lab.core import paths, progress
     from lab.machine import fetch, tools

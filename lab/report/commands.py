@@ -26,7 +26,6 @@ def report(
         Path | None, Option("--output", help="Folder (default: the run's own).")
     ] = None,
 ) -> None:
-    """Write report.html and report.md for one run, or one page for several."""
     from lab.core import paths
     from lab.core.errors import LabError
     from lab.report.page import write_reports
@@ -60,9 +59,7 @@ def compare(
     force: Annotated[bool, Option("--force", help="Compare unlike runs.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Compare two runs metric by metric; refuses unlike ones.
-
-    The results of an archive are those of another machine: each is set beside the published run
+    """The results of an archive are those of another machine: each is set beside the published run
     that has the same figures, and what is unlike is named.
     """
     from lab.core.errors import UsageError

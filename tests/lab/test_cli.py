@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,10 +17,11 @@ from typing import IO, NoReturn
 
 import pytest
 
-from lab import cli, clidoc
+from lab import cli, clidoc, verbs
 from lab.core import errors
 from lab.core.paths import REPO
 from lab.testing import suite as testing
+from lab.testing.inputs import with_imports
 
 
 def kz(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -85,6 +87,27 @@ def test_every_verb_has_help() -> None:
         page, found, rest = rest.partition(f"\nexit code 0 of {verb}\n")
         assert found, rest + done.stderr
         assert f"Usage: kz {verb}" in page
+
+
+def test_the_list_of_verbs_is_that_of_the_command_line() -> None:
+    shown = [name for name, verb in cli.root().commands.items() if not verb.hidden]
+    assert sorted(shown) == sorted(verbs.VERBS)
+    for name, verb in cli.root().commands.items():
+        assert verb.hidden or str(verb.help).startswith(verbs.VERBS[name].line)
+
+
+def test_verbs_that_need_the_second_group_of_packages_get_it() -> None:
+    """By what the modules of a verb's package import, also when it runs."""
+    second = {"scipy", "numpy", "pytest", "hypothesis"}
+    needs = set()
+    for package in {verb.package for verb in verbs.VERBS.values()}:
+        for file in with_imports([REPO / "lab" / package / "commands.py"]):
+            text = file.read_text(encoding="utf-8")
+            if re.search(rf"^\s*(?:import|from) (?:{'|'.join(second)})\b", text, re.MULTILINE):
+                needs.add(package)
+    assert {"bench", "report", "testing"} <= needs
+    for name, verb in verbs.VERBS.items():
+        assert verb.measures == (verb.package in needs), name
 
 
 @pytest.mark.parametrize("group", [[], ["build"], ["series"]], ids=" ".join)
@@ -229,6 +252,36 @@ class TestBootstrap:
             timeout=300,
             check=False,
         )
+
+    @pytest.mark.parametrize("words", [["help"], ["--help"], ["-h"], []], ids=" ".join)
+    def test_help_needs_no_environment_and_no_network(
+        self, words: list[str], tmp_path: Path
+    ) -> None:
+        cache = tmp_path / "cache"
+        nowhere = {"PIP_INDEX_URL": "http://127.0.0.1:9", "PIP_RETRIES": "0"}
+        before = os.times()
+        done = self.run(*words, KNOWNZERO_CACHE=str(cache), **nowhere)
+        after = os.times()
+        seconds = after.children_user + after.children_system
+        assert seconds - before.children_user - before.children_system < 2
+        assert done.returncode == (errors.OK if words else errors.USAGE), done.stderr
+        assert done.stdout == verbs.text() + "\n"
+        assert not cache.exists()
+
+    def test_help_of_a_verb(self) -> None:
+        done = self.run("help", "series", "save")
+        assert done.returncode == 0, done.stderr
+        assert "Usage: kz series save" in done.stdout
+
+    @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+    def test_a_shell_completes_verbs(self, shell: str, tmp_path: Path) -> None:
+        asked = {"COMP_WORDS": "kz evid", "COMP_CWORD": "1", "_TYPER_COMPLETE_ARGS": "kz evid"}
+        asked |= {"_TYPER_COMPLETE_FISH_ACTION": "get-args", "_KZ_COMPLETE": f"complete_{shell}"}
+        done = self.run(**asked)
+        assert done.stdout.count("evidence") >= 1, done.stderr
+        assert "Usage" not in done.stdout
+        done = self.run(**asked, KNOWNZERO_CACHE=str(tmp_path / "cache"))
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
     def test_it_starts_from_anywhere(self, tmp_path: Path) -> None:
         (tmp_path / "lab").mkdir()
