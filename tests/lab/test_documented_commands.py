@@ -78,7 +78,10 @@ OF_BZIMAGE = (
     "./kz boot --kernel ~/kz/obj/arch/x86/boot/bzImage --device "
     "virtio-balloon-pci,free-page-reporting=on -- zeropages --once"
 )
-AM = "git am ../knownzero/linux/parts/{fixes-stable,fixes-virtio,fixes-mm,fixes-pm,content,zeroed}/*.patch"
+AM = (
+    "git am ../knownzero/linux/parts/"
+    "{fixes-stable,fixes-virtio,fixes-mm,fixes-pm,content,zeroed}/*.patch"
+)
 # Run by night, in a copy of the repository, in this order.
 IN_A_COPY = (
     "./kz tree linux --path ~/kz/linux",
