@@ -41,9 +41,7 @@ pull request:
 def files(kernel: str, arch: str, folder: Path) -> tuple[Path, Path]:
     """The kernel, and an initramfs of the probe, which starts that kernel again."""
     image, initrd = resolve.kernel(kernel, arch)[0], folder / "initramfs"
-    initramfs.write(
-        initrd, ["conform"], "none", [(image, "/kz/kernel")], [], arch, ("init", "conform")
-    )
+    initramfs.write(initrd, ["conform"], "none", [(image, "/kz/kernel")], [], arch)
     return image, initrd
 
 

@@ -13,7 +13,7 @@ from lab.machine import arches
 
 # Empty ones.
 FOLDERS = ("sbin", "usr/bin", "usr/sbin", "dev", "proc", "sys", "tmp", "run", "mnt", "root", "kz")
-RECIPE = "1"
+RECIPE = "2"
 
 
 Added = tuple[Path, str]  # a file or folder, and its place in the guest
@@ -63,15 +63,11 @@ class Archive:
         return data + b"\0" * (-len(data) % 512)
 
 
-def base_archive(arch: str = "x86_64", only: tuple[str, ...] = ()) -> Path:
-    """busybox, its applets, and the guest programs (``only`` these); cached by content."""
-    programs = {
-        name: path for name, path in guest.build_programs(arch).items() if not only or name in only
-    }
+def base_archive(arch: str = "x86_64") -> Path:
+    """busybox, its applets, and the guest programs; cached by content."""
+    program, names = guest.build_together(arch)
     box = guest.busybox(arches.ARCHES[arch].debian)
-    digest = hashlib.sha256(RECIPE.encode() + box.read_bytes())
-    for name, path in programs.items():
-        digest.update(f"{name} {path.name}\n".encode())
+    digest = hashlib.sha256(RECIPE.encode() + box.read_bytes() + program.read_bytes())
     target = paths.sub("initramfs") / f"{digest.hexdigest()[:16]}.cpio"
     if target.is_file():
         return target
@@ -87,10 +83,14 @@ def base_archive(arch: str = "x86_64", only: tuple[str, ...] = ()) -> Path:
         [asked, "--list"], capture_output=True, text=True, check=True
     ).stdout.split()
     for applet in applets:
-        if applet not in ("busybox", "init") and applet not in programs:
+        if applet not in ("busybox", "init") and applet not in names:
             archive.link(f"bin/{applet}", "busybox")
-    for name, path in programs.items():
-        archive.file("init" if name == "init" else f"bin/{name}", path.read_bytes(), 0o755)
+    archive.file("bin/programs", program.read_bytes(), 0o755)
+    for name in names:
+        if name == "init":
+            archive.link("init", "bin/programs")
+        else:
+            archive.link(f"bin/{name}", "programs")
     archive.file(
         "etc/passwd", b"root:x:0:0:root:/:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/sh\n"
     )
@@ -113,7 +113,6 @@ def write(
     add: list[Added],
     modules: list[Path],
     arch: str = "x86_64",
-    only: tuple[str, ...] = (),
     base: Path | None = None,
 ) -> None:
     """Write the archive of one boot: the base, then the files of this boot.
@@ -139,5 +138,5 @@ def write(
             why = error.strerror or str(error)
             raise UsageError(f"Bad --add: {file}", why, "name a file that can be read") from None
     with target.open("wb") as out:
-        out.write((base or base_archive(arch, only)).read_bytes())
+        out.write((base or base_archive(arch)).read_bytes())
         out.write(archive.finish())
