@@ -60,6 +60,14 @@ def build(profile: str = "dev") -> Path:
     return target_dir() / PROFILES[profile] / NAME
 
 
+def build_lying() -> Path:
+    """The daemon with the option lie, for tests; it shares its dependencies with ``build``."""
+    name = f"{NAME}-lying"
+    argv = ["build", "--locked", "-p", NAME, "--features", "lying", "--bin", name]
+    cargo(argv, paths.log_file("daemon-lying"), "the lying device does not build")
+    return target_dir() / "debug" / name
+
+
 PUNCH = ("bench", "--locked", "-p", NAME, "--bench", "punch")
 
 

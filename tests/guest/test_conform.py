@@ -171,7 +171,7 @@ def test_a_legacy_device_and_a_reboot() -> None:
 
 
 def test_a_lie_after_a_reboot() -> None:
-    with devices(liar(), [["--lie", "no-discard"]]) as (device,):
+    with devices(daemon.build_lying(), [["--lie", "no-discard"]]) as (device,):
         command = qemu("stock", *SHARED, *front_end(device, 0))
         # The probe adds this to the command line of the second kernel.
         command = [word.replace("{append}", "{append} conform=0") for word in command]
@@ -241,7 +241,7 @@ def test_stock_qemu_with_a_correct_daemon_and_false_ones() -> None:
 
     The kernel trusts none after the first lie, so no-discard is the first liar.
     """
-    with devices(liar(), [[], *(["--lie", lie] for lie in LIES)]) as devices_found:
+    with devices(daemon.build_lying(), [[], *(["--lie", lie] for lie in LIES)]) as devices_found:
         ends = [
             word
             for number, device in enumerate(devices_found)

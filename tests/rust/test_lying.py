@@ -12,7 +12,6 @@ import pytest
 
 from lab.build import daemon
 from tests.hostile.peer import ALL, ANSWER, INFLATE, MIB, PLAY, RAM, REPORTING, Device, FrontEnd
-from tests.rust import lying
 
 pytestmark = pytest.mark.slow
 FIRST = PLAY >> 12
@@ -33,7 +32,7 @@ LIES = {
 
 @pytest.mark.parametrize("lie", LIES, ids=str)
 def test_each_false_answer_reaches_the_guest(lie: str | None) -> None:
-    device = Device(lying.liar(), *(["--lie", lie] if lie else []))
+    device = Device(daemon.build_lying(), *(["--lie", lie] if lie else []))
     try:
         with FrontEnd(device) as vm:
             # This one lies about a bit that the driver has declined.
