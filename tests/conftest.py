@@ -61,8 +61,6 @@ def no_kernel_but_those_that_are_prepared(
     def build_linux(
         variant: str, arch: str = "x86_64", config: str = "", chosen: build.Chosen = ()
     ) -> Path:
-        if arch == "um" and (variant, chosen) in testing.PART_KERNELS:
-            return really(variant, arch, config, chosen)
         if (
             variant in build.VARIANTS
             and arch in arches.EACH

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.boot.console import last_lines
+from lab.build import daemon
 from lab.build import linux as build
 from lab.build import programs as guest
 from lab.build.images import jobs, tree_of
@@ -23,17 +24,8 @@ from lab.core import errors, lock, paths, progress, run
 from lab.core.errors import LabError
 from lab.machine import fetch, tools
 
-# The kernels of guests in tests; the slowest build first.
-KERNELS = (
-    ("debug", "x86_64"),
-    ("knownzero", "x86_64"),
-    ("base", "x86_64"),
-    ("debug", "um"),
-    ("off", "um"),
-)
-# Sets of parts for User-Mode Linux; the night builds every set, on and off.
-ZEROED = ("fixes-stable", "fixes-virtio", "fixes-mm", "fixes-pm", "content", "zeroed")
-PART_KERNELS = (("debug", ZEROED),)
+# The kernels of guests in tests by day: a test that needs another one belongs to the night.
+KERNELS = (("knownzero", "x86_64"), ("debug", "x86_64"), ("debug", "um"))
 QTESTS = ("virtio-balloon-reporting-test", "virtio-balloon-test", "vhost-user-balloon-test")
 NEEDS_BUILDS = "boots or slow or images"
 QUICK = f"not ({NEEDS_BUILDS})"
@@ -48,12 +40,9 @@ def prepare() -> None:
     """
     tools.need(*tools.TESTS)
     kernels = [functools.partial(build.build_linux, variant, arch) for variant, arch in KERNELS]
-    sets = [
-        functools.partial(build.build_linux, name, "um", chosen=chosen)
-        for name, chosen in PART_KERNELS
-    ]
+    others = [daemon.build, daemon.build_lying, guest.build_programs]
     running: dict[Any, multiprocessing.Process] = {}
-    for chain in (kernels[:-1], [build_qtests, kernels[-1], *sets, guest.build_programs]):
+    for chain in (kernels[:-1], [build_qtests, kernels[-1], *others]):
         end, theirs = multiprocessing.Pipe(duplex=False)
         running[end] = multiprocessing.Process(target=_build, args=(chain, theirs))
         running[end].start()

@@ -56,7 +56,7 @@ def pages(size: int) -> int:
 
 
 @contextmanager
-def guest(device: str = TELLS, checked: bool = False, **more: Any) -> Iterator[Side]:
+def guest(device: str = TELLS, checked: bool = True, **more: Any) -> Iterator[Side]:
     """A running guest of 512 MB with a balloon; its console is judged at the end. ``checked``.
 
     See CHECKED.
@@ -140,7 +140,7 @@ def judge(side: Side, kind: str = "thp") -> dict[str, int]:
     ],
 )
 def test_used_again_after_deflation(kind: str, cpus: int, device: str) -> None:
-    with guest(device, cpus=cpus, checked=kind == "thp") as side:
+    with guest(device, cpus=cpus) as side:
         in_and_out(side)
         found = vmstat(side)
         assert found["pgzeroed_set_freed"] == pages(TAKEN)
@@ -164,7 +164,7 @@ def test_a_wrong_bitmap(monkeypatch: pytest.MonkeyPatch, lie: str, most: int) ->
     Not what was there before, nothing past the used length.
     """
     lying_daemon(monkeypatch)
-    with guest(f"{PROCESS_TELLS},lie={lie}", checked=True) as side:
+    with guest(f"{PROCESS_TELLS},lie={lie}") as side:
         in_and_out(side)
         assert vmstat(side)["pgzeroed_set_freed"] <= pages(most)
         judge(side)
@@ -258,7 +258,7 @@ MIXED = [
 
 
 def test_some_are_zero_and_some_are_not() -> None:
-    with guest(checked=True, extra_qemu=MIXED) as side:
+    with guest(extra_qemu=MIXED) as side:
         for _ in range(2):
             in_and_out(side, 352 * MB)
             counted = stats(side.guest)
@@ -388,7 +388,7 @@ def test_hibernated_while_inflated(device: str, tmp_path: Path) -> None:
 @both
 @pytest.mark.parametrize("kernel", ["stock", pytest.param("base", marks=pytest.mark.nightly)])
 def test_kernels_that_do_not_know_the_bit(kernel: str, device: str) -> None:
-    with guest(device, kernel=kernel) as side:
+    with guest(device, checked=False, kernel=kernel) as side:
         in_and_out(side)
         side.json("alloc_once", "--size", "300", "--pages", "nothp", *VERIFY)
         counted = stats(side.guest)

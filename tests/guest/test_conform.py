@@ -12,12 +12,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from tests.rust.lying import liar
 
 from lab.boot import accel, argv, conform, resolve
 from lab.build import daemon
 from lab.core.errors import TestFailure, UsageError
 from tests.guest.guests import CHECKED
-from tests.rust.lying import liar
 
 pytestmark = pytest.mark.boots
 
@@ -152,6 +152,7 @@ def test_our_qemu() -> None:
     assert verdict(table, "legacy interface") == ("PASS", "transitional device")
 
 
+@pytest.mark.nightly
 def test_a_legacy_device_and_a_reboot() -> None:
     """The debug kernel drives a legacy device, without bits 6 and 7 (DRV6.13, DRV7.15), and has
     kexec.

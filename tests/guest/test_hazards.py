@@ -40,6 +40,7 @@ def test_a_failed_charge_gives_the_zeros_back() -> None:
         "touch_all' || echo killed; grep '^oom_kill ' /sys/fs/cgroup/small/memory.events; grep "
         f"pgzeroed_ /proc/vmstat; {USE_ALL}; grep pgzeroed_ /proc/vmstat",
         allow_warnings=True,
+        checked=True,
     )
     assert result.exit_code == 0, text(result)
     assert not [line for line in result.violations if "page_zeroed" in line or "BUG" in line]

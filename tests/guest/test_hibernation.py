@@ -95,6 +95,7 @@ def resumed_text(
     return text
 
 
+@pytest.mark.nightly
 def test_the_poison_value_is_written_again(tmp_path: Path) -> None:
     """A device that does not know the value puts zeros where a guest with page_poison=1 expects its
     pattern.
@@ -241,7 +242,10 @@ def smaller_rings(monkeypatch: pytest.MonkeyPatch, size: int) -> Callable[[], No
 
 
 # A report needs one descriptor; an inflate request with its bitmap needs two.
-@pytest.mark.parametrize(("size", "trusted"), [(16, (True, True)), (1, (True, False))])
+@pytest.mark.parametrize(
+    ("size", "trusted"),
+    [(16, (True, True)), pytest.param(1, (True, False), marks=pytest.mark.nightly)],
+)
 def test_resume_with_smaller_rings(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, trusted: tuple[bool, bool]
 ) -> None:

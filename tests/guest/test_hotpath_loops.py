@@ -56,6 +56,7 @@ def test_listed_mounts_take_one_block() -> None:
     assert set(hotpath.medians(done.stdout.splitlines())) == {*LISTED, *every}
 
 
+@pytest.mark.nightly
 def test_idle_paths_are_within_the_limit() -> None:
     """Load changes no count, nor does chance: compilers do."""
     options = BenchOptions(pairs=1, accel="tcg")

@@ -144,7 +144,8 @@ def test_charge_fails() -> None:
         f"echo 2M > /tmp/cg/small/memory.max; {DIRTY}; {REPORT}; {grow(1)}; {COUNT}; "
         f"if sh -c 'echo $$ > /tmp/cg/small/cgroup.procs; exec {small}' 2>/dev/null; "
         f"then echo charged; fi; grep '^max [1-9]' /tmp/cg/small/memory.events; {COUNT}; {small}; "
-        f"{COUNT}"
+        f"{COUNT}",
+        checked=True,
     )
     fine(result)
     assert "charged" not in text(result)
@@ -184,7 +185,13 @@ def test_a_false_answer_is_found_in_the_pool() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("append", ["movablecore=3G", "hugetlb_cma=1G"], ids=["contiguous", "cma"])
+@pytest.mark.parametrize(
+    "append",
+    [
+        pytest.param("movablecore=3G", id="contiguous", marks=pytest.mark.nightly),
+        pytest.param("hugetlb_cma=1G", id="cma"),
+    ],
+)
 def test_gigantic(append: str) -> None:
     """A page of 1 GiB that is made of many known-zero blocks, and the pages it is demoted to.
 

@@ -46,7 +46,7 @@ DISTURBANCES = {
         "flush",
     ),
 }
-OFTEN = ("huge page pool, memory blocks", "single pages", "everything")
+OFTEN = ("huge page pool, memory blocks", "everything")
 # Every kernel of the lab offers these; a hunter that skipped one of them did not do its work.
 MUST_RUN = {
     "anon_4k",

@@ -250,7 +250,7 @@ def test_the_oom_killer_leaves_a_reader_alone() -> None:
 
     Killing the reader frees nothing.
     """
-    result = run(READ_AND_GROW, devices=[], memory="256M", allow_warnings=True)
+    result = run(READ_AND_GROW, devices=[], memory="256M", allow_warnings=True, checked=True)
     told = text(result)
     match = re.search(r"^rss (\d+)$", told, re.MULTILINE)
     assert match and int(match[1]) < 64 << 10, told

@@ -16,7 +16,7 @@ from lab.boot import balloon
 from lab.boot.guest import Guest, running
 from lab.boot.spec import BootSpec
 from lab.core.errors import LabError
-from tests.guest.guests import BALLOON, DIRTY, KERNEL, expect_at_least, expect_at_most
+from tests.guest.guests import BALLOON, CHECK, CHECKED, DIRTY, expect_at_least, expect_at_most
 
 pytestmark = pytest.mark.boots
 
@@ -39,11 +39,11 @@ SCATTER = (
 def guest(append: str = "", device: str = BALLOON, **more: Any) -> Iterator[Side]:
     """A running guest in which nothing is reported but on request."""
     fields: dict[str, Any] = {
-        "kernel": KERNEL,
+        "kernel": CHECKED,
         "devices": [device],
         "memory": "1G",
         "cpus": 2,
-        "append": append,
+        "append": f"{CHECK} {append}",
         "timeout": 300.0,
         "command": ["sh", "-c", LOOP],
     }
@@ -231,11 +231,11 @@ def test_suspended_while_it_runs() -> None:
     """The suspend waits for a few blocks, and the next run does what is left."""
     command = ["sh", "-c", f"set -e; trap 'echo suspend-test-failed' EXIT\n{SUSPEND}trap - EXIT"]
     spec = BootSpec(
-        kernel=KERNEL,
+        kernel=CHECKED,
         devices=[BALLOON],
         memory="1G",
         cpus=2,
-        append=PIECES,
+        append=f"{CHECK} {PIECES}",
         timeout=300.0,
         command=command,
     )
@@ -279,11 +279,11 @@ def test_resumed_under_another_device(tmp_path: Path, offered: bool) -> None:
     def spec(device: str, *extra: str) -> BootSpec:
         command = f"set -e; trap 'echo hibernation-test-failed' EXIT\n{HIBERNATE}trap - EXIT"
         return BootSpec(
-            kernel=KERNEL,
+            kernel=CHECKED,
             memory="768M",
             devices=[device, "virtio-blk-pci,drive=swap"],
             extra_qemu=["-drive", f"file={disk},if=none,id=swap,format=raw,cache=unsafe", *extra],
-            append="resume=/dev/vda",
+            append=f"{CHECK} resume=/dev/vda",
             timeout=300.0,
             command=["sh", "-c", command],
         )

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.boots
 
 
 @pytest.mark.parametrize("device", BOTH_AT_NIGHT)
-@pytest.mark.parametrize("cpus", [1, 2])
+@pytest.mark.parametrize("cpus", [pytest.param(1, marks=pytest.mark.nightly), 2])
 @pytest.mark.parametrize(("pages", "at_least"), [("nothp", 0.21), ("mthp=64", 0.4), ("thp", 0.99)])
 def test_report_and_use_again(pages: str, at_least: float, cpus: int, device: str) -> None:
     result = run(
@@ -36,6 +36,7 @@ def test_report_and_use_again(pages: str, at_least: float, cpus: int, device: st
         "grep pgzeroed_ /proc/vmstat",
         cpus=cpus,
         devices=[device],
+        checked=True,
     )
     fine(result)
     delta = objects(result)[-1]["vmstat"]
@@ -55,6 +56,7 @@ def test_used_again_and_again(device: str) -> None:
         f"echo 3600000 > /sys/module/page_reporting/parameters/page_reporting_delay_ms; {DIRTY}; "
         f"{once}; {once}; alloc_once --size {rest} --pages thp --verify --mode touch_all",
         devices=[device],
+        checked=True,
     )
     fine(result)
     skips = [told["vmstat"]["pgzeroed_skip"] for told in objects(result)]
@@ -108,13 +110,19 @@ def test_poisoned_pages_are_reported_with_bit_4_only(offered: str, accepted: str
 
 
 @pytest.mark.parametrize(
-    "append", ["init_on_alloc=1", "debug_pagealloc=on", "init_on_alloc=1 debug_pagealloc=on"]
+    "append",
+    [
+        "init_on_alloc=1",
+        pytest.param("debug_pagealloc=on", marks=pytest.mark.nightly),
+        "init_on_alloc=1 debug_pagealloc=on",
+    ],
 )
 def test_debugging_aids_live_with_it(append: str) -> None:
     result = run(
         f"{DIRTY}; {REPORT}; alloc_once --size 128 --pages thp --verify --mode touch_all; "
         "grep pgzeroed_ /proc/vmstat",
         append=append,
+        checked="debug" not in append,
     )
     fine(result)
     assert counters(result)["pgzeroed_bad"] == 0
@@ -122,6 +130,6 @@ def test_debugging_aids_live_with_it(append: str) -> None:
 
 
 def test_huge_pages_that_are_off_are_not_measured() -> None:
-    result = run("alloc_once --size 8 --pages thp", memory="256M", devices=[])
+    result = run("alloc_once --size 8 --pages thp", memory="256M", devices=[], checked=True)
     assert result.exit_code == 3
     assert "huge pages are off" in result.stderr

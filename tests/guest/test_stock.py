@@ -43,7 +43,7 @@ VERIFIED = [128 << 20, 64 << 20]  # bytes that JOB has read back as zeros
 CLAIMS_ALL = f"{VHOST_USER},device-init-reported=off,device-init-on-inflate=off,lie=full-length"
 
 
-@pytest.mark.parametrize("kernel", ["knownzero", "debug"])
+@pytest.mark.parametrize("kernel", ["knownzero", pytest.param("debug", marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("device", [BALLOON, CLAIMS_ALL], ids=["QEMU's own", "claims all"])
 def test_our_kernel_on_the_distributions_qemu(
     kernel: str, device: str, monkeypatch: pytest.MonkeyPatch

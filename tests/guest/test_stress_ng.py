@@ -192,7 +192,7 @@ def with_libraries(package: str, program: str) -> list[tuple[Path, str]]:
 @pytest.mark.parametrize(
     ("what", "seconds", "device"),
     [
-        ("quick ones", SHORT, ""),
+        pytest.param("quick ones", SHORT, "", marks=pytest.mark.nightly),
         *(
             pytest.param(what, STRESS_SECONDS, "", marks=pytest.mark.nightly)
             for what in STRESSORS

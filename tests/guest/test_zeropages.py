@@ -555,6 +555,7 @@ def test_it_runs_as_nobody() -> None:
         "echo 1 > /proc/sys/kernel/dmesg_restrict; su -s /bin/sh nobody -c 'zeropages --once "
         "--json'",
         devices=[f"{BALLOON},x-device-init-reported=off"],
+        checked=True,
     )
     fine(result)
     (told,) = objects(result)

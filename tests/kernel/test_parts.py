@@ -20,12 +20,10 @@ from lab.core import paths
 from lab.machine import fetch
 from lab.patches import apply, parts
 from lab.series import against
-from lab.testing.suite import PART_KERNELS
 from tests.kernel import kunit, mutants
 from tests.sets import sets
 
 EVERY = [(variant, one) for one in sets(parts.get("linux")) for variant in ("off", "debug")]
-NIGHT = [one for one in EVERY if one not in PART_KERNELS]
 
 
 def git(folder: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
@@ -102,17 +100,11 @@ def test_each_mutant_fits_the_series() -> None:
     assert patches and not lost
 
 
-@pytest.mark.boots
-@pytest.mark.parametrize(("variant", "chosen"), [*PART_KERNELS, ("off", ())])
-def test_a_set_of_parts_boots(variant: str, chosen: tuple[str, ...]) -> None:
-    boots(variant, chosen)
-
-
 @pytest.mark.nightly
 @pytest.mark.matrix
 @pytest.mark.boots
 @pytest.mark.timeout(3600)  # builds wait for each other
-@pytest.mark.parametrize(("variant", "chosen"), NIGHT)
+@pytest.mark.parametrize(("variant", "chosen"), [*EVERY, ("off", ())])
 def test_every_set_of_parts_boots(variant: str, chosen: tuple[str, ...]) -> None:
     boots(variant, chosen)
 

@@ -143,7 +143,7 @@ def test_the_documented_key_is_accepted(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("signed", [False, True])
+@pytest.mark.parametrize("signed", [pytest.param(False, marks=pytest.mark.nightly), True])
 def test_debians_configuration_keeps_what_a_guest_needs(tmp_path: Path, signed: bool) -> None:
     """With our source, series and compiler.
 

@@ -68,6 +68,7 @@ def fine(side: Side, skipped: int) -> None:
     expect_at_least(counters["pgzeroed_skip"] * PAGE, 0.9 * skipped * MIB)
 
 
+@pytest.mark.nightly
 def test_neither_end_zeroes_memory_that_comes_back(
     image: Callable[..., Path], qemu: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
