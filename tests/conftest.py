@@ -26,6 +26,7 @@ from lab.core.errors import MACHINE, LabError
 from lab.core.progress import duration
 from lab.machine import apt, arches, fetch
 from lab.testing import suite as testing
+from tests.guest.guests import OutOfLuck
 
 host.settle()
 # A busy machine is no failure.
@@ -39,6 +40,15 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 STARTED_AGAIN = guests.started_again  # of real guests: tests that play them use a list of their own
 _states: dict[str, int] = {"failed": 0, "machine": 0}
+ATTEMPTS = 5  # of a test that fell short of an amount; pyproject.toml has more, for the emulator
+
+
+class Unreliable(AssertionError):
+    """A test falls short of an amount more often than it may."""
+
+
+# How many attempts of a test failed and passed, and the share that may fail.
+_tries = pytest.StashKey[dict[str, float]]()
 # What a test's reports have told so far.
 _told = pytest.StashKey[list[tuple[str, object]]]()
 
@@ -138,6 +148,34 @@ def _sentence(item: pytest.Item) -> str:
     return (
         (getattr(getattr(item, "function", None), "__doc__", "") or "").strip().partition("\n")[0]
     )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    """Count the attempts of a test that fell short of an amount: it may do so in a share of them.
+
+    An attempt that passes is followed by another one while the share is too large. A test that
+    could not meet it within ATTEMPTS has failed.
+    """
+    tries = item.stash.setdefault(_tries, {"failed": 0, "passed": 0, "most": 0.0})
+    try:
+        result = yield
+    except OutOfLuck as luck:
+        tries["failed"] += 1
+        tries["most"] = luck.often
+        made = tries["failed"] + tries["passed"]
+        if tries["failed"] > ATTEMPTS * luck.often:
+            raise Unreliable(
+                f"{luck}: failed in {tries['failed']:.0f} of {made:.0f} attempts, and may in "
+                f"{luck.often:.0%} of {ATTEMPTS}"
+            ) from luck
+        raise
+    if tries["failed"]:
+        tries["passed"] += 1
+        wanted = round(tries["failed"] / tries["most"] - tries["failed"])
+        if tries["passed"] < wanted:
+            raise OutOfLuck(f"passed {tries['passed']:.0f} of {wanted} times after a failure")
+    return result
 
 
 @pytest.hookimpl(wrapper=True)

@@ -28,6 +28,14 @@ def test_no_luck():
     times("none")
     raise OutOfLuck("10 is less than 20")
 
+def test_half_of_the_time():
+    if times("half") % 2:
+        raise OutOfLuck("10 is less than 20")
+
+def test_half_of_the_time_is_fine():
+    if times("fine") % 2:
+        raise OutOfLuck("10 is less than 20", 0.5)
+
 class EmulatorFault(Exception):
     pass
 
@@ -138,25 +146,39 @@ def test_only_luck_is_tried_again_and_the_results_tell(tmp_path: Path) -> None:
         text=True,
         check=False,
     )
-    assert "6 failed, 5 passed, 1 skipped, 1 error, 6 rerun" in done.stdout, done.stdout
+    assert "7 failed, 6 passed, 1 skipped, 1 error, 14 rerun" in done.stdout, done.stdout
     assert "test_it.py::test_skipped (Reads a pool of huge pages.): nothing to see" in done.stdout
     assert "started again, test_it.py::test_guest: a guest hung" in done.stdout
     assert {
         name: (tmp_path / name).stat().st_size
-        for name in ("luck", "none", "emulator", "behind", "kernel", "wrong", "worse")
+        for name in (
+            "luck",
+            "half",
+            "fine",
+            "none",
+            "emulator",
+            "behind",
+            "kernel",
+            "wrong",
+            "worse",
+        )
     } == {
-        "luck": 2,
+        "luck": 5,
+        "half": 3,
+        "fine": 2,
         "emulator": 2,
         "behind": 2,
         "kernel": 1,
-        "none": 3,
+        "none": 2,
         "wrong": 1,
         "worse": 1,
     }
     cases = {case.id.partition("::test_")[2]: case for case in read(tmp_path / "cases")}
     assert {name: (case.state, len(case.repeats)) for name, case in cases.items()} == {
-        "luck_the_second_time": (PASSED, 1),
-        "no_luck": (FAILED, 2),
+        "luck_the_second_time": (PASSED, 4),
+        "no_luck": (FAILED, 1),
+        "half_of_the_time": (FAILED, 2),
+        "half_of_the_time_is_fine": (PASSED, 1),
         "emulator_the_second_time": (PASSED, 1),
         "emulator_behind_a_failure": (PASSED, 1),
         "kernel_behind_a_failure": (FAILED, 0),
@@ -164,7 +186,7 @@ def test_only_luck_is_tried_again_and_the_results_tell(tmp_path: Path) -> None:
         "machine": (BROKEN, 0),
         "guest": (PASSED, 0),
         "twice_wrong": (FAILED, 0),
-        "amount": (PASSED, 1),
+        "amount": (PASSED, 4),
         "wrong": (FAILED, 0),
         "worse": (FAILED, 0),
     }
