@@ -12,7 +12,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from tests.rust.lying import liar
 
 from lab.boot import accel, argv, conform, resolve
 from lab.build import daemon
