@@ -20,6 +20,7 @@ from lab.boot.spec import ACCELS, BootSpec
 from lab.build import daemon, linux
 from lab.core.errors import LabError, UsageError
 from lab.machine.arches import PVM
+from lab.patches import parts
 from lab.patches.parts import split
 
 Image = str | Path
@@ -161,6 +162,7 @@ class Images:
     plugins: Mapping[str, Path] = field(default_factory=dict)
     daemon: Path | None = None
     disk: Path | None = None
+    parts: Mapping[str, str] = field(default_factory=dict)  # keys; none of a kernel given as a file
 
     @property
     def base(self) -> Image:
@@ -257,6 +259,7 @@ def build(wanted: Plan) -> Images:
         {} if native else {name: build_plugin(name) for name in bench.plugins},
         daemon.build("release") if with_daemon else None,
         disk,
+        parts.keys() if wanted.kernels["ours"].named in linux.VARIANTS else {},
     )
 
 

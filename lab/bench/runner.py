@@ -184,6 +184,7 @@ def result(plan: Plan, run: Run, seconds: float) -> Result:
         notes=run.notes,
         sides=list(run.sides),
         series=run.series,
+        parts=dict(run.images.parts),
         seconds=round(seconds, 1),
     )
 

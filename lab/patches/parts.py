@@ -32,6 +32,13 @@ class Part:
     tests: tuple[str, ...] = ()
     file: str = ""  # its only patch, of a folder without a list
 
+    def key(self) -> str:
+        """A name for what its patches change (their messages do not count)."""
+        digest = hashlib.sha256()
+        for patch in self.patches():
+            digest.update(b"patch\n" + diff_of(patch.read_bytes()))
+        return digest.hexdigest()[:12]
+
     def patches(self, version: str = "") -> list[Path]:
         """The patches in the order in which they apply.
 
@@ -103,6 +110,12 @@ class Series:
             path for part in self.parts for path in [*part.patches(), *part.root.glob("*/*.patch")]
         ]
         return {name for patch in found for name in touched(patch.read_bytes())}
+
+
+def keys() -> dict[str, str]:
+    """The key of each part of this checkout, by PROJECT/PART."""
+    both = (_all(project) for project in ("linux", "qemu"))
+    return {f"{series.name}/{part.name}": part.key() for series in both for part in series.parts}
 
 
 @functools.cache

@@ -15,7 +15,7 @@ from markupsafe import Markup, escape
 from lab.core import lock
 from lab.core.paths import REPO
 from lab.core.units import human, percent
-from lab.report import charts, phases, registry
+from lab.report import charts, origin, phases, registry
 from lab.report.evidence import GUESTS, HOST, QEMU
 from lab.report.groups import groups
 from lab.report.results import Metric, Result, Sample, in_words
@@ -273,14 +273,14 @@ def markdown(results: list[Result]) -> str:
 
 def runs(results: list[Result], link: str = "[{0}](#{0})") -> str:
     """A table in Markdown with the command and the origin of each result."""
-    heads = ("run", "command", "accelerator", "commit", "date", "targets met", "machine")
+    heads = ("run", "command", "accelerator", "commit", "date", "series", "targets met", "machine")
     rows = [heads, ("---",) * len(heads)]
     for one in results:
         known = [one.host[key] for key in ("cpus", "cpu") if key in one.host]
         machine = "×".join(known) or "unknown"
         commit, day = one.versions.get("knownzero", "unknown"), one.when[:10]
         first = (link.format(one.name), f"`{one.reproduce}`", one.ran_on)
-        rows.append((*first, commit, day, verdict(one), machine))
+        rows.append((*first, commit, day, origin.words(one), verdict(one), machine))
     return "".join(f"{'|'.join(row)}\n" for row in rows)
 
 

@@ -83,8 +83,10 @@ def _bar(x: float, y: float, width: float, share: float, colour: str, about: str
     )
 
 
-def _panel(panel: Panel, found: Samples, of: dict[str, str], y: float) -> str:
-    """A panel whose title begins at ``y``."""
+def _panel(
+    panel: Panel, found: Samples, of: dict[str, str], y: float, colours: Sequence[str]
+) -> str:
+    """A panel whose title begins at ``y``; ``colours``: the classes of the sides."""
     unit, width = next(unit for _, unit in found.values()), BARS / len(of)
     top = max(sample.median for sample, _ in found.values())
     scale = f"up to {charts.BEYOND:g} times base" if panel.relative else f"up to {human(top, unit)}"
@@ -105,7 +107,7 @@ def _panel(panel: Panel, found: Samples, of: dict[str, str], y: float) -> str:
             share = sample.median / full if full else 0.0
             x = middle + (place - len(of) / 2) * width
             about = f"{words}, {name}: {human(sample.median, unit)}"
-            parts.append(_bar(x, y + ABOVE, width, share, f"policy{place}", about))
+            parts.append(_bar(x, y + ABOVE, width, share, colours[place], about))
     return "".join(parts)
 
 
@@ -122,7 +124,7 @@ def drawn(result: Result) -> tuple[str, float]:
         y += charts.TITLE
         for panel in PANELS:
             if found := _samples(metrics, panel, init):
-                parts.append(_panel(panel, found, of, y))
+                parts.append(_panel(panel, found, of, y, classes))
                 y += ABOVE + HIGH + BELOW
     return "".join(parts), y
 
@@ -176,11 +178,12 @@ def short(result: Result) -> str:
     """A file with base and SHOWN only, each panel with the worse init_on_alloc."""
     metrics = [one for one in of_phases(result.metrics) if one.parameters["side"] == SHOWN]
     of = {BASE: BASE, SHOWN: f"Knownzero, {SHOWN} on"}
-    key, y = charts.legend(charts.MARGIN, [*of.values()], ["policy0", "policy1"])
+    key, y = charts.legend(charts.MARGIN, [*of.values()], charts.SIDE_CLASSES)
     parts = [key]
     for panel in SHORT:
         init = _worse(metrics, panel)
         named = replace(panel, title=f"{panel.title}, init_on_alloc={init}")
-        parts.append(_panel(named, _samples(metrics, panel, init), of, y))
+        found = _samples(metrics, panel, init)
+        parts.append(_panel(named, found, of, y, charts.SIDE_CLASSES))
         y += ABOVE + HIGH + BELOW
     return charts.alone("".join(parts), y, TITLE, _caption(result, _worse(metrics, SHORT[0])))

@@ -9,15 +9,14 @@ from pathlib import Path
 from lab.core import lock
 from lab.core.errors import LabError, TestFailure
 from lab.core.paths import REPO
-from lab.core.units import digits, scale
-from lab.report import charts, phases, questions, registry
+from lab.core.units import scale
+from lab.report import charts, origin, phases, questions, registry
 from lab.report.groups import Group, groups
 from lab.report.page import change, runs
-from lab.report.results import FILE_NAME, Metric, Result, Sample, from_data, load
+from lab.report.results import FILE_NAME, Metric, Result, from_data, load
 from lab.report.significance import TOO_FEW
 
 FOLDER = REPO / "docs" / "results"
-MANY = 100  # figures; a bench with more has a wide table, and one chart
 MARKS = """<!-- SPDX-License-Identifier: GPL-2.0 -->
 <!-- Written by `kz publish`. -->
 """
@@ -31,9 +30,9 @@ different accelerators cannot be compared. [Methods](../how-to/measure.md).
 RUNS = """## Runs
 
 Each run has a page with every figure: medians, in brackets the 10th to 90th percentile; the change
-with its 95 % interval; the distance from the floor kernel, which leaves the memory as it is. After
-±: half the distance between both percentiles. result.json beside it has the number of repetitions,
-the p of each row and the text of each target.
+with its 95 % interval; the distance from the floor kernel, which leaves the memory as it is.
+result.json beside it has the number of repetitions, the p of each row and the text of each target.
+A run measured this series, or the one before the commit to linux/parts that is named.
 
 """
 
@@ -51,65 +50,18 @@ def ordered(results: list[Result]) -> list[Result]:
 
 def figures(result: Result) -> str:
     """The page of a run: every figure, both sides in one unit."""
-    head = f"{MARKS}# {result.name}\n\n{result.ran_on}. [How to read it](../README.md#runs).\n\n"
+    about = f"{result.ran_on}; {origin.words(result)}. [How to read it](../README.md#runs)."
     rows = "".join("|".join(cells).rstrip("|") + "\n" for cells in table(result))
-    return head + not_met(result) + rows
-
-
-def is_wide(result: Result) -> bool:
-    """Whether figures share rows: if there are very many, and each last name has one unit."""
-    units: dict[str, set[str]] = {}
-    for metric in result.metrics:
-        units.setdefault(metric.name.rpartition(".")[2], set()).add(metric.unit)
-    return len(result.metrics) > MANY and all(len(of) == 1 for of in units.values())
-
-
-def not_met(result: Result) -> str:
-    """The targets that a wide table has no column for: those that are missed or not decided."""
-    if not is_wide(result):
-        return ""
-    lines = [
-        f"- `{one.name}`: {one.target.verdict}: {one.target.text}\n"
-        for one in result.metrics
-        if one.target and not one.target.met
-    ]
-    return "".join(["Targets that are not met:\n\n", *lines, "\n"]) if lines else ""
+    return f"{MARKS}# {result.name}\n\n{about}\n\n{rows}"
 
 
 def table(result: Result) -> list[list[str]]:
-    """A row for each figure.
-
-    Of a wide result, one for each job, with a column for each last name.
-    """
-    if not is_wide(result):
-        heads = [
-            ["figure", *result.sides, "change", "target"],
-            ["---", "---:", "---:", "---:", "---"],
-        ]
-        return heads + list(map(_row, result.metrics))
-    columns: dict[str, dict[str, Metric]] = {}
-    for metric in result.metrics:
-        job, _, last = metric.name.rpartition(".")
-        columns.setdefault(last, {})[job] = metric
-    jobs = list(dict.fromkeys(metric.name.rpartition(".")[0] for metric in result.metrics))
-    rows = [["→".join(result.sides)], ["---"], *([f"`{job}`"] for job in jobs)]
-    for name, metrics in columns.items():
-        unit = next(iter(metrics.values())).unit.replace("instructions", "")  # in millions
-        largest = max(max(one.base.median, one.ours.median) for one in metrics.values())
-        divisor, unit = scale(unit, largest)
-        column = [name if name == unit else f"{name} {unit}".strip(), "---:"]
-        for job in jobs:
-            one = metrics.get(job)
-            column.append(f"{_half(one.base, divisor)}→{_half(one.ours, divisor)}" if one else "")
-        for row, cell in zip(rows, column, strict=True):
-            row.append(cell)
-    return rows
-
-
-def _half(side: Sample, divisor: float) -> str:
-    """The median, with half the distance between both percentiles where it shows."""
-    middle, half = digits(side.median / divisor), digits((side.high - side.low) / 2 / divisor)
-    return middle if half in ("0", "0.00") else f"{middle}±{half}"
+    """A row for each figure."""
+    heads = [
+        ["figure", *result.sides, "change", "target"],
+        ["---", "---:", "---:", "---:", "---"],
+    ]
+    return heads + list(map(_row, result.metrics))
 
 
 def _row(metric: Metric) -> list[str]:

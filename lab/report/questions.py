@@ -12,14 +12,11 @@ from lab.report.page import ran_on
 from lab.report.results import Metric, Result, Sample
 
 QUESTIONS = REPO / "docs" / "results" / "questions.toml"
-HEADS = ("question", "base → Knownzero", "spread", "accelerator", "command")
+HEADS = ("question", "without", "with", "change", "spread", "accelerator", "command")
 
 
 def questions() -> list[dict[str, Any]]:
-    """The questions: what one asks, its runs, and a pattern for the names of its metrics.
-
-    ``beside``: one for a figure that is shown with it, after ``words``.
-    """
+    """The questions: what one asks, its runs, and a pattern for the names of its metrics."""
     found: list[dict[str, Any]] = tomllib.loads(QUESTIONS.read_text(encoding="utf-8"))["question"]
     return found
 
@@ -28,29 +25,24 @@ def table(results: Sequence[Result]) -> str:
     """A row for each question that these results answer; nothing without any."""
     rows = []
     for question in questions():
-        if found := _worst(results, question, question["metrics"]):
+        if found := _worst(results, question):
             result, metric = found
-            change = percent(metric.change_percent)
-            figure = f"[{_sides(metric)}: {change}]({result.name}/README.md)"
-            if beside := _worst(results, question, question.get("beside", "")):
-                figure += f"; {question['words']} {_sides(beside[1])}"
+            asks = f"[{question['asks']}]({result.name}/README.md)"
             where, command = ran_on(result, metric), f"`{result.reproduce}`"
-            rows.append((question["asks"], figure, _spread(metric), where, command))
+            rows.append((asks, *_sides(metric), _spread(metric), where, command))
     if not rows:
         return ""
     return "".join(f"{'|'.join(row)}\n" for row in (HEADS, ("---",) * len(HEADS), *rows)) + "\n"
 
 
-def _worst(
-    results: Sequence[Result], question: dict[str, Any], pattern: str
-) -> tuple[Result, Metric] | None:
+def _worst(results: Sequence[Result], question: dict[str, Any]) -> tuple[Result, Metric] | None:
     """Of all figures of the question's runs with such a name, the one that is worst for ours."""
     matching = [
         (result, metric)
         for result in results
         if result.name in question["runs"]
         for metric in result.metrics
-        if fnmatchcase(metric.name, pattern)
+        if fnmatchcase(metric.name, question["metrics"])
     ]
     return max(matching, key=lambda one: _badness(one[1]), default=None)
 
@@ -62,8 +54,10 @@ def _badness(metric: Metric) -> float:
     return -metric.change_percent if metric.better == "more" else metric.change_percent
 
 
-def _sides(metric: Metric) -> str:
-    return " → ".join(human(side.median, metric.unit) for side in (metric.base, metric.ours))
+def _sides(metric: Metric) -> list[str]:
+    """Both medians and the change."""
+    medians = [human(side.median, metric.unit) for side in (metric.base, metric.ours)]
+    return [*medians, percent(metric.change_percent)]
 
 
 def _spread(metric: Metric) -> str:

@@ -175,6 +175,7 @@ class Result:
     when: str = field(default_factory=lambda: time.strftime("%Y-%m-%dT%H:%M:%S%z"))
     seconds: float = 0.0
     series: dict[str, list[float]] = field(default_factory=dict)  # GiB in each second
+    parts: dict[str, str] = field(default_factory=dict)  # the key of each part that was measured
     format: int = FORMAT
     # The folder of its file, once it has one; not in the file.
     folder: Path | None = field(default=None, compare=False)

@@ -60,8 +60,9 @@ def published() -> list[Result]:
 class Figures:
     """The functions that a letter's text calls; it collects the gaps."""
 
-    def __init__(self, results: Sequence[Result]) -> None:
-        self.results = list(results)
+    def __init__(self, results: Sequence[Result], part: str = "", key: str = "") -> None:
+        """``part``: as PROJECT/PART; results that did not measure it at this key are left out."""
+        self.results = [one for one in results if not part or one.parts.get(part) == key]
         self.gaps: list[str] = []
         self.used: list[Result] = []
 
@@ -188,7 +189,7 @@ def write(name: str, part: Part, source: fetch.Source) -> Letter:
     if not file.is_file():
         why, fix = f"{file} does not exist", "write it: subject, blank line, text"
         raise LabError(f"part {part.name} has no cover letter", why, fix)
-    figures = Figures(published())
+    figures = Figures(published(), f"{name}/{part.name}", part.key())
     environment = jinja2.Environment(
         undefined=jinja2.StrictUndefined, autoescape=False, trim_blocks=True
     )

@@ -14,8 +14,9 @@ from typer.testing import CliRunner
 
 from lab.bench.commands import app
 from lab.core.errors import FAILED, LabError, TestFailure
+from lab.patches import parts
+from lab.report import origin, questions, registry
 from lab.report import publish as publishing
-from lab.report import questions, registry
 from lab.report.publish import publish
 from lab.report.results import Metric, Result, Target, load, results_of
 
@@ -136,42 +137,13 @@ def test_what_is_published_is_drawn_from_it() -> None:
     assert width <= 400 and height <= 400
 
 
-def test_a_wide_table_comes_after_the_targets_that_are_not_met(tmp_path: Path, to: Path) -> None:
-    many = [Metric.of(f"life.{at}.ms", "ms", BASE, BASE, Target("less", True)) for at in range(200)]
-    many[7] = replace(many[7], target=Target("at most 2 % (12.5 %)", False))
-    many[9] = replace(many[9], target=Target("at least half", False, decided=False))
-    for name, metrics in (("life", many), ("narrow", many[:20]), ("met", many[20:])):
-        result(name, metrics=metrics).save(tmp_path / "run" / name)
-        publish(tmp_path / "run" / name, BENCHES, anyway=True, to=to)
-    lines = (to / "life" / "README.md").read_text(encoding="utf-8").splitlines()
-    assert [one for one in lines if one.startswith(("Targets", "- "))] == [
-        "Targets that are not met:",
-        "- `life.7.ms`: MISSED: at most 2 % (12.5 %)",
-        "- `life.9.ms`: not decided: at least half",
-    ]
-    assert lines.index("---|---:") > lines.index("- `life.9.ms`: not decided: at least half")
-    for name in ("narrow", "met"):
-        assert "not met" not in (to / name / "README.md").read_text(encoding="utf-8")
-
-
-def test_a_wide_table_has_columns_of_one_unit(tmp_path: Path, to: Path) -> None:
-    """A time of a second and bytes in MiB were shown as 0.00 in one column."""
-    of_bytes = [Metric.of(f"use.{at}.all", "bytes", BASE, BASE) for at in range(100)]
-    mixed = [*of_bytes, Metric.of("ms.all", "ms", BASE, BASE)]
-    for name, metrics in (("mixed", mixed), ("same", [*of_bytes, *of_bytes])):
-        result(name, metrics=metrics).save(tmp_path / "run" / name)
-        publish(tmp_path / "run" / name, BENCHES, anyway=True, to=to)
-    page = (to / "mixed" / "README.md").read_text(encoding="utf-8")
-    assert "`ms.all`" in page and "|target" in page
-    assert "|target" not in (to / "same" / "README.md").read_text(encoding="utf-8")
-
-
 def test_every_question_is_answered_by_a_published_figure() -> None:
-    """The first page begins with a table of at most 15 rows."""
+    """The first page begins with a table of at most 20 rows."""
     results = [load(file) for file in sorted(publishing.FOLDER.glob("*/result.json"))]
     rows = questions.table(results).strip().splitlines()[2:]
-    assert [row.split("|")[0] for row in rows] == [one["asks"] for one in questions.questions()]
-    assert 10 <= len(rows) <= 15
+    asked = [row.partition("](")[0].removeprefix("[") for row in rows]
+    assert asked == [one["asks"] for one in questions.questions()]
+    assert 10 <= len(rows) <= 20
     assert all(len(row.split("|")) == len(questions.HEADS) for row in rows)
     first = (publishing.FOLDER / "README.md").read_text(encoding="utf-8")
     assert first.index("\nquestion|") < first.index("\n## ")
@@ -187,13 +159,14 @@ def test_a_question_gets_the_worst_of_its_figures(monkeypatch: pytest.MonkeyPatc
     made = result("demo", metrics=[quick, slow, Metric.of("b.1.time", "ms", [1.0], [9.0])])
     heads, _, row = questions.table([made]).strip().splitlines()
     assert heads == "|".join(questions.HEADS)
-    asks, figure, spread, accelerator, command = row.split("|")
-    assert (asks, accelerator, command) == ("How long?", "tcg", "`./kz demo --pairs 6`")
-    assert figure == "[100 ms → 100 ms: +0.00 %](demo/README.md)"
+    asks, base, ours, change, spread, accelerator, command = row.split("|")
+    assert asks == "[How long?](demo/README.md)"
+    assert (accelerator, command) == ("tcg", "`./kz demo --pairs 6`")
+    assert (base, ours, change) == ("100 ms", "100 ms", "+0.00 %")
     assert spread == "98.5 ms … 104 ms → 98.5 ms … 104 ms; change -3 % … +4 %; n = 6"
     rates = [replace(metric, better="more") for metric in made.metrics]
     (_, _, row) = questions.table([replace(made, metrics=rates)]).strip().splitlines()
-    assert "[100 ms → 1.00 ms: -99.0 %]" in row
+    assert "|100 ms|1.00 ms|-99.0 %|" in row
     # Those with a distribution's defaults are among them.
     debian = replace(made, name="demo-debian", metrics=[Metric.of("a.1.time", "ms", BASE, [300.0])])
     (_, _, row) = questions.table([made, debian]).strip().splitlines()
@@ -210,7 +183,7 @@ def test_a_page_has_every_figure_of_its_run(tmp_path: Path, to: Path) -> None:
     assert linked == ["demo", "order0"]
     for name in linked:
         page = (to / name / "README.md").read_text()
-        assert f"\n# {name}\n\ntcg." in page
+        assert f"\n# {name}\n\ntcg; unknown." in page
         assert "\n`thp.populate.task_clock` ms|100 (98.5…104)|50.2 (49.2…51.8)|-50%" in page
         assert "|met\n" in page
         assert "\n`thp.third` faults|100 (98.5…104)|100 (98.5…104)|+0.00% (" in page
@@ -222,31 +195,25 @@ def test_a_page_has_every_figure_of_its_run(tmp_path: Path, to: Path) -> None:
     assert sorted(to.rglob("*")) == before and (to / "README.md").read_text() == first
 
 
-def test_a_bench_with_many_figures_has_a_row_for_each_job(tmp_path: Path, to: Path) -> None:
-    """A job without a figure has an empty cell, so that the others stay under their title."""
-    metrics = [
-        metric
-        for job in range(60)
-        for metric in (
-            titled(
-                Metric.of(f"many.job{job}.zeroed", "bytes", [3 << 20, 5 << 20], [1 << 19] * 2),
-                "Zeroed",
-            ),
-            titled(Metric.of(f"many.job{job}.time", "s", [2.0, 2.0], [1.0, 1.0]), "Time"),
-        )
-    ]
-    metrics.append(titled(Metric.of("many.idle.time", "s", [2.0, 2.0], [1.0, 1.0]), "Time"))
-    result("many", metrics=metrics).save(tmp_path / "run")
-    publish(tmp_path / "run", BENCHES, to=to)
-    page = (to / "many" / "README.md").read_text()
-    assert (
-        "\nbase→knownzero|zeroed MiB|time s\n---|---:|---:\n`many.job0`|4.00±0.80→0.50|2.00→1.00\n"
-        in page
-    )
-    assert page.count("\n`many.job") == 60
-    assert page.endswith("\n`many.idle`||2.00→1.00\n")
-    svg = (to / "many" / "many.svg").read_text()
-    assert "Zeroed" in svg and "Time" not in svg
+def test_a_page_says_which_series_was_measured(tmp_path: Path, to: Path) -> None:
+    """This one; or the first commit to linux/parts that the run lacks."""
+    now = parts.keys()
+    old = now | {"linux/zeroed": "another"}
+    commit = "5be6291"
+    first = origin.later(commit)
+    assert first.startswith("5fa70d6 ") and "let no lock wait" in first
+    assert origin.later("5be6291-dirty") == origin.later("v1-3-g5be6291") == first
+    for measured, words in (
+        (now, origin.THIS),
+        (now | {"qemu/reporting": "another"}, origin.THIS),
+        (old, f"before {first}"),
+        ({}, origin.UNKNOWN),
+    ):
+        made = result("demo", parts=measured, versions={"knownzero": commit})
+        made.save(tmp_path / "run")
+        publish(tmp_path / "run", BENCHES, to=to)
+        assert f"\n\ntcg; {words}. [How" in (to / "demo" / "README.md").read_text()
+        assert f"|{words}|" in (to / "README.md").read_text()
 
 
 def refused(run: Path, to: Path) -> str:

@@ -386,6 +386,21 @@ def test_a_letter_names_missing_figures() -> None:
     assert repo.branch_of("zeroed") == "part/zeroed"
 
 
+def test_a_letter_takes_no_figure_older_than_its_part() -> None:
+    """Whatever has changed in other parts meanwhile."""
+    clock = Metric.of("thp.populate.task_clock", "ms", [2.0], [1.0])
+    of = {"linux/zeroed": "now", "linux/prezero": "old"}
+    made = Result("thp", "tcg", {}, "", [clock], parts=of)
+    for part, key, found in (
+        ("linux/zeroed", "now", True),
+        ("linux/zeroed", "later", False),
+        ("linux/prezero", "now", False),
+        ("linux/unheard-of", "now", False),
+    ):
+        figures = letter.Figures([made], part, key)
+        assert bool(figures.find("thp.populate.task_clock")) is found, (part, key)
+
+
 def test_a_letter_takes_a_figure_from_its_bench() -> None:
     def run(name: str, ours: float) -> Result:
         metric = Metric.of("thp.populate.task_clock", "ms", [2.0], [ours])
