@@ -191,9 +191,11 @@ def _functions(run: Run, kernel: Path, path: HotPath) -> Counts:
     return {function: (many[function] - few[function]) / done for function in many | few}
 
 
-def breakdown(run: Run, images: Kernels, path: HotPath, prefix: str = IDLE) -> None:
-    """Add the functions that make the difference: those with another share of a path in ours."""
-    kernels = [Path(images["base"]), Path(images["ours"])]
+def breakdown(
+    run: Run, images: Kernels, path: HotPath, prefix: str = IDLE, other: str = "ours"
+) -> None:
+    """Add the functions that make the difference: those with another share of a path in other."""
+    kernels = [Path(images["base"]), Path(images[other])]
     # A plugin fits the QEMU that it was compiled for.
     if run.options.qemu != "knownzero" or "functions" not in run.images.plugins:
         return
@@ -234,14 +236,21 @@ def _count(
     return found
 
 
-def compare(run: Run, images: Kernels, rows: Rows, paths: Sequence[HotPath], prefix: str) -> None:
-    """Add one comparison.
+def compare(
+    run: Run,
+    images: Kernels,
+    rows: Rows,
+    paths: Sequence[HotPath],
+    prefix: str,
+    other: str = "ours",
+) -> None:
+    """Add one comparison of the base kernel with the ``other``.
 
     Without an active source it has a limit, and a breakdown beyond the limit.
     """
     for path in paths:
         limit = [row[path.name] for row in rows.get("floor", []) if path in NEW]
-        values = [row[path.name] for row in rows["base"]], [row[path.name] for row in rows["ours"]]
+        values = [row[path.name] for row in rows["base"]], [row[path.name] for row in rows[other]]
         found = run.add(
             f"hotpath.{prefix}{{path}}.instructions",
             values,
@@ -256,7 +265,7 @@ def compare(run: Run, images: Kernels, rows: Rows, paths: Sequence[HotPath], pre
         )
         (made,) = metrics(found)
         if any(one and not one.met for one in (made.target, made.near_floor)):
-            breakdown(run, images, path, prefix)
+            breakdown(run, images, path, prefix, other)
 
 
 def idle(run: Run, boots: int = BOOTS) -> None:
@@ -302,7 +311,7 @@ def measure(run: Run) -> None:
     reported = _count(run, kernels | {"floor": known["floor"]}, every, BOOTS, active=True)
     rows = _count(run, kernels | {"off": known["off"]}, paths, BOOTS)
     compare(run, kernels, rows, paths, IDLE)
-    compare(run, kernels | {"ours": known["off"]}, rows | {"ours": rows["off"]}, paths, OFF)
+    compare(run, known, rows, paths, OFF, "off")
     compare(run, kernels, reported, every, ACTIVE)
     run.job = {"memory": run.options.memory, "cpus": 1, "boots": BOOTS, "icount": "shift=0"}
     run.note(NOTE, ACTIVE_NOTE)

@@ -366,13 +366,29 @@ class Life:
         answer = self._program("burst", ["burst", f"0:{self.sizes.burst_mb}:0"])
         self.found["burst", "time"] = answer["burst_ns"][0] / 1e6
 
+    @property
+    def steps(self) -> dict[str, Callable[[], None]]:
+        """What each phase after the boot does."""
+        return {
+            "first": self.first,
+            "again": self.again,
+            "later": self.later,
+            "idle": self.idle,
+            "park": self.park,
+            "save_cached": self.save_cached,
+            "save": self.save,
+            "restore": self.restore,
+            "restored": self.restored,
+            "burst": self.burst,
+        }
+
     def play(self, names: Iterable[str]) -> dict[tuple[str, str], float]:
         """Go through phases; their figures, with those of the whole life."""
         with self.stack:
             self.boot()
             for name in names:
                 if name != "boot":
-                    getattr(self, name)()
+                    self.steps[name]()
             self.found[WHOLE, "prezeroed"] = self.side.vmstat().get(PREZEROED, 0) * PAGE
             self.side.sh(SNAPSHOT)
             self._leave()

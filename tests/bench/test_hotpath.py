@@ -50,7 +50,9 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
     """The breakdowns that were wanted, as (prefix, path)."""
     found: list[tuple[str, str]] = []
     monkeypatch.setattr(
-        hotpath, "breakdown", lambda run, images, path, prefix: found.append((prefix, path.name))
+        hotpath,
+        "breakdown",
+        lambda run, images, path, prefix, other: found.append((prefix, path.name)),
     )
     return found
 
