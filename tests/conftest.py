@@ -133,6 +133,33 @@ def boot() -> Callable[[BootSpec], guests.BootResult]:
     return guests.boot
 
 
+# Tests that take more than half a minute by day: they begin first, or one worker would end alone.
+LONGEST = (
+    "test_the_packaged_qemu",
+    "test_series_is_in_order",
+    "test_stock_qemu_with_a_correct_daemon_and_false_ones",
+    "test_qtest",
+    "test_debians_qemu_with_the_daemon",
+    "test_a_sandbox_is_parked_and_restored",
+    "test_suspended_while_it_runs",
+    "test_no_byte_leaks",
+    "test_a_device_that_refuses_at_random",
+    "test_no_task_waits_for_it",
+    "test_plain_git_am",
+    "test_the_selftest",
+    "test_every_way_to_get_them",
+    "test_its_own_tests",
+)
+
+
+def _turn(item: pytest.Item) -> int:
+    """The turn of a test: the longest first, then guests, then the others."""
+    name = getattr(item, "originalname", item.name)
+    if name in LONGEST:
+        return LONGEST.index(name)
+    return len(LONGEST) + (item.get_closest_marker("boots") is None)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what takes long, unless $KNOWNZERO_NIGHTLY asks for it."""
     if os.environ.get("KNOWNZERO_NIGHTLY"):
@@ -140,7 +167,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     late = [item for item in items if item.get_closest_marker("nightly")]
     if late:
         config.hook.pytest_deselected(items=late)
-        items[:] = [item for item in items if item not in late]
+        items[:] = [item for item in items if not item.get_closest_marker("nightly")]
+    items.sort(key=_turn)
 
 
 def _sentence(item: pytest.Item) -> str:

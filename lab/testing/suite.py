@@ -9,6 +9,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -28,6 +29,8 @@ from lab.machine import fetch, tools
 KERNELS = (("knownzero", "x86_64"), ("debug", "x86_64"), ("debug", "um"))
 QTESTS = ("virtio-balloon-reporting-test", "virtio-balloon-test", "vhost-user-balloon-test")
 NEEDS_BUILDS = "boots or slow or images"
+# Each worker takes the next test of the list, which begins with the longest (tests/conftest.py).
+IN_ORDER = ("--dist", "load", "--maxschedchunk", "1")
 QUICK = f"not ({NEEDS_BUILDS})"
 LAST_WORDS = 40.0  # seconds, of which pytest's workers may take ten to end
 QUICK_LAST_WORDS = 1.0  # of tests that leave nothing behind
@@ -91,18 +94,24 @@ def run_tests(select: str, junit: Path | None, quick: bool, extra: list[str]) ->
     """
     marks = QUICK if quick else ""
     chosen = (["-k", select] if select else []) + (["-m", marks] if marks else [])
+    began = time.monotonic()
     if not quick and _needs_guests([*chosen, *extra]):
         prepare()
+    built = time.monotonic()
     # More than there are CPUs: guests sleep and wait as well.
     workers = min(jobs() + 2, 6)
-    argv = [*PYTEST, *chosen, "-n", str(workers), "--dist", "worksteal", "-rxXR"]
+    argv = [*PYTEST, *chosen, "-n", str(workers), *IN_ORDER, "-rxXR"]
     argv += [] if quick else ["--durations=10", "--durations-min=20"]
     if ended := os.environ.get("KNOWNZERO_CASES"):
         argv += ["-p", "lab.testing.cases", f"--cases={ended}"]
     if junit:
         junit.parent.mkdir(parents=True, exist_ok=True)
         argv.append(f"--junit-xml={junit.absolute()}")
-    return exit_code(_run_pytest([*argv, *_with_tests(extra)], quick))
+    status = _run_pytest([*argv, *_with_tests(extra)], quick)
+    done = time.monotonic()
+    builds, tests = progress.duration(built - began), progress.duration(done - built)
+    print(f"kz: builds took {builds}, tests {tests}", flush=True)
+    return exit_code(status)
 
 
 def _run_pytest(argv: list[str], quick: bool) -> int:
