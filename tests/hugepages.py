@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from lab.boot import hugepages
 from lab.core import lock
 
 POOL = Path("/sys/kernel/mm/hugepages/hugepages-2048kB")
@@ -30,6 +31,7 @@ def reserved(wanted: int) -> Iterator[int]:
     before both.
     """
     with lock.locked("huge-pages"):
+        hugepages.reclaim()
         size = POOL / "nr_hugepages"
         try:
             before = size.read_text()

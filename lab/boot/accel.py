@@ -49,7 +49,6 @@ def choose(wanted: str, qemu: Path, arch: str = "x86_64") -> Choice:
     Auto is KVM where it runs Debian's kernel. PVM runs other kernels, so auto never chooses it.
 
     LabError if ``wanted`` is kvm and KVM does not run that kernel; see ``need_pvm``.
-
     """
     if arch != "x86_64":
         return Choice("tcg", f"the kernel is for {arch}")

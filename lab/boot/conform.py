@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0
-"""``kz conform``.
-
-Boot guest/conform.c on any VMM, read its table, and see what the host gets back.
-"""
+"""``kz conform``: boot guest/conform.c on any VMM, and see what the host gets back."""
 
 import contextlib
 import re

@@ -59,12 +59,14 @@ class Guest:
         self,
         spec: BootSpec,
         images: Images,
+        *,
         interactive: bool = False,
         talks: bool = True,
-        *sinks: Sink,
+        sinks: Sequence[Sink] = (),
     ) -> None:
         """Start a guest on images that exist (see ``resolve.images``).
 
+        ``interactive``: it has this terminal. ``talks``: its command reads what ``send`` writes.
         ``sinks`` get what the command writes to stdout and stderr, as it comes.
         """
         self.spec = spec
@@ -89,28 +91,43 @@ class Guest:
         self._late = False
         self._ready = threading.Event()
         self.daemon: daemon.Daemon | None = None
-        self.huge_pages = 0  # of the host's pool
+        self.huge_pages: hugepages.Taken | None = None
         self._monitor: Any = None
         self._ours: dict[str, socket.socket] = {}
-        theirs: dict[str, socket.socket] = {}
-        names = ["ctl", "qmp"] if interactive else ["ctl", "out", "err", "qmp"]
-        if spec.arch == "um":
+        self._launch(talks)
+        self.pid = self.process.pid
+        self._ended = self._began
+        self._reader = threading.Thread(target=self._read, name="guest", daemon=True)
+        self._reader.start()
+
+    def _channels(self, talks: bool) -> list[str]:
+        """The names of the sockets that this guest has."""
+        if self.spec.arch == "um":
             names = ["ctl", "out", "err", "con"]
-        if talks and not interactive:
-            names.append("in")
-        for name in names:
+        else:
+            names = ["ctl", "qmp"] if self.interactive else ["ctl", "out", "err", "qmp"]
+        return [*names, "in"] if talks and not self.interactive else names
+
+    def _launch(self, talks: bool) -> None:
+        """Start the daemon, if there is one, and the guest; nothing is left if that fails."""
+        theirs: dict[str, socket.socket] = {}
+        for name in self._channels(talks):
             self._ours[name], theirs[name] = socket.socketpair()
         try:
-            if images.daemon is not None:
-                options = spec.daemon_options() or []
-                self.daemon = daemon.Daemon(images.daemon, options, self.folder)
-            fds = {name: end.fileno() for name, end in theirs.items()}
-            socket_path = self.daemon.socket if self.daemon else None
-            if self.accel == "pvm" and spec.pool:
-                self.huge_pages = hugepages.take(spec.memory)
-            initrd, huge = self._initrd(talks), bool(self.huge_pages)
-            ends = argv.Ends(initrd, self.console, fds, socket_path, interactive, huge)
-            words = argv.make(spec, images, ends)
+            if self.images.daemon is not None:
+                options = self.spec.daemon_options() or []
+                self.daemon = daemon.Daemon(self.images.daemon, options, self.folder)
+            if self.accel == "pvm" and self.spec.pool:
+                self.huge_pages = hugepages.take(self.spec.memory)
+            ends = argv.Ends(
+                self._initrd(talks),
+                self.console,
+                {name: end.fileno() for name, end in theirs.items()},
+                daemon=self.daemon.socket if self.daemon else None,
+                interactive=self.interactive,
+                huge_pages=self.huge_pages is not None,
+            )
+            words = argv.make(self.spec, self.images, ends)
             (self.folder / "command").write_bytes(os.fsencode("\n".join([*words, ""])))
             self._began = time.monotonic()
             self.process = self._start(words, theirs)
@@ -120,10 +137,6 @@ class Guest:
         finally:
             for end in theirs.values():
                 end.close()
-        self.pid = self.process.pid
-        self._ended = self._began
-        self._reader = threading.Thread(target=self._read, name="guest", daemon=True)
-        self._reader.start()
 
     def _initrd(self, talks: bool) -> Path:
         if self.spec.initrd:
@@ -336,7 +349,7 @@ class Guest:
         if self.daemon:
             self.daemon.close()
         hugepages.give_back(self.huge_pages)
-        self.huge_pages = 0
+        self.huge_pages = None
 
     def close(self) -> None:
         if self.process.poll() is None:
@@ -411,7 +424,7 @@ def _note_again(why: str) -> None:
 
 
 def _boot_once(spec: BootSpec, images: Images, sinks: Sequence[Sink], keep: Keep) -> BootResult:
-    guest = Guest(spec, images, False, False, *sinks)
+    guest = Guest(spec, images, talks=False, sinks=sinks)
     try:
         return guest.wait()
     finally:

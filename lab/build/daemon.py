@@ -124,10 +124,16 @@ class Daemon:
     def restart(self, *arguments: str) -> None:
         """Start it, again on the same sockets, with more arguments."""
         with self.log.open("ab") as log:
-            argv, null, dies = [*self._argv, *arguments], subprocess.DEVNULL, run.die_with_parent
+            argv = [*self._argv, *arguments]
             run.show(argv)
             self.process = subprocess.Popen(
-                argv, 0, None, null, log, log, dies, start_new_session=True
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                bufsize=0,
+                preexec_fn=run.die_with_parent,
+                start_new_session=True,
             )
         deadline = time.monotonic() + START
         # A killed daemon leaves its socket behind: only an answer counts.

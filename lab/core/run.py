@@ -54,10 +54,7 @@ def first_errors(log: Path, lines: int = 8) -> str:
 
 
 def die_with_parent() -> None:
-    """Between fork and exec.
-
-    Have the kernel kill us when the thread that forked ends (PR_SET_PDEATHSIG).
-    """
+    """Between fork and exec: be killed when the thread that forked ends (PR_SET_PDEATHSIG)."""
     _libc.prctl(1, signal.SIGKILL, 0, 0, 0)
 
 
@@ -93,9 +90,14 @@ def logged(
         out.write(f"$ {' '.join(words)}\n".encode())
         out.flush()
         try:
-            null, own = subprocess.DEVNULL, True  # a session of its own
             process = subprocess.Popen(
-                words, cwd=cwd, env=env, stdin=null, stdout=out, stderr=out, start_new_session=own
+                words,
+                cwd=cwd,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
             )
         except FileNotFoundError:
             raise LabError(what, f"{argv[0]} is not installed", NO_PROGRAM) from None
@@ -118,14 +120,14 @@ def logged(
 
 def ask(argv: Argv, cwd: Folder = None, env: Env = None, timeout: Seconds = None) -> Done:
     """Run without input and return whatever happens."""
-    words, none = [str(word) for word in argv], subprocess.DEVNULL
+    words = [str(word) for word in argv]
     show(words, cwd)
     return subprocess.run(
         words,
         cwd=cwd,
         env=env,
         timeout=timeout,
-        stdin=none,
+        stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
         check=False,

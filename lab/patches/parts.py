@@ -73,9 +73,9 @@ class Part:
 
 @dataclass(frozen=True)
 class Series:
-    """Parts of one project in the recorded order. ``rules``.
+    """Parts of one project in the recorded order.
 
-    Limits and exceptions of parts.toml.
+    ``rules``: accepted reports of checkpatch, from parts.toml.
     """
 
     name: str

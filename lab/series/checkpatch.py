@@ -69,9 +69,9 @@ def accepted(series: Series, line: str) -> bool:
 def checkpatch(
     series: Series, pristine: Path, mails: Sequence[Path], jobs: int, signed: bool = False
 ) -> list[Problem]:
-    """``checkpatch.pl --strict`` on mails. ``signed``: they carry a sign-off (exported mails.
+    """``checkpatch.pl --strict`` on mails.
 
-    Kept patches do not).
+    ``signed``: they carry a sign-off. Exported mails do, kept patches do not.
     """
     script = pristine / "scripts" / "checkpatch.pl"
     options = ["--no-summary", "--terse", "--color=never", *([] if signed else ["--no-signoff"])]

@@ -31,9 +31,9 @@ Row = tuple[str, str, tuple[Result, Metric] | None]
 
 @dataclass(frozen=True)
 class Letter:
-    """A rendered letter. ``gaps``: metrics that no published run has; ``wide``.
+    """A rendered letter.
 
-    Lines over 75 columns.
+    ``gaps``: metrics that no published run has. ``wide``: lines over 75 columns.
     """
 
     subject: str

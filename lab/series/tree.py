@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0
-"""``kz tree``, ``kz series save`` and ``kz series rebase``.
-
-Git trees of a series, and the way back.
-"""
+"""Git trees of a series, and the way back: ``kz tree``, ``kz series save`` and ``rebase``."""
 
 import tempfile
 from collections.abc import Iterable

@@ -23,9 +23,9 @@ PASSED, FAILED, BROKEN, SKIPPED = "passed", "failed", "could not run", "skipped"
 
 @dataclass
 class Case:
-    """A test that has ended. ``repeats``: why earlier attempts failed; ``amounts``.
+    """A test that has ended.
 
-    Figures that it recorded.
+    ``repeats``: why earlier attempts failed. ``amounts``: figures that it recorded.
     """
 
     id: str

@@ -127,9 +127,9 @@ def run(
     allow_warnings: bool = False,
     **more: Any,
 ) -> BootResult:
-    """Run a shell script in a fresh guest; every failing command in it ends it. ``checked``.
+    """Run a shell script in a fresh guest; every failing command in it ends it.
 
-    See CHECKED.
+    ``checked``: see CHECKED.
     """
     if checked:
         kernel, append = CHECKED, f"{CHECK} {append}".strip()

@@ -57,9 +57,9 @@ def pages(size: int) -> int:
 
 @contextmanager
 def guest(device: str = TELLS, checked: bool = True, **more: Any) -> Iterator[Side]:
-    """A running guest of 512 MB with a balloon; its console is judged at the end. ``checked``.
+    """A running guest of 512 MB with a balloon; its console is judged at the end.
 
-    See CHECKED.
+    ``checked``: see CHECKED.
     """
     if checked:
         more["append"] = f"{CHECK} {more.get('append', '')}".strip()

@@ -283,9 +283,9 @@ def saves_and_resumes(
     qemu: str = "knownzero",
     between: Callable[[], None] = lambda: None,
 ) -> None:
-    """Save a guest and resume it in another QEMU; ``trusted``.
+    """Save a guest and resume it in another QEMU.
 
-    Whether bits 6 and 7 are, after that.
+    ``trusted``: whether bits 6 and 7 are, after that.
     """
 
     def balloon(guest: Guest) -> None:

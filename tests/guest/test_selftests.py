@@ -168,9 +168,9 @@ PART = re.compile(r"^part: (.+): (ok|not ok) (?:\d+ )?(.*)$", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Ran:
-    """How a selftest ended: its exit code, and how many of its parts passed (None.
+    """How a selftest ended: its exit code, and how many of its parts passed.
 
-    It did not say).
+    None: it did not print that.
     """
 
     code: int

@@ -77,9 +77,9 @@ def run(
     mte: bool = False,
     taints: str = "",
 ) -> list[Case]:
-    """Boot a kernel and run its built-in tests whose suite matches ``glob``; ``mte``.
+    """Boot a kernel and run its built-in tests whose suite matches ``glob``.
 
-    With memory tags.
+    ``mte``: with memory tags.
 
     ``taints``: a parameter that asks for a test that taints the kernel.
 

@@ -26,9 +26,9 @@ FIELD = re.compile(r"^(Kernel|Found-by|Says): (.+)$", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Mutant:
-    """A mistake; ``found_by``: the test that must fail, ``says``.
+    """A mistake.
 
-    A pattern that its output must match.
+    ``found_by``: the test that must fail. ``says``: a pattern that its output must match.
     """
 
     patch: Path

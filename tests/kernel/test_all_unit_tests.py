@@ -21,9 +21,9 @@ BOTH = {"CONFIG_FTRACE": "y", "CONFIG_ENABLE_DEFAULT_TRACERS": "y"}
 
 
 def results(variant: str, options: dict[str, str]) -> dict[str, str]:
-    """How each test of the kernel's all_tests.config ended; ``options``.
+    """How each test of the kernel's all_tests.config ended.
 
-    More of its configuration.
+    ``options``: more of its configuration.
     """
     obj = paths.sub("obj", f"kunit-{variant}")
     environment = images.cached_environment() | {"PYTHONDONTWRITEBYTECODE": "1"}

@@ -3,7 +3,11 @@
 
 from __future__ import annotations
 
+import io
 import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -16,6 +20,7 @@ from lab.build import linux as build
 from lab.build import programs
 from lab.core import run
 from lab.core.errors import LabError
+from lab.core.paths import REPO
 from lab.machine import arches
 from lab.patches import parts
 from lab.report.results import in_words
@@ -92,15 +97,54 @@ def pool(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_pages_of_the_pool_are_given_back(pool: Path) -> None:
     first, second = hugepages.take("1G"), hugepages.take("64M")
-    assert (first, second, pool.read_text()) == (512, 32, "547\n")
+    assert first and second
+    assert (first.pages, second.pages, pool.read_text()) == (512, 32, "547\n")
     hugepages.give_back(first)
     hugepages.give_back(second)
     assert pool.read_text() == "3\n"
 
 
+KILLED = """
+import os, sys
+from pathlib import Path
+from lab.boot import hugepages
+hugepages.POOL = Path(sys.argv[1])
+assert hugepages.take("1G")
+os.kill(os.getpid(), 9)
+"""
+
+
+def test_pages_of_a_lab_that_was_killed_are_removed(pool: Path, cache: Path) -> None:
+    own = hugepages.take("64M")
+    environment = {**os.environ, "KNOWNZERO_CACHE": str(cache), "PYTHONPATH": str(REPO)}
+    argv = [sys.executable, "-c", KILLED, str(pool)]
+    assert subprocess.run(argv, env=environment, check=False).returncode == -signal.SIGKILL
+    assert pool.read_text() == "547\n"
+    hugepages.reclaim()
+    assert pool.read_text() == "35\n"
+    subprocess.run(argv, env=environment, check=False)
+    next_one = hugepages.take("64M")
+    assert pool.read_text() == "67\n"
+    for taken in (own, next_one):
+        hugepages.give_back(taken)
+    assert pool.read_text() == "3\n"
+
+
+def test_a_record_of_an_earlier_boot_changes_no_pool(
+    pool: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken = hugepages.take("64M")
+    assert taken
+    taken.record.close()  # as its process had ended
+    monkeypatch.setattr(hugepages, "BOOT_ID", tmp_path / "boot_id")
+    hugepages.BOOT_ID.write_text("another\n")
+    hugepages.reclaim()
+    assert pool.read_text() == "35\n"
+
+
 @pytest.mark.parametrize("memory", ["1G,slots=2,maxmem=2G", "1.5G"])
 def test_memory_that_is_no_number_of_pages_stays_out_of_the_pool(pool: Path, memory: str) -> None:
-    assert hugepages.take(memory) == 0
+    assert hugepages.take(memory) is None
     assert pool.read_text() == "3\n"
 
 
@@ -112,10 +156,10 @@ def test_a_pool_that_stays_small_is_left_as_it_was(
         return min(pages, 100)
 
     monkeypatch.setattr(hugepages, "_resize", resize)
-    assert hugepages.take("1G") == 0
+    assert hugepages.take("1G") is None
     assert pool.read_text() == "3\n"
     monkeypatch.setattr(hugepages, "POOL", pool / "nothing")
-    assert hugepages.take("1G") == 0
+    assert hugepages.take("1G") is None
 
 
 def test_a_busy_machine_is_named_before_anything_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,7 +188,7 @@ def checked(monkeypatch: pytest.MonkeyPatch, huge_pages: int = 512, **guest: flo
     monkeypatch.setattr(run, "output", lambda *_: COSTS)
     sides = pair(lambda *_: native.costs(COSTS) | guest)
     for side in sides:
-        side.guest.huge_pages = huge_pages
+        side.guest.huge_pages = hugepages.Taken(huge_pages, io.StringIO()) if huge_pages else None
     new = run_of(accel="pvm")
     new.accel = "pvm"
     native.check(new, sides)
