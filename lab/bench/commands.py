@@ -125,9 +125,9 @@ def run_all(options: BenchOptions, parent: Path, as_json: bool) -> list[Result]:
 
 def _run(name: str, chosen: RunOptions, called: str = "") -> None:
     """A bench, or all; ``called`` is the verb, if it is not the bench's name."""
+    check(chosen)
     if chosen.linux:
         fetch.use("linux", chosen.linux)
-    check(chosen)
     if chosen.accel == "pvm":
         native.need_quiet()
     if name == ALL:

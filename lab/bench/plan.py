@@ -191,6 +191,9 @@ def check(options: BenchOptions) -> None:
         )
         fix = "give the guest more with --memory, or take a smaller --size"
         raise UsageError("The job does not fit", why, fix)
+    if options.linux and options.accel == "pvm":
+        why = "the patch that runs natively under kvm_pvm is for the newest kernel only"
+        raise UsageError(f"Bad --linux: {options.linux}", why, "leave one of the two out")
     for kernel in (options.base, options.ours):
         resolve.check(BootSpec(kernel=kernel, qemu=options.qemu, accel=options.accel))
 
@@ -215,9 +218,6 @@ def plan(bench: Bench, options: BenchOptions, verb: tuple[str, ...] = ()) -> Pla
     if options.linux and not bench.older:
         why = f"{bench.name} measures parts that {options.linux} lacks, or needs patches for it"
         raise UsageError(f"Bad --linux: {options.linux}", why, "leave it out, or measure thp")
-    if options.linux and native:
-        why = "the patch that runs natively under kvm_pvm is for the newest kernel only"
-        raise UsageError(f"Bad --linux: {options.linux}", why, "leave one of the two out")
     if bench.accel and not native:
         options = replace(options, accel=bench.accel)
     named = {"base": options.base if bench.both else options.ours, "ours": options.ours}

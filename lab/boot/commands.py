@@ -45,14 +45,14 @@ class GuestOptions:
     ] = None
     accel: Annotated[str, Option(help="auto, kvm, pvm or tcg.")] = "auto"
     qemu_arg: Annotated[Several, Option(help="A raw QEMU argument. Repeatable.")] = None
-    base: OlderLinux = ""
+    linux: OlderLinux = ""
 
     def spec(self, command: list[str], timeout: float = FOREVER, device: str = "") -> BootSpec:
         """The BootSpec; ``device``: the one of a guest that is given none."""
         from lab.machine import fetch
 
-        if self.base:
-            fetch.use("linux", self.base)
+        if self.linux:
+            fetch.use("linux", self.linux)
         names = ("kernel", "qemu", "memory", "cpus", "append", "accel")
         same: dict[str, Any] = {name: getattr(self, name) for name in names}
         devices, added = (

@@ -68,8 +68,8 @@ def _kernel(spec: BootSpec) -> tuple[Path, str]:
         return Path(spec.kernel).absolute(), ""
     arch = resolve.machine(spec)
     image = build.planned_linux(str(spec.kernel), arch)
-    base = f" --base {series}" if (series := parts.older()) else ""
-    return image, f"./kz build linux --variant {spec.kernel} --arch {arch}{base}"
+    older = f" --linux {series}" if (series := parts.older()) else ""
+    return image, f"./kz build linux --variant {spec.kernel} --arch {arch}{older}"
 
 
 def _qemu(spec: BootSpec) -> tuple[Path, str]:

@@ -13,8 +13,8 @@ from lab.core.options import Json, OlderLinux, Parts, one_of, writable_folder
 from lab.machine import arches
 
 app = typer.Typer()
-Base = Annotated[str, Option(help="Another version in qemu/base.toml (10.2).")]
-BaseOrKernel = Annotated[
+OtherQemu = Annotated[str, Option(help="Another version in qemu/base.toml (10.2).")]
+Release = Annotated[
     str, Option(help="Another version: of QEMU (10.2), or of Linux (6.12, with --config small).")
 ]
 build_app = typer.Typer(no_args_is_help=True)
@@ -27,7 +27,7 @@ def linux(
     arch: Annotated[str, Option(help=f"{', '.join(arches.ARCHES)}.")] = "x86_64",
     config: Annotated[str, Option(help="Last fragment: a file, or a name in configs/matrix.")] = "",
     chosen: Annotated[str, Parts] = "",
-    base: OlderLinux = "",
+    older: OlderLinux = "",
     as_json: Json = False,
 ) -> None:
     """Build a kernel, unless the cache has it."""
@@ -35,23 +35,23 @@ def linux(
     from lab.machine import fetch
     from lab.patches import parts
 
-    if base:
-        fetch.use("linux", base)
+    if older:
+        fetch.use("linux", older)
     _print_image(build_linux(variant, arch, config, parts.split(chosen)), as_json)
 
 
 @build_app.command("qemu")
 def qemu(
     variant: Annotated[str, Option(help="base or knownzero.")] = "knownzero",
-    base: Base = "",
+    release: OtherQemu = "",
     as_json: Json = False,
 ) -> None:
     """Build qemu-system-x86_64, unless the cache has it."""
     from lab.build.qemu import build_qemu
     from lab.machine import fetch
 
-    if base:
-        fetch.use("qemu", base)
+    if release:
+        fetch.use("qemu", release)
     _print_image(build_qemu(variant), as_json)
 
 
@@ -95,7 +95,7 @@ def package(
             "Boot."
         ),
     ] = None,
-    base: BaseOrKernel = "",
+    release: Release = "",
     output: Annotated[Path | None, Option(help="Folder (default: out/packages).")] = None,
     as_json: Json = False,
 ) -> None:
@@ -110,14 +110,14 @@ def package(
     ):
         if given and what != only:
             raise errors.UsageError(f"Bad --{option}", f"{what} has none", "leave it out")
-    if base and what == "daemon":
-        raise errors.UsageError("Bad --base", f"{what} has none", "leave it out")
-    if base and what == "kernel" and config != packages.SMALL:
+    if release and what == "daemon":
+        raise errors.UsageError("Bad --release", f"{what} has none", "leave it out")
+    if release and what == "kernel" and config != packages.SMALL:
         why = "with other configurations, older kernels are not tested"
-        raise errors.UsageError(f"Bad --base: {base}", why, "add --config small")
+        raise errors.UsageError(f"Bad --release: {release}", why, "add --config small")
     tools.need("package")
-    if base:
-        fetch.use("linux" if what == "kernel" else what, base)
+    if release:
+        fetch.use("linux" if what == "kernel" else what, release)
     if what == "kernel":
         made = packages.package_kernel(folder, config or packages.CLOUD, sign)
     else:

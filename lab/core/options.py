@@ -20,7 +20,7 @@ Several = list[str] | None
 Json = Annotated[bool, Option("--json", help="Print JSON.")]
 
 OlderLinux = Annotated[
-    str, Option("--base", help="Another Linux in linux/base.toml (6.12), with linux/lts.")
+    str, Option("--linux", help="Another Linux in linux/base.toml (6.12), with linux/lts.")
 ]
 Parts = Option("--parts", metavar="NAME,…", help="Only these parts and what they need.")
 

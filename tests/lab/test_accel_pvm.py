@@ -12,16 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from lab.bench import native, runner
+from lab.bench import commands, native, runner
 from lab.bench.plan import BenchOptions, plan
 from lab.bench.table import BENCHES
 from lab.boot import accel, hugepages, resolve
 from lab.build import linux as build
 from lab.build import programs
 from lab.core import run
-from lab.core.errors import LabError
+from lab.core.errors import LabError, UsageError
 from lab.core.paths import REPO
-from lab.machine import arches
+from lab.machine import arches, fetch
 from lab.patches import parts
 from lab.report.results import in_words
 from tests.bench.fakes import pair, run_of
@@ -169,6 +169,12 @@ def test_a_busy_machine_is_named_before_anything_is_built(monkeypatch: pytest.Mo
     with pytest.raises(LabError, match="Cannot measure natively") as caught:
         native.need_quiet()
     assert "1.6" in caught.value.why and caught.value.fix
+
+
+def test_another_linux_is_refused_before_it_is_downloaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetch, "use", lambda *_: pytest.fail("it was downloaded"))
+    with pytest.raises(UsageError, match="Bad --linux"):
+        commands._run("thp", commands.RunOptions(linux="6.12", accel="pvm"))
 
 
 def test_a_native_plan_has_kernels_of_its_own(machine: Path) -> None:

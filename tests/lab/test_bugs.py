@@ -168,7 +168,7 @@ def test_the_parts_of_an_older_kernel_apply(
     tree = next((one.tree for one in (source, own) if one.tree.is_dir()), None)
     if tree is None:
         pytest.skip(
-            f"no {wanted.series} source in the cache; kz build linux --base {series} makes one"
+            f"no {wanted.series} source in the cache; kz build linux --linux {series} makes one"
         )
     with small(parts.lts(series), tree) as repo:
         commit_parts(repo, parts.lts(series))
