@@ -172,14 +172,13 @@ def publish(
     run: Annotated[
         Path, Argument(help="A folder under out/, also that of `kz bench all`, or an archive.")
     ],
-    anyway: Annotated[bool, Option("--anyway", help="Publish what is readable.")] = False,
 ) -> None:
-    """A run that is incomplete, has another format, or misses a target is refused."""
+    """A run that is incomplete or has another format is refused; a missed target is published."""
     from lab.report import publish as publishing
 
     with archive.opened(run) as place:
         wanted = BENCHES if place == run else [n for n in archive.BENCHES if (place / n).is_dir()]
-        for folder in publishing.publish(place, list(wanted), anyway):
+        for folder in publishing.publish(place, list(wanted)):
             print(folder)
 
 

@@ -78,9 +78,8 @@ def _row(metric: Metric) -> list[str]:
 
 
 def refusals(run: Path, result: Result) -> list[str]:
-    """The reasons against publishing a result as it is."""
-    found = [] if result.metrics else [f"{run}: it has no figures"]
-    return found + result.missed()
+    """The reasons against publishing a result. A missed target is none: its row says so."""
+    return [] if result.metrics else [f"{run}: it has no figures"]
 
 
 def collect(run: Path, benches: list[str]) -> tuple[list[Result], list[str]]:
@@ -102,12 +101,12 @@ def collect(run: Path, benches: list[str]) -> tuple[list[Result], list[str]]:
     return results, reasons
 
 
-def publish(run: Path, benches: list[str], anyway: bool = False, to: Path = FOLDER) -> list[Path]:
-    """Publish a run; the folders written. TestFailure for one with defects, without ``anyway``."""
+def publish(run: Path, benches: list[str], to: Path = FOLDER) -> list[Path]:
+    """Publish a run; the folders written. TestFailure for one that is not whole."""
     results, reasons = collect(run, benches)
-    if reasons and not (anyway and results):
+    if reasons:
         why = "\n".join(reasons)
-        fix = "measure again, or add --anyway to publish the readable results as they are"
+        fix = "measure again, or name the folder of one bench that is whole"
         raise TestFailure(f"Cannot publish {run}", why, fix)
     texts = {result.name: _files(result) for result in results}
     kept = [load(file) for file in to.glob(f"*/{FILE_NAME}") if file.parent.name not in texts]

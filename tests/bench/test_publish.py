@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from lab.bench.commands import app
-from lab.core.errors import FAILED, LabError, TestFailure
+from lab.core.errors import LabError
 from lab.patches import parts
 from lab.report import origin, questions, registry
 from lab.report import publish as publishing
@@ -88,7 +88,7 @@ def test_a_published_metric_keeps_only_words_of_its_own(tmp_path: Path, to: Path
     )
     made = [clock, replace(clock, name="thp.own", title="A title of its own")]
     replace(first, metrics=made).save(tmp_path / "run")
-    publish(tmp_path / "run", BENCHES, anyway=True, to=to)
+    publish(tmp_path / "run", BENCHES, to=to)
     stored = json.loads((to / "demo" / "result.json").read_text(encoding="utf-8"))["metrics"]
     assert [one.get("title") for one in stored] == [None, "A title of its own"]
     assert "label" not in stored[0] and clock.label
@@ -227,24 +227,22 @@ def refused(run: Path, to: Path) -> str:
     return caught.value.why
 
 
-def test_a_missed_target_is_refused_unless_anyway(tmp_path: Path, to: Path) -> None:
+def test_a_missed_target_is_published_as_such(tmp_path: Path, to: Path) -> None:
     result("demo").save(tmp_path / "good")
     publish(tmp_path / "good", BENCHES, to=to)
     result("demo", met=False).save(tmp_path / "run")
-    assert "demo: thp.populate.task_clock misses its target: less" in refused(tmp_path / "run", to)
-    publish(tmp_path / "run", BENCHES, anyway=True, to=to)
+    publish(tmp_path / "run", BENCHES, to=to)
     assert "|MISSED\n" in (to / "demo" / "README.md").read_text()
 
 
-def test_an_undecided_target_is_refused(tmp_path: Path, to: Path) -> None:
+def test_an_undecided_target_is_published_as_such(tmp_path: Path, to: Path) -> None:
     made = result("demo")
     hidden = Metric.of(
         "thp.noisy", "ms", BASE, BASE, target=Target("at least 78 % less", False, False)
     )
     made.metrics.append(hidden)
     made.save(tmp_path / "run")
-    assert "thp.noisy has a target that noise hides" in refused(tmp_path / "run", to)
-    publish(tmp_path / "run", BENCHES, anyway=True, to=to)
+    publish(tmp_path / "run", BENCHES, to=to)
     text = (to / "demo" / "README.md").read_text()
     assert "|not decided\n" in text and "MISSED" not in text
     assert "|1 of 2, 1 not decided|" in (to / "README.md").read_text()
@@ -265,17 +263,17 @@ def test_a_run_of_all_benches_is_published_whole(tmp_path: Path, to: Path) -> No
     run = tmp_path / "all"
     result("thp").save(run / "thp")
     assert f"order0: Cannot read the run {run / 'order0'}" in refused(run, to)
-    assert publish(run, BENCHES, anyway=True, to=to) == [to / "thp"]
+    assert publish(run / "thp", BENCHES, to=to) == [to / "thp"]
     result("order0").save(run / "order0")
     assert publish(run, BENCHES, to=to) == [to / "thp", to / "order0"]
     assert {one.name for one in results_of(to).values()} == {"thp", "order0"}
 
 
 def test_the_verb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(publishing.publish, "__defaults__", (False, tmp_path / "results"))
+    monkeypatch.setattr(publishing.publish, "__defaults__", (tmp_path / "results",))
     result("demo", met=False).save(tmp_path / "run")
+    done = CliRunner().invoke(app, ["publish", str(tmp_path / "run" / "nothing")])
+    assert isinstance(done.exception, LabError)
     done = CliRunner().invoke(app, ["publish", str(tmp_path / "run")])
-    assert isinstance(done.exception, TestFailure) and done.exception.code == FAILED
-    done = CliRunner().invoke(app, ["publish", str(tmp_path / "run"), "--anyway"])
     assert done.exit_code == 0 and done.stdout.split() == [str(tmp_path / "results" / "demo")]
     assert load(tmp_path / "results" / "demo").name == "demo"
