@@ -5,7 +5,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -13,8 +13,9 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
+from lab.bench import demo as demos
 from lab.bench import native
-from lab.bench.plan import DEBIAN, NOT_EMULATED, BenchOptions, Plan, build, check
+from lab.bench.plan import DEBIAN, NOT_EMULATED, BenchOptions, Images, Plan, build, check
 from lab.bench.plan import plan as make_plan
 from lab.bench.runner import measure
 from lab.bench.table import BENCHES
@@ -39,6 +40,18 @@ class RunOptions(BenchOptions):
     as_json: Annotated[bool, Option("--json", help="Print result.json.")] = False
 
 
+@dataclass(frozen=True)
+class DemoOptions:
+    """A demo as the command line describes it."""
+
+    pairs: Annotated[int, Option(min=1, max=1000, help="Pairs of repetitions, by turns.")] = (
+        demos.PAIRS
+    )
+    accel: Annotated[str, Option(help="auto, kvm, pvm or tcg.")] = "auto"
+    output: Annotated[Path | None, Option(help="Folder (default: out/demo/TIME).")] = None
+    as_json: Annotated[bool, Option("--json", help="Print result.json.")] = False
+
+
 def output_folder(given: Path | None, name: str) -> Path:
     """The folder of a run: ``given``, or a new one named by the time.
 
@@ -60,12 +73,15 @@ def show(result: Result, folder: Path, as_json: bool) -> None:
     print(folder)
 
 
-def run_one(plan: Plan, folder: Path) -> Result:
-    """Measure a plan and write result.json, the reports, and the files of the guests."""
+def run_one(plan: Plan, folder: Path, prepare: Callable[[Plan], Images] | None = None) -> Result:
+    """Measure a plan and write result.json, the reports, and the files of the guests.
+
+    ``prepare``: instead of ``build``.
+    """
     from lab.report import evidence
     from lab.report.page import write_reports
 
-    images = build(plan)
+    images = (prepare or build)(plan)
     with evidence.collecting() as found:
         result = measure(plan, images, found.take)
         found.publish(folder)
@@ -123,8 +139,8 @@ def run_all(options: BenchOptions, parent: Path, as_json: bool) -> list[Result]:
     return results
 
 
-def _run(name: str, chosen: RunOptions, called: str = "") -> None:
-    """A bench, or all; ``called`` is the verb, if it is not the bench's name."""
+def _run(name: str, chosen: RunOptions) -> None:
+    """A bench, or all."""
     check(chosen)
     if chosen.linux:
         fetch.use("linux", chosen.linux)
@@ -134,8 +150,8 @@ def _run(name: str, chosen: RunOptions, called: str = "") -> None:
         folder = output_folder(chosen.output, name)
         results = run_all(chosen, folder, chosen.as_json)
     else:
-        plan = make_plan(BENCHES[name], chosen, (called,) if called else ())
-        folder = output_folder(chosen.output, called or name)
+        plan = make_plan(BENCHES[name], chosen)
+        folder = output_folder(chosen.output, name)
         results = [run_one(plan, folder)]
         show(results[0], folder, chosen.as_json)
     if chosen.strict:
@@ -144,9 +160,25 @@ def _run(name: str, chosen: RunOptions, called: str = "") -> None:
 
 @app.command("demo")
 @unpacked
-def demo(chosen: RunOptions) -> None:
-    """Fetch, build, boot base and ours side by side, measure, report."""
-    _run("thp", chosen, "demo")
+def demo(chosen: DemoOptions) -> None:
+    """Run a stock QEMU, the daemon and a kernel with the series; print a table.
+
+    Without: the same guest with a device that does not offer feature bit 6.
+    """
+    if chosen.accel == "pvm":
+        native.need_quiet()
+    options = BenchOptions(pairs=chosen.pairs, accel=chosen.accel)
+    plan = make_plan(demos.DEMO, options, ("demo",))
+    folder = output_folder(chosen.output, "demo")
+    result = run_one(plan, folder, demos.build)
+    if chosen.as_json:
+        sys.stdout.write(result.to_json())
+        return
+    from lab.report import summary
+
+    print("\n".join(summary.lines(result)))
+    print(f"Report: {folder / 'report.html'}")
+    print(summary.next_step(result))
 
 
 @app.command("bench")

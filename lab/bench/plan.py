@@ -246,7 +246,7 @@ def build(wanted: Plan) -> Images:
     bench, options = wanted.bench, wanted.options
     check_memory(bench)
     disk = bench.disk() if bench.disk and needs_disk(bench, options) else None
-    kernels = {name: _kernel(kernel) for name, kernel in wanted.kernels.items()}
+    kernels = kernels_of(wanted)
     native = options.accel == "pvm"
     for arch in {"x86_64" if native else kernel.arch for kernel in wanted.kernels.values()}:
         initramfs.base_archive(arch)
@@ -261,6 +261,11 @@ def build(wanted: Plan) -> Images:
         disk,
         parts.keys() if wanted.kernels["ours"].named in linux.VARIANTS else {},
     )
+
+
+def kernels_of(wanted: Plan) -> dict[str, Image]:
+    """The kernels of a plan by name, built when the cache lacks them."""
+    return {name: _kernel(kernel) for name, kernel in wanted.kernels.items()}
 
 
 def _kernel(kernel: Kernel) -> Image:

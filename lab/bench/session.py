@@ -282,8 +282,13 @@ def spec_for(options: BenchOptions, kernel: str | Path, qemu: Path | None, **mor
     fields |= {"daemon_profile": "release"} | more
     if options.qemu == "stock" and fields["devices"] == [BALLOON]:
         fields["devices"] = [f"{DAEMON},stats-interval=0"]
-        fields["shared_memory"] = HUGE if run.ask([*WITH_HUGE, "true"]).returncode == 0 else ""
+        fields["shared_memory"] = shared_memory()
     return BootSpec(**fields)
+
+
+def shared_memory() -> str:
+    """The memory of guests with the daemon: with huge pages where this user may have them."""
+    return HUGE if run.ask([*WITH_HUGE, "true"]).returncode == 0 else ""
 
 
 class Wanted(NamedTuple):

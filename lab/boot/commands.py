@@ -130,7 +130,7 @@ def boot(
         found |= {"accelerator": result.accel, "accelerator_reason": result.accel_reason}
         found |= {"seconds": round(result.seconds, 3)}
         print(json.dumps(found | {"console": str(result.console)}))
-    elif progress.console.is_terminal:
+    elif sys.stderr.isatty():
         about = f"{result.accel} ({result.accel_reason})" if result.accel_reason else result.accel
         progress.note(f"{about}, {result.seconds:.1f} s, console: {result.console}")
     raise typer.Exit(result.exit_code)

@@ -57,6 +57,11 @@ def build(profile: str = "dev") -> Path:
             log,
             "the daemon does not build",
         )
+    return program(profile)
+
+
+def program(profile: str) -> Path:
+    """The file that ``build`` makes."""
     return target_dir() / PROFILES[profile] / NAME
 
 

@@ -11,6 +11,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -107,8 +108,11 @@ class Recipe:
             with contextlib.suppress(OSError):
                 os.utime(self.place(fetch.identify(self.what)))
             return found
-        tools.need(self.what)
-        source = fetch.obtain(self.what)
+        # A download needs none of the tools.
+        with ThreadPoolExecutor() as beside:
+            downloaded = beside.submit(fetch.obtain, self.what)
+            tools.need(self.what)
+            source = downloaded.result()
         with lock.locked(f"build-{self.what}-{self.name}"):
             place, obj = self.place(source), self.object_dir(source)
             if (place / self.file).is_file():

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0
 """Progress on stderr: a live line on a terminal, one plain line per step elsewhere."""
 
+import functools
 import multiprocessing
 import re
 import sys
@@ -9,12 +10,24 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.markup import escape
+if TYPE_CHECKING:
+    from rich.console import Console
 
-console = Console(stderr=True, highlight=False)
 _live = 0
+
+
+@functools.cache
+def _terminal() -> "Console | None":
+    """The terminal; None without one, and before `kz` has made the environment, which has rich."""
+    if not sys.stderr.isatty():
+        return None
+    try:
+        from rich.console import Console
+    except ImportError:
+        return None
+    return Console(stderr=True, highlight=False)
 
 
 def duration(seconds: float) -> str:
@@ -26,8 +39,10 @@ def duration(seconds: float) -> str:
 
 
 def note(text: str) -> None:
-    if console.is_terminal:
-        console.print(f"[dim]kz:[/dim] {escape(text)}")
+    if terminal := _terminal():
+        from rich.markup import escape
+
+        terminal.print(f"[dim]kz:[/dim] {escape(text)}")
     else:
         print(f"kz: {text}", file=sys.stderr, flush=True)
 
@@ -38,19 +53,19 @@ def step(name: str, log: Path | None = None) -> Iterator[None]:
     global _live
     began = time.monotonic()
     where = f" (log: {log})" if log else ""
-    if (
-        not console.is_terminal or _live or multiprocessing.parent_process()
-    ):  # others print there as well
+    terminal = _terminal()
+    if not terminal or _live or multiprocessing.parent_process():  # others print there as well
         note(f"{name} …{where}")
         yield
         note(f"{name}: done in {duration(time.monotonic() - began)}")
         return
+    from rich.markup import escape
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     _live += 1
     try:
-        with Progress(*columns, console=console, transient=True) as bar:
+        with Progress(*columns, console=terminal, transient=True) as bar:
             bar.add_task(escape(name + where), total=None)
             yield
     finally:

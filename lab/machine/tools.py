@@ -153,6 +153,16 @@ def missing(*what: str, update: Callable[[], None] | None = None) -> list[str]:
     return list(dict.fromkeys(absent))
 
 
+def can_have_rust() -> bool:
+    """Whether a Rust that compiles the daemon is installed, or this user can install it."""
+    from lab.machine import apt
+
+    if not (absent := missing("daemon", update=apt.update)):
+        return True
+    newest = max((_numbers(one) for one in candidates(absent).values()), default=())
+    return newest >= RUST and apt.may_install() is not None
+
+
 def need(*what: str) -> None:
     """Install the tools of ``what`` (names in TOOLS) at once, or name the command that does."""
     from lab.machine import apt

@@ -15,7 +15,7 @@ from markupsafe import Markup, escape
 from lab.core import lock
 from lab.core.paths import REPO
 from lab.core.units import human, percent
-from lab.report import charts, origin, phases, registry
+from lab.report import charts, origin, phases, registry, summary
 from lab.report.evidence import GUESTS, HOST, QEMU
 from lab.report.groups import groups
 from lab.report.results import Metric, Result, Sample, in_words
@@ -235,7 +235,11 @@ def html(results: list[Result], folder: Path | None = None) -> str:
         ran_on,
     )
     of_metrics = (_interval, _test, _outliers, _breakable, _together, human, percent)
-    context = {helper.__name__.removeprefix("_"): helper for helper in (*of_results, *of_metrics)}
+    of_summary = (summary.is_of, summary.rows, summary.notes)
+    context = {
+        helper.__name__.removeprefix("_"): helper
+        for helper in (*of_results, *of_metrics, *of_summary)
+    }
     more = {"evidence": lambda result: _evidence(result, folder)}
     return environment().get_template("report.html.j2").render(context | more, results=results)
 

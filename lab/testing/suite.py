@@ -2,7 +2,6 @@
 """``kz test``: build everything that the tests need, and run pytest."""
 
 import functools
-import multiprocessing
 import os
 import re
 import shlex
@@ -11,9 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any
 
 from lab.boot.console import last_lines
 from lab.build import daemon
@@ -21,7 +18,7 @@ from lab.build import linux as build
 from lab.build import programs as guest
 from lab.build.images import jobs, tree_of
 from lab.build.qemu import build_qemu, make_qemu, qemu_object_dir
-from lab.core import errors, lock, paths, progress, run
+from lab.core import beside, errors, lock, paths, progress, run
 from lab.core.errors import LabError
 from lab.machine import fetch, tools
 
@@ -37,41 +34,29 @@ QUICK_LAST_WORDS = 1.0  # of tests that leave nothing behind
 
 
 def prepare() -> None:
-    """Build every kernel, QEMU and program the tests use, two at a time.
+    """Build every kernel, QEMU and program the tests use.
 
-    One links while the other compiles.
+    Two kernels at a time: one links while the other compiles.
     """
     tools.need(*tools.TESTS)
     kernels = [functools.partial(build.build_linux, variant, arch) for variant, arch in KERNELS]
-    others = [daemon.build, daemon.build_lying, guest.build_programs]
-    running: dict[Any, multiprocessing.Process] = {}
-    for chain in (kernels[:-1], [build_qtests, kernels[-1], *others]):
-        end, theirs = multiprocessing.Pipe(duplex=False)
-        running[end] = multiprocessing.Process(target=_build, args=(chain, theirs))
-        running[end].start()
-        theirs.close()
-    try:
-        while running:
-            ready: Any = wait(running)[0]
-            if error := ready.recv():
-                raise error
-            del running[ready]
-    finally:
-        for process in running.values():
-            process.terminate()
-            process.join()
+    chains: dict[str, Sequence[Callable[[], object]]] = {
+        "kernels": kernels[:-1],
+        "QEMU and the daemon": [
+            build_qtests,
+            kernels[-1],
+            daemon.build,
+            daemon.build_lying,
+            guest.build_programs,
+        ],
+    }
+    with beside.running() as tasks:
+        tasks.start({name: functools.partial(_all, chain) for name, chain in chains.items()})
 
 
-def _build(chain: list[Callable[[], object]], result: Connection) -> None:
-    """Build one after the other, and send the error or None; SIGTERM ends the build."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit())
-    try:
-        for one in chain:
-            one()
-        result.send(None)
-    except Exception as error:
-        result.send(error)
+def _all(chain: Sequence[Callable[[], object]]) -> None:
+    for one in chain:
+        one()
 
 
 def build_qtests() -> Path:

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from lab.bench import commands, hotpath, jobs, runner, session
 from lab.bench.commands import app
+from lab.bench.demo import DEMO
 from lab.bench.plan import BenchOptions, Images, Plan, plan
 from lab.bench.table import BENCHES
 from lab.boot.guest import Guest
@@ -215,16 +216,16 @@ def test_four_benches_have_debians_defaults() -> None:
             continue
         taken.add(name)
     assert taken == {"thp", "page-fault", "fleet", "programs"}
-    wanted = plan(BENCHES["thp"], options, ("demo",))
+    wanted = plan(BENCHES["thp"], options)
     assert wanted.reproduce(options, "tcg").endswith(" --accel tcg --defaults debian")
 
 
 def test_another_linux_has_no_floor() -> None:
     options = BenchOptions(linux="6.12")
-    wanted = plan(BENCHES["thp"], options, ("demo",))
-    assert wanted.name == "demo-6-12" and set(wanted.kernels) == {"base", "ours"}
+    wanted = plan(BENCHES["thp"], options)
+    assert wanted.name == "thp-6-12" and set(wanted.kernels) == {"base", "ours"}
     assert wanted.reproduce(options, "tcg") == (
-        "./kz demo --pairs 10 --size 256 --accel tcg --linux 6.12"
+        "./kz bench thp --pairs 10 --size 256 --accel tcg --linux 6.12"
     )
     for name, accel, why in (("prezero", "auto", "lacks"), ("thp", "pvm", "newest kernel")):
         with pytest.raises(UsageError, match=why):
@@ -239,7 +240,7 @@ def test_debians_defaults_are_on_the_command_line() -> None:
     # A floor that zeroes what is allocated is none.
     assert "init_on_alloc" not in run.spec("floor").append
     assert run_of("thp").spec("base").append == ""
-    # Also where the demo counts instructions.
+    # Also where it counts instructions.
     for name, words in (("debian", "init_on_alloc=1 "), ("kernel", "")):
         counting = hotpath._spec(run_of("thp", defaults=name), "base")
         assert counting.append == f"{words}{hotpath.APPEND}"
@@ -283,9 +284,11 @@ def test_a_bench_chooses_its_accelerator_and_kernels(name: str, accel: str, base
 
 
 def test_a_run_has_the_name_of_its_verb_and_of_its_qemu() -> None:
-    stock = plan(BENCHES["thp"], BenchOptions(qemu="stock"), ("demo",))
-    assert stock.name == "demo-stock"
-    assert stock.reproduce(stock.options, "tcg").startswith("./kz demo --pairs 10 ")
+    stock = plan(BENCHES["thp"], BenchOptions(qemu="stock"))
+    assert stock.name == "thp-stock"
+    demo = plan(DEMO, BenchOptions(pairs=6), ("demo",))
+    assert demo.name == "demo"
+    assert demo.reproduce(demo.options, "tcg") == "./kz demo --pairs 6 --size 256 --accel tcg"
     assert plan(BENCHES["thp"], BenchOptions()).name == "thp"
 
 
@@ -338,7 +341,7 @@ def test_all_benches_make_one_page(tmp_path: Path) -> None:
     assert done.stdout.splitlines()[-1] == str(tmp_path / "here")
 
 
-@pytest.mark.parametrize("verb", [["demo"], ["bench", "order0"], ["bench", "all"]], ids=" ".join)
+@pytest.mark.parametrize("verb", [["bench", "order0"], ["bench", "all"]], ids=" ".join)
 def test_a_missed_target_is_an_error_only_when_asked(
     verb: list[str], tmp_path: Path, measured: dict[str, Any]
 ) -> None:
@@ -349,7 +352,7 @@ def test_a_missed_target_is_an_error_only_when_asked(
     done = CliRunner().invoke(app, strict)
     assert isinstance(done.exception, TestFailure)
     assert done.exception.code == FAILED
-    names = {"demo": ["demo"], "order0": ["order0"], "all": list(BENCHES)}[verb[-1]]
+    names = {"order0": ["order0"], "all": list(BENCHES)}[verb[-1]]
     lines = done.exception.why.splitlines()
     assert [line.split(":")[0] for line in lines] == names
     assert all("bad, less" in line for line in lines)

@@ -106,7 +106,7 @@ BY_NIGHT = {
     f"./kz boot --device daemon -- sh -c '{FLUSH}; alloc_once --size 256 > /dev/null; zeropages "
     "--once'": r"\AYes: ",
     "./kz build linux --variant debug": r"/bzImage$",
-    "./kz demo": r"/out/demo/\S+$",
+    "./kz demo": r"(?m)^Report: \S+/out/demo/\S+/report\.html$",
     "./kz series check linux --against newest": r"(?m)^\| zeroed \| clean \|$",
     "./kz test --quick": r"\d+ passed",
     "./kz test --select zeropages": r"\d+ passed",
