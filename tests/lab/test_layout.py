@@ -22,16 +22,18 @@ def module(file: Path) -> str:
     return ".".join(file.relative_to(REPO).with_suffix("").parts).removesuffix(".__init__")
 
 
+MODULES = {module(one) for one in FILES}
+
+
 def imports(file: Path) -> set[str]:
     """The modules that a file imports, at its top and inside functions."""
-    modules = {module(one) for one in FILES}
     found = set()
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             inner = {f"{node.module}.{alias.name}" for alias in node.names}
-            found |= (inner & modules) or {node.module}
+            found |= (inner & MODULES) or {node.module}
     return found
 
 
