@@ -33,6 +33,7 @@ from tests.hostile.peer import (
     ALL,
     ANSWER,
     DEFLATE,
+    ENTRIES,
     EXTENDED,
     INFLATE,
     LIST,
@@ -1100,6 +1101,36 @@ def test_a_report_over_which_a_ring_moves_is_no_claim(device: Device) -> None:
         if vm.used_index(REPORTING):
             raise OutOfLuck("the report ended before the ring was moved")
         assert vm.used(REPORTING, 30) == 0
+
+
+@pytest.mark.parametrize("request_", ["SET_MEM_TABLE", "REM_MEM_REG"])
+def test_a_report_of_memory_that_is_replaced_ends(start: Start, request_: str) -> None:
+    """Another file at the reported addresses keeps its data: the guest reported nothing of it."""
+    device, at, part = start("--memory-is-shared"), 4 << 30, (4 << 30) - MIB
+    size = part * (ENTRIES - 1)
+    old, new = memfd(size), memfd(size)
+    os.pwrite(old, b"\x5a" * MIB, 0)
+    for file in (old, new):
+        os.pwrite(file, b"\x5a" * 16 * MIB, size - 16 * MIB)
+    own, other = (0, RAM, USER, 0), (at, size, 2 * USER, 0)
+    with FrontEnd(device) as vm:
+        vm.start()
+        assert vm.table(own, other, fds=[vm.fd, old])
+        vm.put(REPORTING, *[(at + n * part, part, True) for n in range(ENTRIES - 1)])
+        vm.kick(REPORTING)
+        assert eventually(lambda: os.fstat(old).st_blocks * 512 < 17 * MIB)
+        if request_ == "SET_MEM_TABLE":
+            assert vm.table(own, other, fds=[vm.fd, new])
+        else:
+            assert vm.accepted("REM_MEM_REG", longs(0, *other), [])
+            assert vm.accepted("ADD_MEM_REG", longs(0, *other), [new])
+        if vm.used_index(REPORTING):
+            raise OutOfLuck("the report ended before its memory was replaced")
+        assert vm.used(REPORTING, 30) == 0
+        assert os.fstat(new).st_blocks * 512 == 16 * MIB
+        assert device.status()["skipped"]["request_ended"] > 0
+    os.close(old)
+    os.close(new)
 
 
 @pytest.mark.parametrize("after", [64 * MIB, 512 * MIB, 1 << 30], ids=["64M", "512M", "1G"])

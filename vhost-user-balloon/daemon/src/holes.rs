@@ -19,7 +19,7 @@ pub struct FilePart {
     pub id: FileId,
     pub in_file: Range,
     guest: Range,
-    backing: Backing,
+    is_huge: bool,
     /// How much memory a hole takes when one byte of it is touched.
     pub fault_size: u64,
 }
@@ -33,7 +33,7 @@ impl FilePart {
             id: region.id().ok_or_else(missing)?,
             in_file: region.to_host(region.guest()).ok_or_else(missing)?,
             guest: region.guest(),
-            backing: region.backing(),
+            is_huge: region.backing() == Some(Backing::Hugetlbfs),
             fault_size: u64::from(about.stx_blksize).max(page_size()),
             file,
         })
@@ -56,7 +56,7 @@ impl FilePart {
             let before = part.start().checked_rem(size).unwrap_or(0);
             Range::new(part.start().saturating_sub(before), size)
         };
-        if self.backing == Backing::Hugetlbfs {
+        if self.is_huge {
             // No call finds its holes, but a byte that is not zero proves that the page exists.
             let read = block(self.fault_size.min(MAX_READ));
             return !read.is_some_and(|read| is_zero(&self.file, read).is_ok_and(|zero| !zero));

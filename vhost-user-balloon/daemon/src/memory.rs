@@ -279,7 +279,7 @@ impl Mapped {
         }
         // What mmap(2) has made of the length, and no byte of a neighbour.
         let page = match region.backing() {
-            Backing::Hugetlbfs => usize::try_from(region.host_page()).unwrap_or(usize::MAX),
+            Some(Backing::Hugetlbfs) => usize::try_from(region.host_page()).unwrap_or(usize::MAX),
             _ => rustix::param::page_size(),
         };
         let whole = length.checked_next_multiple_of(page).unwrap_or(length);

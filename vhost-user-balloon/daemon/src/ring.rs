@@ -4,6 +4,7 @@
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd};
 
+use balloon_discard::rings_of;
 use balloon_protocol::Range;
 use rustix::io::Errno;
 use virtio_queue::desc::split::Descriptor;
@@ -300,14 +301,8 @@ impl Ring {
     }
 
     pub fn areas(&self) -> impl Iterator<Item = Range> {
-        let size = u64::from(self.queue.size());
-        let areas = [
-            (self.queue.desc_table(), size.saturating_mul(16)),
-            (self.queue.avail_ring(), size.saturating_mul(2).saturating_add(6)),
-            (self.queue.used_ring(), size.saturating_mul(8).saturating_add(6)),
-        ];
         let addressed = self.addressed;
-        areas.into_iter().filter(move |_| addressed).filter_map(|(start, length)| Range::new(start, length))
+        rings_of(&self.queue).filter(move |_| addressed)
     }
 }
 

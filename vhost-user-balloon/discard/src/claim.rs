@@ -3,28 +3,7 @@
 
 use std::fmt;
 
-/// An enumeration whose variants have names for logs and metrics.
-macro_rules! labelled {
-    ($(#[$doc:meta])* $name:ident $($(#[$variant_doc:meta])* $variant:ident $label:literal;)*) => {
-        $(#[$doc])*
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-        #[non_exhaustive]
-        pub enum $name { $($(#[$variant_doc])* $variant,)* }
-
-        impl $name {
-            /// All of them, for metrics that exist from the start.
-            pub const ALL: &'static [Self] = &[$(Self::$variant),*];
-
-            /// The name used in logs and as a metric's label.
-            #[must_use]
-            pub const fn label(self) -> &'static str {
-                match self { $(Self::$variant => $label,)* }
-            }
-        }
-    };
-}
-
-labelled! {
+balloon_protocol::labelled! {
     /// A backing of guest memory whose discarded parts read as zero.
     Backing
     /// A file on tmpfs; a memfd is one as well.
@@ -39,7 +18,7 @@ labelled! {
     Anonymous "anonymous";
 }
 
-labelled! {
+balloon_protocol::labelled! {
     /// Why memory is not claimed to read as zero.
     Reason
     /// Not (only) memory of the guest.
@@ -50,6 +29,8 @@ labelled! {
     PartOfHostPage "part_of_host_page";
     /// The driver poisons pages, and the device would have to fill them with its value.
     Poison "poison";
+    /// A private mapping of a file: what is discarded reads as the file.
+    PrivateFile "private_file";
     /// The guest sees the memory at a second address, where it may be in use.
     Aliased "aliased";
     /// Not known to be shared with the guest: a private copy would survive the discard.
@@ -66,6 +47,8 @@ labelled! {
     Failed "failed";
     /// The request was malformed.
     Malformed "malformed";
+    /// The request ended before: memory came or went, or the next request of its queue has begun.
+    Ended "request_ended";
 }
 
 /// Whether a piece of memory reads as zero, and why.

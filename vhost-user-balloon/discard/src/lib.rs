@@ -15,6 +15,7 @@
 //! | a file not known to be shared, with a name or without | not discarded: others may use the file | never |
 //! | a part of a file that the guest sees twice | not discarded | never |
 //! | private anonymous memory of the VMM ([`Region::anonymous`]) | madvise(2) | yes |
+//! | a private mapping of a file, as of a snapshot ([`Region::private_file`]) | madvise(2) | never: the file shows |
 //!
 //! [`Regions`] is all of guest memory, and makes the only [`Claim`]s that are proven. It also keeps what makes a claim
 //! false between the discard and the answer:
@@ -23,7 +24,7 @@
 //! |---|---|
 //! | memory that the guest sees at two addresses | found by itself |
 //! | a range that spans regions, or ends outside of memory | split by itself |
-//! | a region that goes or comes while a request is worked on | noticed by itself |
+//! | a region that goes or comes while a request is worked on | ends the request by itself: nothing more is discarded |
 //! | rings and answers, which the device writes itself | [`Regions::set_rings`], [`Regions::answer`] |
 //! | pages that the driver poisons | [`Regions::set_poisoned`] |
 //! | memory that is pinned (VFIO, RDMA, io_uring) | [`Regions::set_pinned`], [`Hold::Pinned`] |
@@ -32,6 +33,16 @@
 //!
 //! It cannot see a VMM that serves page faults of the guest with userfaultfd(2), which decides what a hole reads as.
 //! With such a VMM claim nothing.
+//!
+//! Features, both off by default:
+//!
+//! - `vm-memory`: `Regions::set_memory` takes a `GuestMemoryMmap` of rust-vmm, without unsafe code of yours;
+//! - `virtio-queue`: `rings_of` has the places of a queue for [`Regions::set_rings`].
+//!
+//! A VMM with a seccomp filter has to allow these system calls: `statx`, `fcntl` with `F_GET_SEALS` and `fstatfs` in the
+//! thread that makes a [`Region`]; `fallocate`, `madvise`, `cachestat` ([`SYS_CACHESTAT`]) and `pread64` in the thread
+//! that discards. A thread inherits the filter of the thread that starts it, and all filters of a thread have to allow a
+//! call: add them to both.
 //!
 //! ```
 //! use balloon_discard::{Backing, Region, Regions};
@@ -63,6 +74,10 @@
 
 mod claim;
 mod file;
+#[cfg(feature = "vm-memory")]
+mod guest_memory;
+#[cfg(feature = "virtio-queue")]
+mod queue;
 mod region;
 mod regions;
 mod zeros;
@@ -70,4 +85,6 @@ mod zeros;
 pub use claim::{Backing, Claim, Reason};
 pub use file::{SYS_CACHESTAT, is_empty, is_zero};
 pub use region::{FileId, Region, RegionError};
-pub use regions::{Answer, Hold, Outcome, Regions, Request};
+#[cfg(feature = "virtio-queue")]
+pub use queue::rings_of;
+pub use regions::{Answer, Hold, Outcome, Regions, Request, Table};

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! One mapping of guest memory.
 
+use std::any::Any;
 use std::fs::File;
 use std::io;
 use std::sync::Arc;
@@ -33,6 +34,9 @@ pub enum RegionError {
     Filesystem { guest: u64, device: String },
     #[error("the region at {guest:#x} overlaps another one")]
     Overlap { guest: u64 },
+    /// It is shared without a file, made from a pointer, or has huge pages of a size that its flags do not have.
+    #[error("it is not known how the mapping of the region at {guest:#x} was made")]
+    Mapping { guest: u64 },
 }
 
 /// Identifies a file, whatever descriptor it came by.
@@ -49,18 +53,19 @@ enum Source {
         id: FileId,
         has_name: bool,
     },
-    /// A private anonymous mapping of this process.
-    Anonymous,
+    /// A private mapping of this process, and what keeps it, if that is known.
+    Mapping(#[allow(dead_code, reason = "it is dropped")] Option<Arc<dyn Any + Send + Sync>>),
 }
 
-/// A part of guest memory: a part of a file, or an anonymous mapping.
+/// A part of guest memory: a part of a file, or a private mapping.
 #[derive(Debug)]
 pub struct Region {
     source: Source,
     guest: Range,
     /// The bytes of the file, or the addresses of the mapping.
     host: Range,
-    backing: Backing,
+    /// What it reads as when it was discarded.
+    reads_as: Result<Backing, Reason>,
     host_page: u64,
     known_shared: bool,
     aliased: bool,
@@ -132,7 +137,8 @@ impl Region {
         let id = FileId { device: (about.stx_dev_major, about.stx_dev_minor), inode: about.stx_ino };
         let source = Source::File { file, id, has_name: about.stx_nlink != 0 };
         let host_page = block.max(page_size());
-        Ok(Self { source, guest: range, host, backing, host_page, known_shared: false, aliased: false })
+        let reads_as = Ok(backing);
+        Ok(Self { source, guest: range, host, reads_as, host_page, known_shared: false, aliased: false })
     }
 
     /// A private anonymous mapping of this process: `length` bytes at `address`, which the guest sees at `guest`.
@@ -153,6 +159,38 @@ impl Region {
         guest: u64,
         page_size: u64,
     ) -> Result<Self, RegionError> {
+        Self::mapping(address, length, guest, page_size, Ok(Backing::Anonymous), None)
+    }
+
+    /// A private mapping of a file, as of a snapshot that is restored: what is discarded reads as the file again, so
+    /// nothing is claimed of it. The parameters are those of [`Region::anonymous`].
+    ///
+    /// # Safety
+    ///
+    /// As long as a [`Regions`](crate::Regions) has the region, these bytes are a private mapping with pages of this
+    /// size, and only the guest relies on what they hold.
+    ///
+    /// # Errors
+    ///
+    /// The mapping is empty or not made of such pages.
+    pub unsafe fn private_file(
+        address: *mut u8,
+        length: u64,
+        guest: u64,
+        page_size: u64,
+    ) -> Result<Self, RegionError> {
+        Self::mapping(address, length, guest, page_size, Err(Reason::PrivateFile), None)
+    }
+
+    /// A private mapping of this process, which exists as long as the region does.
+    pub(crate) fn mapping(
+        address: *mut u8,
+        length: u64,
+        guest: u64,
+        page_size: u64,
+        reads_as: Result<Backing, Reason>,
+        keeps: Option<Arc<dyn Any + Send + Sync>>,
+    ) -> Result<Self, RegionError> {
         let offset = u64::try_from(address.expose_provenance()).unwrap_or(u64::MAX);
         let extent = RegionError::Extent { guest, length, offset };
         let host =
@@ -160,10 +198,10 @@ impl Region {
         let range = Range::new(guest, length).filter(|r| r.start().is_multiple_of(PAGE_SIZE));
         let (Some(host), Some(guest)) = (host, range) else { return Err(extent) };
         Ok(Self {
-            source: Source::Anonymous,
+            source: Source::Mapping(keeps),
             guest,
             host,
-            backing: Backing::Anonymous,
+            reads_as,
             host_page: page_size,
             known_shared: true,
             aliased: false,
@@ -181,14 +219,14 @@ impl Region {
     pub fn id(&self) -> Option<FileId> {
         match &self.source {
             Source::File { id, .. } => Some(*id),
-            Source::Anonymous => None,
+            Source::Mapping(_) => None,
         }
     }
 
-    /// What it is made of.
+    /// What it is made of, if that reads as zero when it was discarded.
     #[must_use]
-    pub fn backing(&self) -> Backing {
-        self.backing
+    pub fn backing(&self) -> Option<Backing> {
+        self.reads_as.ok()
     }
 
     /// The size of what can be discarded at once, a power of two.
@@ -240,14 +278,19 @@ impl Region {
     ///
     /// # Errors
     ///
-    /// The reason why it is never discarded.
+    /// The reason why nothing is claimed of it.
     pub fn promise(&self) -> Result<Backing, Reason> {
+        self.kept().map_or(self.reads_as, Err)
+    }
+
+    /// Why it is never discarded, if so.
+    fn kept(&self) -> Option<Reason> {
         if self.aliased {
-            Err(Reason::Aliased)
+            Some(Reason::Aliased)
         } else if self.known_shared {
-            Ok(self.backing)
+            None
         } else {
-            Err(Reason::NotKnownShared)
+            Some(Reason::NotKnownShared)
         }
     }
 
@@ -288,12 +331,12 @@ impl Region {
     pub(crate) fn discard(&self, piece: Range) -> Discarded {
         self.discard_by(piece, |whole| match &self.source {
             Source::File { file, .. } => punch(file, whole),
-            Source::Anonymous => drop_anonymous(whole),
+            Source::Mapping(_) => drop_private(whole),
         })
     }
 
     fn discard_by(&self, piece: Range, give: impl Fn(Range) -> Result<(), Errno>) -> Discarded {
-        if let Err(reason) = self.promise() {
+        if let Some(reason) = self.kept() {
             // The VMM may have mapped the file privately, as a template of many guests; others may use it, by a name
             // or by a descriptor.
             return Discarded::kept(reason);
@@ -320,7 +363,7 @@ impl Region {
     /// Whether a successful call has left nothing.
     fn is_gone(&self, whole: Range) -> bool {
         match &self.source {
-            Source::File { file, .. } if self.backing == Backing::Tmpfs => {
+            Source::File { file, .. } if self.reads_as == Ok(Backing::Tmpfs) => {
                 is_empty(file, whole).unwrap_or(false)
             }
             _ => true,
@@ -328,16 +371,17 @@ impl Region {
     }
 }
 
-fn drop_anonymous(whole: Range) -> Result<(), Errno> {
+fn drop_private(whole: Range) -> Result<(), Errno> {
     let address = usize::try_from(whole.start()).map_err(|_| Errno::OVERFLOW)?;
     let length = usize::try_from(whole.length()).map_err(|_| Errno::OVERFLOW)?;
     let address = std::ptr::with_exposed_provenance_mut(address);
-    // SAFETY: whole pages of a mapping, about which the caller of Region::anonymous() has promised that it exists, and
-    // that its content may go.
+    // SAFETY: whole pages of a private mapping, which exists and whose content may go: the caller of
+    // Region::anonymous() or Region::private_file() has promised it, or the region keeps it.
     unsafe { rustix::mm::madvise(address, length, rustix::mm::Advice::LinuxDontNeed) }
 }
 
-fn page_size() -> u64 {
+/// The size of a page of this host.
+pub(crate) fn page_size() -> u64 {
     u64::try_from(rustix::param::page_size()).unwrap_or(PAGE_SIZE)
 }
 
@@ -382,7 +426,7 @@ mod tests {
         };
         let in_memory = region.discard_by(range, punch_and_read);
         assert_eq!(in_memory.known, Err(Reason::Failed));
-        region.backing = Backing::Ext4;
+        region.reads_as = Ok(Backing::Ext4);
         let on_disk = region.discard_by(range, punch_and_read);
         assert_eq!(on_disk.known, Ok(Backing::Ext4));
     }

@@ -43,6 +43,12 @@ pub struct Outcome {
     pub errno: Option<i32>,
 }
 
+impl Outcome {
+    fn ended() -> Self {
+        Self { doubt: Some(Reason::Ended), ..Self::default() }
+    }
+}
+
 /// What a request of a queue has discarded until now.
 #[derive(Debug, Default)]
 struct Work {
@@ -58,19 +64,35 @@ impl Work {
     }
 }
 
-/// A request of the driver, from [`Regions::begin`] to [`Regions::answer`].
+/// Identifies the memory of a guest between two changes of its regions.
+///
+/// What a guest has given away of one table says nothing of the same addresses in the next one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Table(u64);
+
+/// A request of the driver, from [`Regions::begin`] to [`Regions::answer`]. It ends when a region comes or goes:
+/// nothing is discarded for it from then on, and nothing is claimed.
 #[derive(Debug)]
 #[must_use]
 pub struct Request {
     queue: QueueKind,
     number: u64,
+    table: Table,
+}
+
+impl Request {
+    /// The memory that it was made for.
+    #[must_use]
+    pub fn table(&self) -> Table {
+        self.table
+    }
 }
 
 /// Guest memory: regions that do not overlap, and the requests that discard parts of it.
 ///
 /// A queue has one request at a time: [`Regions::begin`], any number of [`Regions::discard`], and
-/// [`Regions::answer`]. What happens in between counts: memory that goes or comes, rings that move,
-/// answers that are written, pages that are pinned, a log of writes that begins.
+/// [`Regions::answer`]. What happens in between counts: rings that move, answers that are written, pages that are pinned,
+/// a log of writes that begins. Memory that goes or comes ends all requests.
 #[derive(Debug, Default)]
 pub struct Regions {
     /// In the order of the guest's addresses.
@@ -82,6 +104,7 @@ pub struct Regions {
     /// The request of each queue, by its number.
     work: BTreeMap<QueueKind, (u64, Work)>,
     begun: u64,
+    table: Table,
 }
 
 impl Regions {
@@ -96,6 +119,7 @@ impl Regions {
             poisoned: false,
             work: BTreeMap::new(),
             begun: 0,
+            table: Table(0),
         }
     }
 
@@ -139,8 +163,14 @@ impl Regions {
         for (region, aliased) in self.regions.iter_mut().zip(aliased) {
             region.set_aliased(aliased);
         }
-        // What was discarded may be outside of memory by now.
-        self.work.values_mut().for_each(|(_, work)| work.forget(Reason::OutsideMemory));
+        self.table.0 = self.table.0.wrapping_add(1);
+        self.work.clear();
+    }
+
+    /// The memory that there is now.
+    #[must_use]
+    pub fn table(&self) -> Table {
+        self.table
     }
 
     /// All regions, in the order of the guest's addresses.
@@ -258,19 +288,21 @@ impl Regions {
     pub fn begin(&mut self, queue: QueueKind) -> Request {
         self.begun = self.begun.wrapping_add(1);
         self.work.insert(queue, (self.begun, Work::default()));
-        Request { queue, number: self.begun }
+        Request { queue, number: self.begun, table: self.table }
     }
 
-    /// Give a range of the guest's addresses back to the host, for a request.
+    /// Give a range of the guest's addresses back to the host, for a request. Of one that has ended, nothing goes.
     ///
     /// Only whole host pages go; nothing outside of memory is touched.
     pub fn discard(&mut self, request: &Request, range: Range) -> Outcome {
-        self.give_back(Some(request), range)
+        let is_open = self.work.get(&request.queue).is_some_and(|(number, _)| *number == request.number);
+        if is_open { self.give_back(Some(request), range) } else { Outcome::ended() }
     }
 
-    /// Give a range back to the host without a request: nothing is claimed.
-    pub fn release(&mut self, range: Range) -> Outcome {
-        self.give_back(None, range)
+    /// Give a range of the memory that `table` identifies back to the host without a request: nothing is claimed. If a
+    /// region has come or gone since, nothing goes.
+    pub fn release(&mut self, table: Table, range: Range) -> Outcome {
+        if table == self.table { self.give_back(None, range) } else { Outcome::ended() }
     }
 
     fn give_back(&mut self, request: Option<&Request>, range: Range) -> Outcome {
@@ -349,7 +381,7 @@ pub struct Answer<'a> {
 impl Answer<'_> {
     /// Whether all of a range was discarded for this request, and reads as zero.
     pub fn claim(&self, range: Range) -> Claim {
-        let Some(work) = &self.work else { return Claim::unproven(Reason::Malformed) };
+        let Some(work) = &self.work else { return Claim::unproven(Reason::Ended) };
         match work.backing.filter(|_| work.zeros.has(range)) {
             Some(_) if self.regions.poisoned => Claim::unproven(Reason::Poison),
             Some(backing) => Claim::proven(backing),

@@ -3,13 +3,13 @@
 
 // Miri has no memfd_create(2).
 #![cfg(not(miri))]
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::unwrap_used, clippy::indexing_slicing)]
 
 use balloon_discard::{Backing, Hold, Reason, Region, RegionError, Regions, Request};
 use balloon_protocol::{QueueKind, Range};
 use rustix::fs::MemfdFlags;
 use std::fs::File;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 
 const MIB: u64 = 1 << 20;
 const REPORTING: QueueKind = QueueKind::Reporting;
@@ -134,14 +134,60 @@ fn memory_that_changes_before_the_answer() {
     let (mut regions, file) = guest();
     let request = begun(&mut regions);
     regions.insert(shared(&filled(MIB), 0, 16 * MIB, MIB)).unwrap();
-    assert_eq!(known(&mut regions, request, r(0, MIB)), Err(Reason::OutsideMemory));
+    assert_eq!(known(&mut regions, request, r(0, MIB)), Err(Reason::Ended));
     let request = begun(&mut regions);
     drop(regions.remove(r(16 * MIB, MIB)));
-    assert_eq!(known(&mut regions, request, r(0, MIB)), Err(Reason::OutsideMemory));
+    assert_eq!(known(&mut regions, request, r(0, MIB)), Err(Reason::Ended));
     let request = begun(&mut regions);
     regions.clear();
     regions.insert(shared(&file, 0, 0, 8 * MIB)).unwrap();
-    assert_eq!(known(&mut regions, request, r(0, MIB)), Err(Reason::OutsideMemory));
+    assert_eq!(known(&mut regions, request, r(0, MIB)), Err(Reason::Ended));
+}
+
+/// Regions change at any step of requests of both queues, and of memory that is released without one.
+#[test]
+fn a_table_that_changes_ends_what_was_made_for_it() {
+    let mut seed = 11_u64;
+    let mut random = |below: u64| {
+        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (seed >> 33) % below
+    };
+    for round in 0..100 {
+        let (mut regions, _old) = guest();
+        let new = filled(8 * MIB);
+        let requests = [QueueKind::Reporting, QueueKind::Inflate].map(|queue| regions.begin(queue));
+        let table = regions.table();
+        let (steps, change) = (random(12) + 1, random(12));
+        let mut changed = false;
+        for step in 0..steps {
+            if step == change {
+                changed = true;
+                match random(3) {
+                    0 => regions.clear(),
+                    1 => drop(regions.remove(r(0, 8 * MIB))),
+                    // A region beside the old one, which then goes.
+                    _ => {
+                        regions.insert(shared(&new, 0, 16 * MIB, 8 * MIB)).unwrap();
+                        regions.clear();
+                    }
+                }
+                regions.insert(shared(&new, 0, 0, 8 * MIB)).unwrap();
+            }
+            let range = r(random(2000) * 0x1000, (random(48) + 1) * 0x1000);
+            let outcome = match random(3) {
+                0 => regions.release(table, range),
+                n => regions.discard(if n == 1 { &requests[0] } else { &requests[1] }, range),
+            };
+            assert_eq!(outcome.discarded == 0, changed, "round {round}: {outcome:?}");
+            assert_eq!(outcome.doubt == Some(Reason::Ended), changed);
+        }
+        for request in requests {
+            let claim = regions.answer(request, []).claim(r(0, 0x1000));
+            assert!(!changed || claim.known() == Err(Reason::Ended));
+        }
+        let left = new.metadata().unwrap().blocks() * 512;
+        assert_eq!(left, 8 * MIB, "round {round}: data of the new table is lost");
+    }
 }
 
 #[test]
@@ -198,7 +244,7 @@ fn nothing_is_discarded_on_hold() {
         regions.hold(hold, true);
         assert_eq!(regions.held(), Some(hold));
         assert_eq!(regions.discard(&request, r(MIB, MIB)).doubt, Some(reason));
-        assert_eq!(regions.release(r(MIB, MIB)).doubt, Some(reason));
+        assert_eq!(regions.release(regions.table(), r(MIB, MIB)).doubt, Some(reason));
         assert!(is_filled(&file, MIB));
         let answer = regions.answer(request, []);
         assert_eq!(answer.claim(r(0, 2 * MIB)).known(), Err(reason));
@@ -229,10 +275,11 @@ fn a_request_that_was_given_up() {
     let (mut regions, _) = guest();
     let old = begun(&mut regions);
     let new = regions.begin(REPORTING);
-    assert_eq!(known(&mut regions, old, r(0, MIB)), Err(Reason::Malformed));
+    assert_eq!(regions.discard(&old, r(0, MIB)).discarded, 0);
+    assert_eq!(known(&mut regions, old, r(0, MIB)), Err(Reason::Ended));
     assert_eq!(regions.discard(&new, r(0, MIB)).discarded, MIB);
     assert_eq!(known(&mut regions, new, r(0, MIB)), Ok(Backing::Tmpfs));
-    let released = regions.release(r(MIB, MIB));
+    let released = regions.release(regions.table(), r(MIB, MIB));
     assert_eq!((released.discarded, released.doubt), (MIB, None));
     let request = regions.begin(REPORTING);
     assert!(known(&mut regions, request, r(MIB, MIB)).is_err(), "released for no request");

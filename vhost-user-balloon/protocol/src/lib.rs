@@ -35,7 +35,9 @@
 
 extern crate alloc;
 
-/// An enumeration whose variants have names for logs and metrics.
+/// An enumeration whose variants have names for logs and metrics; for the crates of this workspace.
+#[doc(hidden)]
+#[macro_export]
 macro_rules! labelled {
     ($(#[$doc:meta])* $name:ident $($(#[$variant_doc:meta])* $variant:ident $label:literal;)*) => {
         $(#[$doc])*

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The answer to `status`.
 
-use balloon_discard::{Reason, Region};
+use balloon_discard::{Backing, Reason, Region};
 use balloon_protocol::{Features, PAGE_SIZE, QueueKind, QueueMap};
 use serde_json::{Value, json};
 
@@ -19,7 +19,7 @@ pub fn status(device: &Device, sandbox: &str) -> Value {
     let region = |region: &Region| {
         json!({
             "address": region.guest().start(), "bytes": region.guest().length(),
-            "backing": region.backing().label(), "host_page": region.host_page(),
+            "backing": region.backing().map(Backing::label), "host_page": region.host_page(),
             "promise": promise(region),
         })
     };

@@ -55,7 +55,7 @@ impl Device {
         let began = Instant::now();
         let done = match request {
             Some(request) => self.memory.regions.discard(request, range),
-            None => self.memory.regions.release(range),
+            None => self.memory.regions.release(self.pages_of, range),
         };
         if done.discarded != 0 || done.errno.is_some() {
             self.metrics.took(began.elapsed());

@@ -30,7 +30,7 @@ impl Device {
                     let Some(page) = Range::new(start, region.host_page()) else { continue };
                     // Runs are in order: another part of the same page has just been looked at.
                     if seen.replace(page) != Some(page)
-                        && whole_run(page).is_some_and(|p| self.in_balloon.contains(p))
+                        && self.is_in_balloon(page)
                     {
                         targets.push(page);
                     }
@@ -49,6 +49,12 @@ impl Device {
     pub(super) fn came_back(&self, range: Range) -> bool {
         let large =
             self.memory.regions.at(range.start()).is_some_and(|region| region.host_page() > PAGE_SIZE);
-        large && self.remembers() && !whole_run(range).is_some_and(|run| self.in_balloon.contains(run))
+        large && self.remembers() && !self.is_in_balloon(range)
+    }
+
+    /// Whether all of a range is in the balloon.
+    fn is_in_balloon(&self, range: Range) -> bool {
+        let is_current = self.pages_of == self.memory.regions.table();
+        is_current && whole_run(range).is_some_and(|run| self.in_balloon.contains(run))
     }
 }

@@ -4,7 +4,7 @@
 use std::os::fd::BorrowedFd;
 use std::time::Instant;
 
-use balloon_discard::Hold;
+use balloon_discard::{Hold, Table};
 use balloon_protocol::{Config, Features, PAGE_SHIFT, PAGE_SIZE, PageSet, QueueKind, QueueMap, Statistics};
 
 use super::job::Job;
@@ -45,6 +45,8 @@ pub struct Device {
     pub(super) in_balloon: PageSet,
     /// Pages that came into the balloon while discarding was suspended.
     pub(super) kept: PageSet,
+    /// The memory that both sets are about.
+    pub(super) pages_of: Table,
     pub(super) held_stats: Option<u16>,
     pub(super) asked: Option<Instant>,
     pub(crate) statistics: Option<(Statistics, Instant)>,
@@ -77,6 +79,7 @@ impl Device {
             jobs: Default::default(),
             in_balloon: PageSet::new(),
             kept: PageSet::new(),
+            pages_of: Table::default(),
             held_stats: None,
             asked: None,
             statistics: None,
@@ -140,8 +143,7 @@ impl Device {
         self.reset();
         self.channel = None;
         self.report_now.seen = 0;
-        self.memory.clear();
-        self.update_target();
+        self.change_memory(Memory::clear);
     }
 
     /// A ring has stopped: nothing of it may be used any more. A chain that was taken and not given back is
@@ -189,11 +191,12 @@ impl Device {
     pub(super) fn forget_pages(&mut self) {
         self.in_balloon.clear();
         self.kept.clear();
+        self.pages_of = self.memory.regions.table();
     }
 
     pub(crate) fn change_memory<T>(&mut self, change: impl FnOnce(&mut Memory) -> T) -> T {
-        self.forget_pages();
         let result = change(&mut self.memory);
+        self.forget_pages();
         for ring in &mut self.rings {
             ring.forget_index();
         }

@@ -36,7 +36,7 @@ fn device(discard_unit: u64, size: u64) -> (Device, File) {
     file.set_len(size).unwrap();
     let region = VhostUserMemoryRegion::new(0, size, 1 << 40, 0);
     let foreign = crate::threads::Foreign::new(file.try_clone().unwrap(), crate::threads::Closes::Known);
-    device.memory.add(region, foreign).unwrap();
+    device.change_memory(|memory| memory.add(region, foreign)).unwrap();
     (device, file)
 }
 

@@ -99,6 +99,7 @@ impl Device {
             job.todo.extend(rest);
             let discarded = self.discard(job.kind, job.request.as_ref(), step);
             if self.is_suspended()
+                && job.request.as_ref().is_some_and(|request| request.table() == self.pages_of)
                 && job.kind == QueueKind::Inflate
                 && self.remembers()
                 && !self.came_back(step)
