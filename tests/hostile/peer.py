@@ -214,7 +214,6 @@ class Device:
         """Clean up, whatever has happened."""
         self.process.kill()
         self.process.wait()
-        # The daemon's child removes the sockets at the same time.
         shutil.rmtree(self.folder, ignore_errors=True)
 
 

@@ -16,6 +16,7 @@ import signal
 import socket
 import struct
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -29,6 +30,7 @@ from tests.hostile.peer import (
     EXTENDED,
     INFLATE,
     MIB,
+    PAGE,
     PLAY,
     PROMISE,
     REPORTING,
@@ -52,16 +54,16 @@ def rights(*fds: int) -> list[tuple[int, int, bytes]]:
 
 
 def threads(device: Device) -> dict[str, str]:
-    """The state of each thread, by its name."""
-    found = {}
+    """The states of the threads of each name."""
+    found: dict[str, str] = {}
     for stat in Path(f"/proc/{device.process.pid}/task").glob("*/stat"):
         name, _, rest = stat.read_text().partition("(")[2].rpartition(")")
-        found[name] = rest.split()[0]
+        found[name] = found.get(name, "") + rest.split()[0]
     return found
 
 
 def some_thread_waits(device: Device) -> bool:
-    return any(state == "D" for name, state in threads(device).items() if name.startswith("close-"))
+    return any("D" in state for name, state in threads(device).items() if name.startswith("close-"))
 
 
 def still_serves(device: Device) -> None:
@@ -247,7 +249,7 @@ def test_v1_hung_clients_have_a_bound(device: Device, stalling: Server) -> None:
 def test_v1_descriptors_never_reach_the_limit(start: Start) -> None:
     """A soft limit that is too low is raised, and a hard one is an error."""
     device = start(preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (256, 4096)))
-    assert resource.prlimit(device.process.pid, resource.RLIMIT_NOFILE)[0] == 1024
+    assert resource.prlimit(device.process.pid, resource.RLIMIT_NOFILE)[0] == 2048
     argv: list[str | Path] = [device.binary, "--socket-path", device.folder / "another"]
     limit = resource.setrlimit
     done = subprocess.run(
@@ -259,7 +261,7 @@ def test_v1_descriptors_never_reach_the_limit(start: Start) -> None:
         check=False,
     )
     assert done.returncode == 1
-    assert "cannot have 1024 descriptors at once: this process may have 256" in done.stderr
+    assert "cannot have 2048 descriptors at once: this process may have 256" in done.stderr
 
 
 # V2: locks that a front end holds
@@ -392,6 +394,101 @@ def test_v2_only_eventfds_are_events(device: Device, kind: str, name: str) -> No
             assert eventually(lambda: "does not keep to the protocol" in device.log())
         still_answers(device)
     os.close(fd)
+
+
+def guest_files(device: Device) -> int:
+    """How many descriptors of guest memory the daemon has."""
+    found = 0
+    for link in Path(f"/proc/{device.process.pid}/fd").iterdir():
+        with contextlib.suppress(OSError):
+            found += os.readlink(link).startswith("/memfd:guest")
+    return found
+
+
+@pytest.mark.parametrize("hostile", [1, 3])
+def test_an_event_in_an_epoll_set_harms_only_its_connection(
+    device: Device, stalling: Server, hostile: int
+) -> None:
+    """Closing it takes the mutex of the set, which a thread of the front end holds."""
+    poll, events = select.epoll(), [os.eventfd(1) for _ in range(hostile)]
+    for event in events:
+        poll.register(event, select.EPOLLIN)
+    with stalling.holding(
+        lambda libc, page: libc.epoll_wait(poll.fileno(), ctypes.c_void_p(page), 1, -1)
+    ):
+        for event in events:
+            with FrontEnd(device) as vm:
+                vm.start()
+                assert vm.accepted("SET_VRING_CALL", longs(REPORTING), [event])
+                # The daemon has the last descriptor.
+                os.close(event)
+        assert eventually(lambda: some_thread_waits(device)), threads(device)
+        for _ in range(12):
+            with FrontEnd(device) as vm:
+                vm.start()
+                vm.fill(PLAY, 16 * MIB)
+                vm.works()
+            device.status()
+        assert eventually(lambda: guest_files(device) == 0), "memory is not freed"
+        assert len(os.listdir(f"/proc/{device.process.pid}/fd")) < 128
+
+
+def test_memory_that_is_freed_holds_up_nobody(device: Device) -> None:
+    """The daemon has the last descriptors of 2 GiB when the front end hangs up."""
+    size, count = 16 * MIB, 128
+    with FrontEnd(device) as vm:
+        vm.start()
+        for n in range(count):
+            fd, at = memfd(size), (1 << 32) + n * size
+            os.pwrite(fd, b"x" * size, 0)
+            assert vm.accepted("ADD_MEM_REG", longs(0, at, size, USER + at, 0), [fd])
+            os.close(fd)
+    still_serves(device)
+
+
+# the log
+
+
+@pytest.mark.parametrize("how", ["full", "held"])
+def test_standard_error_that_nobody_reads_stops_no_service(
+    start: Start, stalling: Server, how: str
+) -> None:
+    """A pipe that the front end has as well: full, or its mutex is held."""
+    reader, writer = os.pipe()
+    device = start(
+        wrapper=["sh", "-c", f'exec "$@" 2>/proc/self/fd/{writer}', "sh"], pass_fds=[writer]
+    )
+
+    def serves() -> None:
+        with FrontEnd(device) as vm:
+            vm.start()
+            # Ten lines are logged.
+            for ring in range(20):
+                assert not vm.accepted("SET_VRING_NUM", words(ring, 3))
+            vm.works()
+        still_answers(device)
+
+    if how == "full":
+        os.set_blocking(writer, False)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                os.write(writer, bytes(PAGE))
+        os.set_blocking(writer, True)
+        serves()
+        assert device.end() == 0
+    else:
+        threading.Thread(target=drain, args=(reader,), daemon=True).start()
+        with stalling.holding(lambda libc, page: libc.write(writer, ctypes.c_void_p(page), 8)):
+            serves()
+            assert threads(device)["log"] == "D"
+    os.close(writer)
+
+
+def drain(reader: int) -> None:
+    """Read until the last writer has gone."""
+    while os.read(reader, 1 << 16):
+        pass
+    os.close(reader)
 
 
 # V12: who may connect

@@ -9,6 +9,7 @@ next front end is served.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import random
@@ -466,8 +467,6 @@ def test_d3_discard_off_survives_a_restart(start: Start, tmp_path: Path, number:
     device.ask(command="target", bytes=8 * MIB)
     device.ask(command="discard", enabled=False)
     assert device.end(number) in (0, -signal.SIGKILL)
-    # A child of the daemon removes its socket.
-    assert eventually(lambda: not device.front.exists())
     device.start()
     assert device.ask(command="target")["target"] == 8 * MIB
     with FrontEnd(device) as vm:
@@ -475,6 +474,62 @@ def test_d3_discard_off_survives_a_restart(start: Start, tmp_path: Path, number:
         vm.fill(PLAY, MIB)
         assert vm.ask(REPORTING, (PLAY, MIB, True)) == 0
         assert vm.holds(PLAY, MIB) == 0x5A
+
+
+def full_disk(folder: Path, libc: ctypes.CDLL) -> None:
+    """A file system with room for one more page, and then none."""
+    folder.mkdir()
+    if libc.mount(b"none", bytes(folder), b"tmpfs", 0, b"size=8k"):
+        pytest.skip("only root can mount a small file system")
+
+
+def test_a_command_on_a_full_disk_is_saved_or_in_doubt(start: Start, tmp_path: Path) -> None:
+    """A new file takes its block at once; where it cannot, discarding starts suspended."""
+    libc, disk = ctypes.CDLL(None, use_errno=True), tmp_path / "disk"
+    full_disk(disk, libc)
+    try:
+        device = start("--state", str(disk / "state"))
+        (disk / "fill").write_bytes(b"x" * PAGE)
+        assert discarding(device)
+        assert device.ask(command="discard", enabled=False)["ok"]
+        assert device.end() == 0
+        device.start()
+        assert not discarding(device)
+        assert device.end() == 0
+        (disk / "state").unlink()
+        (disk / "more").write_bytes(b"x" * PAGE)
+        device.start()
+        assert not discarding(device), "no command can be saved"
+        assert not device.ask(command="discard", enabled=True)["ok"]
+        assert device.end() == 0
+        # After a restart nobody knows what was commanded.
+        (disk / "more").unlink()
+        device.start()
+        assert not discarding(device)
+        assert device.ask(command="discard", enabled=True)["ok"]
+        assert device.end() == 0
+        device.start()
+        assert discarding(device)
+    finally:
+        libc.umount2(bytes(disk), 2)
+
+
+@pytest.mark.parametrize("before", ["no file", "on"])
+def test_a_limit_of_file_sizes_leaves_no_command_in_doubt(
+    start: Start, tmp_path: Path, before: str
+) -> None:
+    """The kernel sends SIGXFSZ; the daemon goes on, and the next one discards nothing."""
+    state = tmp_path / "state"
+    if before != "no file":
+        state.write_text(json.dumps({"target": 0, "discard": True}))
+    device = start("--state", str(state))
+    resource.prlimit(device.process.pid, resource.RLIMIT_FSIZE, (0, 0))
+    answer = device.ask(command="discard", enabled=False)
+    assert not answer["ok"] and str(state) in answer["error"]
+    assert not discarding(device), "it applies now"
+    assert device.end() == 0
+    device.start()
+    assert not discarding(device)
 
 
 @pytest.mark.parametrize("kind", ["link", "pipe"])
@@ -572,7 +627,8 @@ def test_d4_such_files_take_a_bounded_number_of_descriptors(device: Device, sile
                 peer.raw(MESSAGE, [silent] * 32)
             assert peer.hung_up(PROMISE)
     device.status()
-    assert len(os.listdir(f"/proc/{device.process.pid}/fd")) < 128
+    # Those that wait to be closed, and a connection each.
+    assert len(os.listdir(f"/proc/{device.process.pid}/fd")) < 600
 
 
 def test_a_tcp_connection_that_lingers(device: Device) -> None:
@@ -594,18 +650,44 @@ def test_a_tcp_connection_that_lingers(device: Device) -> None:
         other.close()
 
 
-def test_an_event_that_blocks_again(vm: FrontEnd) -> None:
-    """The front end shares the description, and takes its O_NONBLOCK away."""
-    full = os.eventfd(0)
-    os.eventfd_write(full, 2**64 - 2)
-    assert vm.accepted("SET_VRING_CALL", longs(REPORTING), [full])
-    os.set_blocking(full, True)
-    began = vm.device.clock()
-    vm.works()
-    vm.device.status()
-    assert vm.device.clock() - began < PROMISE
-    vm.works()
-    os.close(full)
+def block(event: int) -> None:
+    """The front end shares the description: it fills it, and takes its O_NONBLOCK away."""
+    with contextlib.suppress(BlockingIOError):
+        os.eventfd_read(event)
+    os.eventfd_write(event, 2**64 - 2)
+    os.set_blocking(event, True)
+
+
+@pytest.mark.parametrize("count", [1, 4])
+def test_events_that_block_end_the_connection(start: Start, count: int) -> None:
+    """Each of them could make the daemon wait: calls and errors of all rings at once."""
+    device = start()
+    slowest = 0.0
+    with FrontEnd(device) as vm:
+        vm.start()
+        errors = [os.eventfd(0, os.EFD_NONBLOCK) for _ in range(count)]
+        for ring, error in enumerate(errors):
+            assert vm.accepted("SET_VRING_ERR", longs(ring), [error])
+            vm.put(ring, (PLAY, 4, ring == REPORTING))
+            # The next entry is none: after the call, an error.
+            at = vm.bases[ring] + 0x1002
+            vm.memory[at : at + 2] = struct.pack("<H", 2)
+            vm.descriptor(ring, 1, 0, 0, 1, 60_000)
+        for event in (*vm.calls[:count], *errors):
+            block(event)
+        for ring in range(count):
+            vm.kick(ring)
+        began = time.monotonic()
+        while time.monotonic() - began < 2 * PROMISE:
+            asked = device.clock()
+            device.status()
+            slowest = max(slowest, device.clock() - asked)
+        assert slowest < PROMISE / 2, f"{slowest:.2f} s"
+        assert vm.hung_up(PROMISE)
+        for error in errors:
+            os.close(error)
+    assert "an event that it sent blocks" in device.log()
+    device.serves()
 
 
 def test_kicks_that_are_none(vm: FrontEnd) -> None:
@@ -687,28 +769,6 @@ def test_d5_a_successors_socket_is_left(start: Start) -> None:
         old.send_signal(signal.SIGTERM)
         assert old.wait(PROMISE) == 0
     one.serves()
-    assert one.end() == 0
-    assert not one.front.exists() and not one.control.exists()
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
-def test_v8_another_process_removes_the_sockets(start: Start, number: int) -> None:
-    """The daemon has no right to remove a file; its child has, and ends with it."""
-    device = start()
-    children = (
-        Path(f"/proc/{device.process.pid}/task/{device.process.pid}/children").read_text().split()
-    )
-    assert len(children) == 1
-    child = Path("/proc", children[0])
-    assert os.listdir(child / "fd") == ["0"], "it keeps no listener"
-    other = device.folder / "other"
-    other.touch()
-    device.process.send_signal(number)
-    assert device.process.wait(PROMISE) in (0, -number)
-    names = [device.front, device.control, device.folder / "metrics"]
-    assert eventually(lambda: not any(name.exists() for name in names))
-    assert eventually(lambda: not child.exists())
-    assert other.exists()
 
 
 def test_a_socket_in_use_is_left(start: Start, binary: Path) -> None:
@@ -1011,6 +1071,31 @@ def test_d12_16_gib_in_the_balloon(start: Start, options: Sequence[str]) -> None
         print(f"{grown} KiB for 16 GiB, options {options}")
 
 
+@pytest.mark.parametrize("options", [("--discard", "off"), ("--discard-unit", "2M")])
+def test_16_tib_that_a_front_end_only_names(start: Start, options: Sequence[str]) -> None:
+    """A page of each 16 MiB comes into the balloon; none of that memory exists."""
+    size, device = 16 << 40, start(*options)
+    fd = memfd(size)
+    with FrontEnd(device) as vm:
+        vm.start()
+        assert vm.table((0, RAM, USER, 0), (RAM, size - RAM, 2 * USER, 0), fds=[vm.fd, fd])
+        before = device.about("VmRSS")
+        for first in range(4, size >> 24, 4096):
+            pages = range(first, min(first + 4096, size >> 24))
+            vm.memory[PLAY : PLAY + 4 * len(pages)] = words(*(page << 12 for page in pages))
+            vm.ask(INFLATE, (PLAY, 4 * len(pages), False))
+        # As docs/explanation/trust.md says, in KiB.
+        assert device.about("VmRSS") - before < 2 * (1 << 20) * 80 // 1024 + 8192
+        assert vm.blocks() < RAM
+    began = device.clock()
+    device.status()
+    assert device.clock() - began < PROMISE
+    assert eventually(lambda: device.about("VmRSS") - before < 8192), (
+        "it returns with the front end"
+    )
+    os.close(fd)
+
+
 def test_frames_without_memory_cost_none(start: Start) -> None:
     """Lists of page frames outside of guest memory cost the daemon no memory."""
     device = start("--discard", "off")
@@ -1124,11 +1209,11 @@ def test_a_report_of_memory_that_is_replaced_ends(start: Start, request_: str) -
         else:
             assert vm.accepted("REM_MEM_REG", longs(0, *other), [])
             assert vm.accepted("ADD_MEM_REG", longs(0, *other), [new])
-        if vm.used_index(REPORTING):
+        length = vm.used(REPORTING, 30)
+        if "request_ended" not in device.status()["skipped"]:
             raise OutOfLuck("the report ended before its memory was replaced")
-        assert vm.used(REPORTING, 30) == 0
+        assert length == 0
         assert os.fstat(new).st_blocks * 512 == 16 * MIB
-        assert device.status()["skipped"]["request_ended"] > 0
     os.close(old)
     os.close(new)
 
@@ -1583,7 +1668,6 @@ def test_it_ends_in_each_state(start: Start, state: str, number: int) -> None:
             os.ftruncate(peer.fd, 0)
             peer.kick(REPORTING)
         assert device.end(number) == 0
-    assert not device.front.exists() and not device.control.exists()
 
 
 def test_features_of_the_default(start: Start) -> None:

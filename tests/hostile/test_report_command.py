@@ -18,6 +18,7 @@ import pytest
 from tests.hostile.conftest import Start
 from tests.hostile.peer import (
     ALL,
+    EXTENDED,
     INFLATE,
     MIB,
     PAGE,
@@ -138,6 +139,7 @@ def test_the_host_has_all_that_was_free(guest: Guest) -> None:
         guest.done(number)
         answer = result(process)
     assert answer["reported"] == 2 * MIB + 2 * PAGE and answer["zero"] == 2 * MIB
+    assert answer["discarded"] == 2 * MIB + PAGE
     assert 0 <= answer["milliseconds"] < 5000
     assert guest.holds(PLAY, 3 * MIB) == 0
     assert guest.field(CMD) == guest.field(DONE) == number
@@ -145,6 +147,38 @@ def test_the_host_has_all_that_was_free(guest: Guest) -> None:
         guest.done(guest.commanded())
         out, _ = process.communicate(timeout=5)
     assert out.startswith("0 MiB were reported in ") and "0 MiB of it returned as zero" in out
+
+
+@pytest.mark.parametrize("how", ["discard off", "log"])
+def test_a_report_of_which_the_host_gets_nothing_fails(guest: Guest, how: str) -> None:
+    """Discarding is suspended while it runs."""
+    guest.fill(PLAY, 32 * MIB)
+    before = guest.blocks()
+    with report(guest.device) as process:
+        number = guest.commanded()
+        if how == "log":
+            features = ALL | REPORT_NOW | EXTENDED | LOG_ALL
+            assert guest.accepted("SET_FEATURES", struct.pack("=Q", features))
+        else:
+            guest.device.ask(command="discard", enabled=False)
+        assert guest.ask(REPORTING, (PLAY, 32 * MIB, True)) == 0
+        guest.done(number)
+        ended(process, TEMPORARY, "suspended")
+    assert guest.blocks() == before
+    assert guest.device.status()["discarded"] == 0
+    guest.device.ask(command="discard", enabled=True)
+    assert guest.accepted("SET_FEATURES", struct.pack("=Q", ALL | REPORT_NOW | EXTENDED))
+
+
+def test_a_report_that_discards_nothing_is_none(guest: Guest) -> None:
+    """The driver poisons pages, so that nothing of the report is discarded."""
+    assert guest.accepted("SET_CONFIG", words(12, 4, 0) + words(0xAA))
+    with report(guest.device) as process:
+        number = guest.commanded()
+        assert guest.ask(REPORTING, (PLAY, MIB, True)) == 0
+        guest.done(number)
+        ended(process, UNAVAILABLE, "none went back to the host")
+    assert guest.accepted("SET_CONFIG", words(12, 4, 0) + words(0))
 
 
 def test_without_bit_6_nothing_is_known_of_zeros(device: Device) -> None:

@@ -244,7 +244,7 @@ def test_what_belongs_to_others(folder: Path, name: str) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to be another user")
 def test_without_threads(folder: Path) -> None:
-    """The limit of processes is reached: the socket is removed."""
+    """The limit of processes is reached."""
     with tempfile.TemporaryDirectory(dir="/tmp") as name:
         Path(name).chmod(0o777)
         done = subprocess.run(
@@ -258,10 +258,9 @@ def test_without_threads(folder: Path) -> None:
             preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NPROC, (0, 0)),
         )
         assert done.returncode == 1
-        assert OWN.search(done.stderr) and "allow this user one more (ulimit -u)" in done.stderr, (
-            done.stderr
-        )
-        assert not (Path(name) / "a").exists()
+        assert (
+            OWN.search(done.stderr) and "allow this user twelve threads (ulimit -u)" in done.stderr
+        ), done.stderr
 
 
 def test_the_longest_path(folder: Path) -> None:
@@ -280,7 +279,6 @@ def test_the_longest_path(folder: Path) -> None:
             finally:
                 one.terminate()
         assert one.returncode == 0
-        assert not path.exists()
 
 
 def test_the_only_front_end_breaks_the_protocol() -> None:

@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use rustix::io::Errno;
 use rustix::net::SendFlags;
 
+use crate::signals;
 use crate::threads::{self, Foreign};
 
 const ONE: [u8; 8] = 1_u64.to_ne_bytes();
@@ -16,7 +17,7 @@ const ONE: [u8; 8] = 1_u64.to_ne_bytes();
 #[derive(Debug)]
 pub enum Call {
     /// Its lock is held for a few instructions only. If the front end takes its O_NONBLOCK away and fills it, a
-    /// timer interrupts the call.
+    /// timer interrupts the call, and the connection ends.
     Event(Foreign<File>),
     /// Another thread sends the call: the front end has a copy of the socket.
     Socket(Arc<Socket>),
@@ -41,8 +42,16 @@ impl Call {
     /// Call, without waiting for anything that another process holds. `false`: there is no reader any more.
     pub fn send(&self) -> bool {
         match self {
-            // One that is full has been raised, and not been looked at yet.
-            Self::Event(event) => matches!(rustix::io::write(&**event, &ONE), Ok(_) | Err(Errno::AGAIN)),
+            Self::Event(_) if !signals::may_touch_events() => true,
+            Self::Event(event) => match rustix::io::write(&**event, &ONE) {
+                // One that is full has been raised, and not been looked at yet.
+                Ok(_) | Err(Errno::AGAIN) => true,
+                Err(Errno::INTR) => {
+                    signals::note_interrupted_call();
+                    true
+                }
+                Err(_) => false,
+            },
             Self::Socket(socket) => {
                 let again = socket.clone();
                 socket.waits.swap(true, Ordering::SeqCst)

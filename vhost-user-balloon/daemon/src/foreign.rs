@@ -12,7 +12,7 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvAncillaryBuffer, RecvFlags, ReturnFlags};
 use thiserror::Error;
 
-use crate::threads::{Closes, Foreign};
+use crate::threads::{Closes, Foreign, Peer};
 
 /// /proc/self/fd, opened before the sandbox.
 static PROC: OnceLock<OwnedFd> = OnceLock::new();
@@ -40,7 +40,8 @@ pub enum DescriptorError {
 /// What a descriptor is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// An eventfd: the only kind whose poll(2), read(2) and write(2) take no lock that another process can hold.
+    /// An eventfd: the only kind whose poll(2), read(2) and write(2) take no lock that another process can hold. Closing it
+    /// can: an epoll set of the front end has a mutex.
     Event,
     UnixSocket,
     Pipe,
@@ -64,8 +65,8 @@ impl Kind {
     /// Which thread closes it.
     fn closes(self) -> Closes {
         match self {
-            Self::Event | Self::File => Closes::Known,
-            Self::UnixSocket | Self::Pipe | Self::Other => Closes::Unknown,
+            Self::File => Closes::Memory,
+            Self::Event | Self::UnixSocket | Self::Pipe | Self::Other => Closes::Descriptors,
         }
     }
 }
@@ -82,7 +83,7 @@ pub struct Descriptor {
 
 impl Descriptor {
     /// Find out what it is. Neither a server behind a filesystem is asked nor a lock taken.
-    pub fn new(file: OwnedFd) -> Self {
+    pub fn new(file: OwnedFd, peer: Peer) -> Self {
         let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
         let about = rustix::fs::statx(&file, c"", flags, StatxFlags::BASIC_STATS);
         let (mode, device) = about.map_or((0, 0), |a| (u32::from(a.stx_mode), a.stx_dev_major));
@@ -98,7 +99,7 @@ impl Descriptor {
             FileType::RegularFile if device != 0 || rustix::fs::fcntl_get_seals(&file).is_ok() => Kind::File,
             _ => Kind::Other,
         };
-        Self { kind, file: Foreign::new(file, kind.closes()), mode, device }
+        Self { kind, file: Foreign::new(file, kind.closes(), peer), mode, device }
     }
 
     /// Have no call wait from now on.
@@ -151,22 +152,26 @@ mod tests {
     use super::*;
     use rustix::event::{EventfdFlags, epoll};
 
+    fn kind(file: OwnedFd) -> Kind {
+        Descriptor::new(file, Peer::new()).kind
+    }
+
     #[test]
     fn kinds() {
         let event = rustix::event::eventfd(0, EventfdFlags::CLOEXEC).unwrap();
-        assert_eq!(Descriptor::new(event).kind, Kind::Event);
+        assert_eq!(kind(event), Kind::Event);
         let others = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
-        assert_eq!(Descriptor::new(others).kind, Kind::Other);
+        assert_eq!(kind(others), Kind::Other);
         let (reader, _writer) = rustix::pipe::pipe().unwrap();
-        assert_eq!(Descriptor::new(reader).kind, Kind::Pipe);
+        assert_eq!(kind(reader), Kind::Pipe);
         let memory =
             rustix::fs::memfd_create(c"anon_inode:[eventfd]", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
-        assert_eq!(Descriptor::new(memory).kind, Kind::File);
+        assert_eq!(kind(memory), Kind::File);
         let zero = std::fs::File::open("/dev/zero").unwrap();
-        assert_eq!(Descriptor::new(zero.into()).kind, Kind::Other);
+        assert_eq!(kind(zero.into()), Kind::Other);
         let (socket, _other) = UnixStream::pair().unwrap();
-        assert_eq!(Descriptor::new(socket.into()).kind, Kind::UnixSocket);
+        assert_eq!(kind(socket.into()), Kind::UnixSocket);
         let tcp = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        assert_eq!(Descriptor::new(tcp.into()).kind, Kind::Other);
+        assert_eq!(kind(tcp.into()), Kind::Other);
     }
 }

@@ -2,7 +2,7 @@
 //! A virtio balloon as a process of its own, for any VMM that speaks vhost-user.
 //!
 //! One thread serves: requests of the front end, queues, control and metrics sockets. Others wait for
-//! signals, close what peers sent, and call User-Mode Linux. So no discard runs after the front end was notified that a
+//! signals, close what peers sent, write the log, and call User-Mode Linux. So no discard runs after the front end was notified that a
 //! ring has stopped or that a region of memory is no longer in use. A worker
 //! thread (as in `vhost-user-backend`) would need a lock around every discard for that.
 
@@ -17,12 +17,12 @@ pub mod server;
 mod call;
 mod channel;
 mod charge;
-mod cleaner;
 mod control;
 mod foreign;
 mod front_end;
 mod holes;
 mod limit;
+mod log;
 #[cfg(feature = "lying")]
 pub mod lying;
 mod memory;

@@ -15,7 +15,7 @@ use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap, GuestRegionMmap, Mmap
 use crate::charge::Charges;
 use crate::holes::FilePart;
 use crate::signals;
-use crate::threads::{Closes, Foreign};
+use crate::threads::{Closes, Foreign, Peer};
 
 pub const MAX_REGIONS: usize = 256;
 /// The most that is discarded by one system call, unless a page of the host is larger.
@@ -47,19 +47,23 @@ struct Slot {
 type GuestRegionMmapArc = Arc<GuestRegionMmap<()>>;
 
 /// A file of guest memory that a thread closes, unless others hold it as well.
-struct Held(Option<Arc<File>>);
+struct Held {
+    file: Option<Arc<File>>,
+    peer: Peer,
+}
 
 impl Held {
     fn new(file: Foreign<File>) -> (Self, Arc<File>) {
+        let peer = file.peer();
         let file = Arc::new(file.into_inner());
-        (Self(Some(file.clone())), file)
+        (Self { file: Some(file.clone()), peer }, file)
     }
 }
 
 impl Drop for Held {
     fn drop(&mut self) {
-        if let Some(file) = self.0.take().and_then(Arc::into_inner) {
-            drop(Foreign::new(file, Closes::Known));
+        if let Some(file) = self.file.take().and_then(Arc::into_inner) {
+            drop(Foreign::new(file, Closes::Memory, self.peer));
         }
     }
 }

@@ -116,12 +116,6 @@ fn gauge(value: u64) -> i64 {
 }
 
 impl Metrics {
-    /// Memory came in, and this much of it went back to the host.
-    pub fn memory(&self, kind: QueueKind, received: u64, discarded: u64) {
-        self.received.add(kind.label(), received);
-        self.discarded.add(kind.label(), discarded);
-    }
-
     pub fn took(&self, time: Duration) {
         self.seconds.observe(time.as_secs_f64());
     }
@@ -155,7 +149,8 @@ mod tests {
     #[test]
     fn what_a_scraper_sees() {
         let metrics = Metrics::default();
-        metrics.memory(QueueKind::Reporting, 8192, 4096);
+        metrics.received.add("reporting", 8192);
+        metrics.discarded.add("reporting", 4096);
         metrics.proven.add("tmpfs", 4096);
         metrics.skipped.add("part_of_host_page", 4096);
         metrics.took(Duration::from_micros(50));

@@ -3,6 +3,7 @@
 //! message is sent from inside. The `sd-notify` crate does both at once.
 
 use std::io;
+use std::mem::ManuallyDrop;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
@@ -27,5 +28,6 @@ pub fn connect() -> io::Result<Option<UnixDatagram>> {
 
 /// Send that the daemon is ready.
 pub fn ready(manager: Option<UnixDatagram>) -> io::Result<()> {
-    manager.map_or(Ok(()), |socket| socket.send(b"READY=1\n").map(drop))
+    // It stays open: this thread closes nothing from now on.
+    manager.map(ManuallyDrop::new).map_or(Ok(()), |socket| socket.send(b"READY=1\n").map(drop))
 }

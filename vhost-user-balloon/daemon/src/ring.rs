@@ -12,6 +12,7 @@ use virtio_queue::{Queue, QueueOwnedT, QueueT};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
 use crate::call::Call;
+use crate::signals;
 use crate::threads::Foreign;
 
 /// The largest ring that a front end may ask for. It bounds the time that one chain can take.
@@ -217,13 +218,16 @@ impl Ring {
 
     /// Take the kick, without waiting.
     pub fn take_kick(&mut self) -> Kick {
-        let Some(kick) = &self.kick else { return Kick::No };
+        let Some(kick) = self.kick.as_ref().filter(|_| signals::may_touch_events()) else { return Kick::No };
         let mut counter = [0; 8];
         match rustix::io::read(&**kick, &mut counter) {
             Ok(8) => Kick::Yes,
             Err(Errno::AGAIN) => Kick::No,
+            Err(Errno::INTR) => {
+                signals::note_interrupted_call();
+                Kick::No
+            }
             _ => {
-                // Its end, or it was made to block: a signal has interrupted the call.
                 self.kick = None;
                 Kick::Hangup
             }
@@ -313,7 +317,8 @@ mod tests {
     fn event() -> Option<Foreign<File>> {
         let flags = rustix::event::EventfdFlags::CLOEXEC;
         let event = File::from(rustix::event::eventfd(0, flags).unwrap());
-        Some(Foreign::new(event, crate::threads::Closes::Known))
+        let (closes, peer) = (crate::threads::Closes::Descriptors, crate::threads::Peer::new());
+        Some(Foreign::new(event, closes, peer))
     }
 
     /// If it were pending twice, the serving thread would loop for ever.

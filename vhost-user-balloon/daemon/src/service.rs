@@ -4,7 +4,8 @@
 use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use rustix::event::{PollFd, PollFlags};
@@ -12,9 +13,8 @@ use rustix::fs::Mode;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 
-use crate::cleaner::{folder_of, remove_at_the_end};
 use crate::foreign::{keep_in_order, peek};
-use crate::threads::{Closes, Foreign};
+use crate::threads::{Closes, Foreign, Peer};
 
 /// More than this is not one request.
 const MAX_REQUEST: usize = 8192;
@@ -49,7 +49,7 @@ pub struct Client {
 
 impl Client {
     fn new(socket: UnixStream) -> io::Result<Self> {
-        let socket = Foreign::new(socket, Closes::Clients);
+        let socket = Foreign::new(socket, Closes::Clients, Peer::new());
         socket.set_nonblocking(true)?;
         keep_in_order(&socket)?;
         Ok(Self {
@@ -211,12 +211,31 @@ pub fn is_for_the_peer(error: &io::Error) -> bool {
     )
 }
 
+/// The sockets that this process has made, until it is confined.
+static BOUND: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
+
+fn bound() -> MutexGuard<'static, Vec<PathBuf>> {
+    BOUND.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Remove them, where the process cannot start.
+pub fn remove_sockets() {
+    bound().drain(..).for_each(|path| drop(std::fs::remove_file(path)));
+}
+
+/// Leave them: the process starts, and can remove nothing from now on.
+pub fn keep_sockets() {
+    bound().clear();
+}
+
 /// Listen on a unix socket that only this user can connect to; an error is the reason, and what helps.
 ///
-/// A socket without a listener is replaced; anything else at the path is an error.
+/// A socket without a listener is replaced; anything else at the path is an error. The socket stays at the end: removing
+/// files is what the sandbox forbids.
 pub fn listen(path: &Path) -> Result<UnixListener, String> {
     let explained = |error: io::Error| {
-        let folder = folder_of(path).display();
+        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+        let folder = folder.unwrap_or_else(|| Path::new(".")).display();
         match error.kind() {
             io::ErrorKind::NotFound => format!("there is no folder {folder}; make it: mkdir -p {folder}"),
             io::ErrorKind::PermissionDenied => {
@@ -253,7 +272,7 @@ pub fn listen(path: &Path) -> Result<UnixListener, String> {
     let before = rustix::process::umask(Mode::RWXG | Mode::RWXO);
     let listener = UnixListener::bind(path).and_then(|listener| {
         listener.set_nonblocking(true)?;
-        remove_at_the_end(path);
+        bound().push(path.to_owned());
         Ok(listener)
     });
     rustix::process::umask(before);

@@ -40,9 +40,27 @@ impl Drop for Guard {
     }
 }
 
-/// Whether [`memory_was_lost`] is about to return true.
-pub fn is_memory_lost() -> bool {
-    LOST.load(Ordering::SeqCst)
+static INTERRUPTED: AtomicBool = AtomicBool::new(false);
+
+/// Whether [`memory_was_lost`] or [`call_was_interrupted`] is about to return true.
+pub fn is_front_end_lost() -> bool {
+    LOST.load(Ordering::SeqCst) || INTERRUPTED.load(Ordering::SeqCst)
+}
+
+/// An event of the front end has made a call wait, until the timer interrupted it. No other event is touched until the
+/// connection has ended: each could wait as long.
+pub fn note_interrupted_call() {
+    INTERRUPTED.store(true, Ordering::SeqCst);
+}
+
+/// Whether events may be touched.
+pub fn may_touch_events() -> bool {
+    !INTERRUPTED.load(Ordering::SeqCst)
+}
+
+/// Whether an event of the front end has made a call wait since this was asked last.
+pub fn call_was_interrupted() -> bool {
+    INTERRUPTED.swap(false, Ordering::SeqCst)
 }
 
 /// Whether guest memory could not be touched since this was asked last.
@@ -86,19 +104,21 @@ extern "C" fn interrupt(_signal: libc::c_int, _about: *mut libc::siginfo_t, _con
 
 static ALARMS: AtomicBool = AtomicBool::new(false);
 
-/// Survive guest memory that is truncated, and interrupt calls that wait.
+/// Survive guest memory that is truncated and a limit of file sizes, and interrupt calls that wait.
 pub fn install() -> io::Result<()> {
     // Without SA_RESTART: a call that is interrupted fails.
     register_signal_handler(libc::SIGBUS, bus_error)?;
     register_signal_handler(libc::SIGALRM, interrupt)?;
+    // A state file over the limit of file sizes is an error of its write. With a handler the call fails all the same.
+    register_signal_handler(libc::SIGXFSZ, interrupt)?;
     ALARMS.store(true, Ordering::SeqCst);
     Ok(())
 }
 
 /// Start, or stop, to interrupt calls of this thread that wait for 0.2 s.
 ///
-/// No call is meant to wait. A front end can still make a descriptor wait that it shares with this process,
-/// by taking away its O_NONBLOCK.
+/// No call is meant to wait. A front end can still make an event wait that it shares with this process, by taking away its
+/// O_NONBLOCK. Its connection then ends.
 pub fn interrupt_calls(on: bool) {
     if ALARMS.load(Ordering::Relaxed) {
         let every = libc::timeval { tv_sec: 0, tv_usec: if on { CALL_MICROSECONDS } else { 0 } };

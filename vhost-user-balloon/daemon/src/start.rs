@@ -2,14 +2,17 @@
 //! The program: its options, sandbox and exit status.
 
 use std::io::{self, Write};
+use std::mem::ManuallyDrop;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::process::ExitCode;
 
 use crate::cli::{Cli, Command, Daemon, LogFormat, Switch, capabilities};
+use crate::foreign::open_proc;
+use crate::sandbox::Row;
 use crate::server::{Server, ServerError, Source};
 use crate::state::{StateError, StateFile};
-use crate::{cleaner, notify, run, sandbox, signals, subcommand, threads};
+use crate::{log, notify, run, sandbox, service, signals, subcommand, threads};
 use clap::Parser;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tracing_subscriber::filter::LevelFilter;
@@ -24,9 +27,7 @@ enum MainError {
     State(#[from] StateError),
     #[error("cannot have {needed} descriptors at once: this process may have {most}; allow them (ulimit -n)", needed = threads::DESCRIPTORS)]
     Descriptors { most: u64 },
-    #[error("cannot start the process that removes the sockets: {0}; allow this user one more (ulimit -u)")]
-    Cleaner(io::Error),
-    #[error("cannot wait for signals: {0}; allow this user six more threads (ulimit -u)")]
+    #[error("cannot wait for signals: {0}; start the device again")]
     Signals(io::Error),
 }
 
@@ -63,21 +64,20 @@ pub fn main() -> ExitCode {
         );
         return ExitCode::from(2);
     }
-    log(&cli.daemon);
-    match serve(&cli.daemon) {
-        Ok(()) => {
-            cleaner::remove_sockets();
-            ExitCode::SUCCESS
-        }
+    set_up_log(&cli.daemon);
+    let code = match serve(&cli.daemon) {
+        Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            cleaner::remove_sockets();
+            service::remove_sockets();
             tracing::error!("{error}");
             match error {
                 MainError::Server(ServerError::MemoryLost(_)) => ExitCode::from(MEMORY_LOST),
                 _ => ExitCode::FAILURE,
             }
         }
-    }
+    };
+    log::finish();
+    code
 }
 
 fn print(text: &str) -> ExitCode {
@@ -92,10 +92,10 @@ fn fail(error: &dyn std::fmt::Display) -> ExitCode {
     ExitCode::FAILURE
 }
 
-fn log(daemon: &Daemon) {
+fn set_up_log(daemon: &Daemon) {
     let lines = tracing_subscriber::fmt()
         .with_max_level(daemon.log_level.parse().unwrap_or(LevelFilter::INFO))
-        .with_writer(io::stderr)
+        .with_writer(|| log::Lines)
         .with_target(false)
         // It would report a closed standard error on standard error, and panic.
         .log_internal_errors(false);
@@ -126,7 +126,8 @@ fn serve(daemon: &Daemon) -> Result<(), MainError> {
     let ending = signals::block(&[libc::SIGTERM, libc::SIGINT]).map_err(MainError::Signals)?;
     signals::install().map_err(MainError::Signals)?;
 
-    let mut server = Server::new(daemon.options())?;
+    // This thread closes nothing once it is confined: the end of the process does.
+    let mut server = ManuallyDrop::new(Server::new(daemon.options())?);
     let source = match (&daemon.socket_path, daemon.fd) {
         (Some(path), _) => Source::listen(path)?,
         (None, Some(fd)) => inherited(fd)?,
@@ -139,24 +140,32 @@ fn serve(daemon: &Daemon) -> Result<(), MainError> {
     if let Some(path) = &daemon.metrics_socket {
         server.metrics(path)?;
     }
+    let mut state = None;
     if let Some(path) = &daemon.state {
-        let (file, state) = StateFile::open(path)?;
-        server.keep_state(file, state);
+        let (file, kept) = StateFile::open(path)?;
+        state = Some(file.descriptor());
+        server.keep_state(file, kept);
     }
     // In the sandbox there is no way to reach it.
     let manager = notify::connect();
 
-    cleaner::start(daemon.landlock == Switch::On).map_err(MainError::Cleaner)?;
     let landlock = match daemon.landlock {
         Switch::Off => "no landlock (switched off)",
-        Switch::On => sandbox::landlock(std::iter::empty())?,
+        Switch::On => sandbox::landlock()?,
     };
-    end_on_signal(ending).map_err(MainError::Signals)?;
-    threads::start_closers().map_err(MainError::Signals)?;
+    end_on_signal(ending, daemon.seccomp)?;
+    threads::start_closers(daemon.seccomp)?;
     if daemon.user_mode_linux {
-        threads::start_caller().map_err(MainError::Signals)?;
+        threads::start_caller(daemon.seccomp)?;
     }
-    let seccomp = sandbox::seccomp(daemon.seccomp)?;
+    log::start(daemon.seccomp)?;
+    std::panic::set_hook(Box::new(|panic| {
+        tracing::error!("{panic}");
+        log::finish();
+    }));
+    let row = Row::serves(open_proc().map_err(ServerError::Proc)?, state);
+    service::keep_sockets();
+    let seccomp = sandbox::seccomp(daemon.seccomp, row)?;
     let how = format!("{seccomp}, {landlock}");
     tracing::info!(sandbox = how, "ready");
     server.set_sandbox(how);
@@ -169,14 +178,12 @@ fn serve(daemon: &Daemon) -> Result<(), MainError> {
 
 /// From now on SIGTERM and SIGINT end the process at once and cleanly, whatever it is doing.
 ///
-/// A thread of its own waits for them: the serving thread can wait for a reader of the log.
+/// A thread of its own waits for them: the serving thread can wait for a lock of guest memory.
 /// Landlock confines a thread and those that it starts later, so this comes after it, and before the
-/// seccomp filter, which has no room for new threads and is put on all there are.
-fn end_on_signal(signals: signals::Blocked) -> io::Result<()> {
-    threads::start("signals", move || {
+/// seccomp filter of this thread, which has no room for new threads.
+fn end_on_signal(signals: signals::Blocked, seccomp: sandbox::Seccomp) -> Result<(), sandbox::SandboxError> {
+    threads::start("signals", seccomp, Row::signals(), move || {
         if signals.wait() {
-            // No line in the log: standard error may be a full pipe.
-            cleaner::remove_sockets();
             // SAFETY: ends the process. There is no state to be saved, and destructors that run while
             // the other thread still works would be worse than none.
             unsafe { libc::_exit(0) };

@@ -3,13 +3,15 @@
 
 use std::fs::File;
 use std::io::{self, Read};
+use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-/// Written as a whole, in one call: a reader sees the old state or the new one.
+/// Written as a whole, in one call: a reader sees the old state or the new one. The first one takes the block of the disk
+/// that all others need.
 const SIZE: usize = 128;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -30,35 +32,68 @@ pub enum StateError {
 }
 
 /// The file, which stays open: the sandbox has no way to open it again.
+///
+/// An empty one is of a command that could not be saved, or of a daemon that ended before it had saved anything: then
+/// discarding starts suspended.
 #[derive(Debug)]
 pub struct StateFile {
     file: File,
     path: PathBuf,
 }
 
+/// What is known of the last command.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kept {
+    /// There was none.
+    Nothing,
+    State(State),
+    /// The file is empty.
+    InDoubt,
+}
+
 impl StateFile {
     /// Open or create it, and read what is in there.
-    pub fn open(path: &Path) -> Result<(Self, Option<State>), StateError> {
+    pub fn open(path: &Path) -> Result<(Self, Kept), StateError> {
         let failed = |source| StateError::File { path: path.to_owned(), source };
         let mut options = File::options();
-        options.read(true).write(true).create(true).truncate(false).mode(0o600);
-        let file = options.custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(path).map_err(failed)?;
+        options.read(true).write(true).mode(0o600).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
+        let file = match options.create_new(true).open(path) {
+            Ok(file) => return Ok((Self { file, path: path.to_owned() }, Kept::Nothing)),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                options.create_new(false).open(path).map_err(failed)?
+            }
+            Err(error) => return Err(failed(error)),
+        };
         let mut text = String::new();
         (&file).take(4096).read_to_string(&mut text).map_err(failed)?;
-        let state = match text.trim() {
-            "" => None,
-            state => Some(serde_json::from_str(state).map_err(|error| StateError::Content {
-                path: path.to_owned(),
-                found: state.chars().take(80).collect(),
-                error,
-            })?),
+        let text = text.trim();
+        let content = |error| StateError::Content {
+            path: path.to_owned(),
+            found: text.chars().take(80).collect(),
+            error,
         };
-        Ok((Self { file, path: path.to_owned() }, state))
+        let kept = match text {
+            "" => Kept::InDoubt,
+            state => serde_json::from_str::<Option<State>>(state)
+                .map_err(content)?
+                .map_or(Kept::Nothing, Kept::State),
+        };
+        Ok((Self { file, path: path.to_owned() }, kept))
     }
 
-    pub fn save(&self, state: State) -> Result<(), StateError> {
+    /// Its number, for the sandbox.
+    pub fn descriptor(&self) -> RawFd {
+        self.file.as_raw_fd()
+    }
+
+    /// Save the last command, or that there was none. On an error the file is empty, as far as that is possible: the next
+    /// daemon does not take an older command for the last one.
+    pub fn save(&self, state: Option<State>) -> Result<(), StateError> {
         let failed = |source| StateError::File { path: self.path.clone(), source };
         let text = serde_json::to_string(&state).map_err(|error| failed(error.into()))?;
-        self.file.write_all_at(format!("{text:<SIZE$}\n").as_bytes(), 0).map_err(failed)
+        self.file.write_all_at(format!("{text:<SIZE$}\n").as_bytes(), 0).map_err(|error| {
+            let _ = self.file.set_len(0);
+            failed(error)
+        })
     }
 }

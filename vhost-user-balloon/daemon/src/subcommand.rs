@@ -163,19 +163,23 @@ fn report(to: &Where, timeout: u64) -> Result<String, ClientError> {
     connection.wait_longer(timeout)?;
     let value = connection.ask(&Request::Report { timeout })?;
     let number = |name| value.get(name).and_then(Value::as_u64);
-    let (Some(bytes), Some(time)) = (number("reported"), number("milliseconds")) else {
+    let numbers = (number("reported"), number("discarded"), number("milliseconds"));
+    let (Some(bytes), Some(discarded), Some(time)) = numbers else {
         return Err(ClientError::Answer(value.to_string()));
     };
     if to.json {
         let zero = number("zero");
-        let result = serde_json::json!({ "reported": bytes, "zero": zero, "milliseconds": time });
+        let result = serde_json::json!({
+            "reported": bytes, "discarded": discarded, "zero": zero, "milliseconds": time,
+        });
         return Ok(result.to_string());
     }
     let zero = match number("zero") {
         Some(zero) => format!("{} MiB of it returned as zero", zero / MIB),
         None => "the guest does not accept answers about zeros".to_owned(),
     };
-    Ok(format!("{} MiB were reported in {time} ms; {zero}", bytes / MIB))
+    let (reported, discarded) = (bytes / MIB, discarded / MIB);
+    Ok(format!("{reported} MiB were reported in {time} ms; the host got {discarded} MiB back; {zero}"))
 }
 
 fn flush(to: &Where, leave: u64, seconds: u64) -> Result<String, ClientError> {

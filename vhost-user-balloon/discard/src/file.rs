@@ -91,6 +91,21 @@ pub fn is_zero(file: &File, part: Range) -> io::Result<bool> {
     Ok(true)
 }
 
+/// Drop the pages of a private mapping.
+pub fn drop_private(whole: Range) -> Result<(), Errno> {
+    let address = usize::try_from(whole.start()).map_err(|_| Errno::OVERFLOW)?;
+    let length = usize::try_from(whole.length()).map_err(|_| Errno::OVERFLOW)?;
+    let address = std::ptr::with_exposed_provenance_mut(address);
+    // SAFETY: whole pages of a private mapping, which exists and whose content may go: the caller of
+    // Region::anonymous() or Region::private_file() has promised it, or the region keeps it.
+    unsafe { rustix::mm::madvise(address, length, rustix::mm::Advice::LinuxDontNeed) }
+}
+
+/// The size of a page of this host.
+pub fn page_size() -> u64 {
+    u64::try_from(rustix::param::page_size()).unwrap_or(balloon_protocol::PAGE_SIZE)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

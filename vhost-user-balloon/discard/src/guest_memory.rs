@@ -8,8 +8,8 @@ use vm_memory::bitmap::Bitmap;
 use vm_memory::{FileOffset, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, GuestRegionMmap};
 
 use crate::claim::{Backing, Reason};
-use crate::file::backing_of;
-use crate::region::{Region, RegionError, page_size};
+use crate::file::{backing_of, page_size};
+use crate::region::{Region, RegionError};
 use crate::regions::Regions;
 
 impl Regions {

@@ -84,7 +84,7 @@ mod zeros;
 
 pub use claim::{Backing, Claim, Reason};
 pub use file::{SYS_CACHESTAT, is_empty, is_zero};
-pub use region::{FileId, Region, RegionError};
 #[cfg(feature = "virtio-queue")]
 pub use queue::rings_of;
+pub use region::{FileId, Region, RegionError};
 pub use regions::{Answer, Hold, Outcome, Regions, Request, Table};

@@ -12,7 +12,7 @@ use rustix::io::Errno;
 use thiserror::Error;
 
 use crate::claim::{Backing, Reason};
-use crate::file::{backing_of, is_empty, punch};
+use crate::file::{backing_of, drop_private, is_empty, page_size, punch};
 
 /// Why memory cannot be a region of the guest; `guest` is where it would begin there.
 #[derive(Debug, Error)]
@@ -369,20 +369,6 @@ impl Region {
             _ => true,
         }
     }
-}
-
-fn drop_private(whole: Range) -> Result<(), Errno> {
-    let address = usize::try_from(whole.start()).map_err(|_| Errno::OVERFLOW)?;
-    let length = usize::try_from(whole.length()).map_err(|_| Errno::OVERFLOW)?;
-    let address = std::ptr::with_exposed_provenance_mut(address);
-    // SAFETY: whole pages of a private mapping, which exists and whose content may go: the caller of
-    // Region::anonymous() or Region::private_file() has promised it, or the region keeps it.
-    unsafe { rustix::mm::madvise(address, length, rustix::mm::Advice::LinuxDontNeed) }
-}
-
-/// The size of a page of this host.
-pub(crate) fn page_size() -> u64 {
-    u64::try_from(rustix::param::page_size()).unwrap_or(PAGE_SIZE)
 }
 
 #[cfg(test)]

@@ -10,10 +10,14 @@ const WORDS: usize = 64;
 /// How many pages a chunk covers: 16 MiB of guest memory.
 const CHUNK: u32 = 64 * 64;
 
+/// How many chunks a set has at most: those of 1 TiB of guest memory.
+const MAX_CHUNKS: usize = 1 << 16;
+
 /// A set of page frames.
 ///
-/// It costs at most 640 bytes for each 16 MiB of guest memory that has a page in the set, so the size of
-/// guest memory bounds it: 640 KiB for 16 GiB.
+/// It costs at most 640 bytes for each 16 MiB of guest memory that has a page in the set: 640 KiB for 16 GiB. A front end can
+/// name more memory than there is, so it ends at 40 MiB: pages are not added that would need more. A device takes them for
+/// pages that are not in the balloon.
 ///
 /// A device can rely on it over requests only if the driver has to deflate a page before it uses it again
 /// (`MUST_TELL_HOST`).
@@ -47,6 +51,9 @@ impl PageSet {
     /// Add the pages of a run.
     pub fn insert(&mut self, run: Run) {
         for (chunk, word, bits) in words(run) {
+            if self.chunks.len() >= MAX_CHUNKS && !self.chunks.contains_key(&chunk) {
+                continue;
+            }
             let words = self.chunks.entry(chunk).or_insert_with(|| Box::new([0; WORDS]));
             if let Some(word) = words.get_mut(word) {
                 *word |= bits;

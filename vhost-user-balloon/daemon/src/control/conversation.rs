@@ -98,7 +98,7 @@ fn answer(device: &mut Device, operator: &Operator, client: &mut Client, line: &
         }
     };
     let state = State { target: device.target, discard: !device.is_inhibited() };
-    let saved = operator.state.as_ref().filter(|_| changes).map_or(Ok(()), |file| file.save(state));
+    let saved = operator.state.as_ref().filter(|_| changes).map_or(Ok(()), |file| file.save(Some(state)));
     client.answer(&saved.map_or_else(|error| refused(format_args!("done, but {error}")), |()| reply));
 }
 
@@ -115,7 +115,7 @@ fn reported(device: &Device, number: u32, seconds: u64, until: Instant) -> Optio
     let late = || (Instant::now() >= until).then_some(Err(NoReport::Timeout(seconds)));
     Some(match device.report_now.outcome(number).or_else(late)? {
         Ok(done) => json!({
-            "ok": true, "reported": done.bytes, "zero": done.zero,
+            "ok": true, "reported": done.bytes, "discarded": done.discarded, "zero": done.zero,
             "milliseconds": u64::try_from(done.took.as_millis()).unwrap_or(u64::MAX),
         })
         .to_string(),

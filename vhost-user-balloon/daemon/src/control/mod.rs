@@ -7,7 +7,7 @@
 //! | `{"command":"target"}` | `{"ok":true,"target":BYTES,"actual":BYTES}` |
 //! | `{"command":"target","bytes":N}` | the same, once the new target is set |
 //! | `{"command":"stats"}` | `{"ok":true,"stats":{…}}` when the guest has answered, at most 5 seconds later |
-//! | `{"command":"report","timeout":SECONDS}` | `{"ok":true,"reported":BYTES,"zero":BYTES,"milliseconds":N}` when the guest has reported all free memory; `zero` is null without bit 6 |
+//! | `{"command":"report","timeout":SECONDS}` | `{"ok":true,"reported":BYTES,"discarded":BYTES,"zero":BYTES,"milliseconds":N}` when the guest has reported all free memory; `discarded` of it the host has got back; `zero` is null without bit 6 |
 //! | `{"command":"discard","enabled":BOOL}` | `{"ok":true,"enabled":BOOL}` |
 //!
 //! Where something does not work the answer is `{"ok":false,"error":"…"}`.

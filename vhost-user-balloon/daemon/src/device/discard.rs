@@ -44,6 +44,7 @@ impl Device {
             let error = std::io::Error::from_raw_os_error(errno);
             limited!(self.limiter, %error, start = range.start(), length = range.length(), "cannot discard");
         }
+        self.metrics.discarded.add(kind.label(), done.discarded);
         if let Some(reason) = done.doubt {
             self.metrics.unproven.add(reason.label(), done.discarded);
             self.metrics.skipped.add(reason.label(), range.length().saturating_sub(done.discarded));

@@ -56,8 +56,7 @@ impl Device {
             self.targets(run, &mut None, &mut targets);
             for target in targets {
                 whole_run(target).into_iter().for_each(|run| self.kept.remove(run));
-                let discarded = self.discard(QueueKind::Inflate, None, target);
-                self.metrics.memory(QueueKind::Inflate, 0, discarded);
+                self.discard(QueueKind::Inflate, None, target);
             }
             if began.elapsed() >= self.options.turn {
                 break;
@@ -67,7 +66,7 @@ impl Device {
     }
 
     pub(super) fn inflated(&mut self, job: &mut Job) -> u32 {
-        self.metrics.memory(QueueKind::Inflate, job.received, job.discarded);
+        self.metrics.received.add(QueueKind::Inflate.label(), job.received);
         let negotiated = self.features.contains(Features::DEVICE_INIT_ON_INFLATE);
         #[cfg(feature = "lying")]
         let negotiated = negotiated || self.options.lie == Some(Lie::FullLength);

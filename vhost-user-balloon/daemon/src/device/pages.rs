@@ -29,9 +29,7 @@ impl Device {
                 for start in touched.into_iter().flat_map(|t| (t.start()..t.end()).step_by(step)) {
                     let Some(page) = Range::new(start, region.host_page()) else { continue };
                     // Runs are in order: another part of the same page has just been looked at.
-                    if seen.replace(page) != Some(page)
-                        && self.is_in_balloon(page)
-                    {
+                    if seen.replace(page) != Some(page) && self.is_in_balloon(page) {
                         targets.push(page);
                     }
                 }

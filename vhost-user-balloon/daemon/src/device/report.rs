@@ -33,7 +33,7 @@ impl Device {
     }
 
     pub(super) fn reported(&mut self, job: &mut Job) -> u32 {
-        self.metrics.memory(QueueKind::Reporting, job.received, job.discarded);
+        self.metrics.received.add(QueueKind::Reporting.label(), job.received);
         // There is no used length for 4 GiB and more.
         let length = u32::try_from(job.received).unwrap_or(0);
         let negotiated = self.features.contains(Features::DEVICE_INIT_REPORTED);
@@ -48,7 +48,7 @@ impl Device {
             }
             _ => 0,
         };
-        self.report_now.count(job.received, used.into());
+        self.report_now.count(job.received, job.discarded, used.into());
         used
     }
 

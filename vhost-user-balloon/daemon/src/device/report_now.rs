@@ -14,6 +14,8 @@ use thiserror::Error;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Reported {
     pub bytes: u64,
+    /// How many of them went back to the host.
+    pub discarded: u64,
     /// How many of them the driver was answered to be zero; only with bit 6.
     pub zero: Option<u64>,
     pub took: Duration,
@@ -40,6 +42,8 @@ pub enum NoReport {
     Suspended,
     #[error("discarding is suspended while the front end logs writes; try again later")]
     Logging,
+    #[error("the guest has reported {0} bytes, and none went back to the host; see the subcommand status")]
+    Kept(u64),
     #[error("a newer report has ended this one; wait for that one")]
     Newer,
     #[error("the guest was reset, or its driver has stopped; try again when it runs")]
@@ -60,6 +64,7 @@ impl NoReport {
             Self::NoChannel => "no-channel",
             Self::Suspended => "suspended",
             Self::Logging => "logging",
+            Self::Kept(_) => "kept",
             Self::Newer => "newer",
             Self::Reset => "reset",
             Self::Timeout(_) => "timeout",
@@ -68,7 +73,14 @@ impl NoReport {
 
     /// Whether the same command can succeed later, with the same guest and the same options.
     pub fn is_temporary(self) -> bool {
-        !matches!(self, Self::NotOffered | Self::NotAccepted | Self::ShortConfiguration(_) | Self::NoChannel)
+        !matches!(
+            self,
+            Self::NotOffered
+                | Self::NotAccepted
+                | Self::ShortConfiguration(_)
+                | Self::NoChannel
+                | Self::Kept(_)
+        )
     }
 }
 
@@ -86,6 +98,7 @@ struct Running {
     number: u32,
     began: Instant,
     bytes: u64,
+    discarded: u64,
     zero: u64,
 }
 
@@ -94,7 +107,7 @@ impl ReportNow {
     pub fn begin(&mut self, config: &mut Config) -> u32 {
         let number = config.report_now_cmd.checked_add(1).unwrap_or(1);
         config.report_now_cmd = number;
-        self.running = Some(Running { number, began: Instant::now(), bytes: 0, zero: 0 });
+        self.running = Some(Running { number, began: Instant::now(), bytes: 0, discarded: 0, zero: 0 });
         number
     }
 
@@ -103,9 +116,10 @@ impl ReportNow {
     }
 
     /// A report was answered.
-    pub fn count(&mut self, bytes: u64, zero: u64) {
+    pub fn count(&mut self, bytes: u64, discarded: u64, zero: u64) {
         if let Some(running) = &mut self.running {
             running.bytes = running.bytes.saturating_add(bytes);
+            running.discarded = running.discarded.saturating_add(discarded);
             running.zero = running.zero.saturating_add(zero);
         }
     }
@@ -114,17 +128,24 @@ impl ReportNow {
     pub fn written(&mut self, config: &Config, answers_zero: bool) {
         if let Some(running) = self.running.take_if(|running| running.number == config.report_now_done) {
             let zero = answers_zero.then_some(running.zero);
-            let reported = Reported { bytes: running.bytes, zero, took: running.began.elapsed() };
-            self.ended = Some((running.number, Ok(reported)));
+            let Running { number, began, bytes, discarded, .. } = running;
+            let reported = Reported { bytes, discarded, zero, took: began.elapsed() };
+            let nothing = bytes != 0 && discarded == 0;
+            self.ended = Some((number, if nothing { Err(NoReport::Kept(bytes)) } else { Ok(reported) }));
+        }
+    }
+
+    /// The command that runs has no result.
+    pub fn fail(&mut self, why: NoReport) {
+        if let Some(running) = self.running.take() {
+            self.ended = Some((running.number, Err(why)));
         }
     }
 
     /// No command is outstanding any more.
     pub fn reset(&mut self, config: &mut Config) {
         config.report_now_done = config.report_now_cmd;
-        if let Some(running) = self.running.take() {
-            self.ended = Some((running.number, Err(NoReport::Reset)));
-        }
+        self.fail(NoReport::Reset);
     }
 
     /// How this command has ended, if it has.
@@ -151,19 +172,32 @@ mod tests {
         let first = state.begin(&mut config);
         assert_eq!((first, config.report_now_cmd), (1, 1));
         assert_eq!((state.outcome(last), state.outcome(first)), (Some(Err(NoReport::Newer)), None));
-        state.count(3 << 20, 1 << 20);
+        state.count(3 << 20, 2 << 20, 1 << 20);
         config.report_now_done = last;
         state.written(&config, true);
         assert!(state.is_running());
         config.report_now_done = first;
         state.written(&config, true);
         let done = state.outcome(first).unwrap().unwrap();
-        assert_eq!((done.bytes, done.zero), (3 << 20, Some(1 << 20)));
+        assert_eq!((done.bytes, done.discarded, done.zero), (3 << 20, 2 << 20, Some(1 << 20)));
         // What comes later belongs to no command.
-        state.count(1, 1);
+        state.count(1, 1, 1);
         state.written(&config, true);
         assert_eq!(state.outcome(first), Some(Ok(done)));
         assert_eq!(state.outcome(7), Some(Err(NoReport::Newer)));
+    }
+
+    #[test]
+    fn a_report_of_which_the_host_got_nothing_is_none() {
+        let mut config = Config::default();
+        let mut state = ReportNow::default();
+        for (bytes, discarded, fails) in [(0, 0, false), (2, 0, true), (2, 1, false)] {
+            let number = state.begin(&mut config);
+            state.count(bytes, discarded, 0);
+            config.report_now_done = number;
+            state.written(&config, true);
+            assert_eq!(state.outcome(number).unwrap().is_err(), fails, "{bytes} {discarded}");
+        }
     }
 
     #[test]

@@ -9,7 +9,7 @@ use balloon_protocol::{Config, Features, PAGE_SHIFT, PAGE_SIZE, PageSet, QueueKi
 
 use super::job::Job;
 use super::options::Options;
-use super::report_now::ReportNow;
+use super::report_now::{NoReport, ReportNow};
 use crate::channel::Channel;
 use crate::limit::Limiter;
 use crate::limited;
@@ -111,6 +111,9 @@ impl Device {
     pub(crate) fn accept(&mut self, bits: u64) {
         // This device does not take part in the log: it leaves memory as it is.
         self.memory.regions.hold(Hold::Logged, bits & LOG_ALL != 0);
+        if bits & LOG_ALL != 0 {
+            self.report_now.fail(NoReport::Logging);
+        }
         let bits = bits & !LOG_ALL;
         if bits != self.accepted {
             // Another driver, or the same one from the start.
@@ -144,6 +147,7 @@ impl Device {
         self.channel = None;
         self.report_now.seen = 0;
         self.change_memory(Memory::clear);
+        return_memory();
     }
 
     /// A ring has stopped: nothing of it may be used any more. A chain that was taken and not given back is
@@ -176,6 +180,9 @@ impl Device {
     pub(crate) fn set_inhibited(&mut self, inhibited: bool) {
         self.inhibited = inhibited;
         self.memory.regions.hold(Hold::Suspended, inhibited);
+        if inhibited {
+            self.report_now.fail(NoReport::Suspended);
+        }
     }
 
     /// Whether discarding is suspended by command.
@@ -287,4 +294,13 @@ impl Device {
             }
         }
     }
+}
+
+/// Return what was freed to the host: the allocator keeps it where something else lies behind it.
+fn return_memory() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: the call takes no pointer, and locks the allocator as others do.
+    unsafe {
+        libc::malloc_trim(0)
+    };
 }

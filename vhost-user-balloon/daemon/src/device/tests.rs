@@ -35,7 +35,8 @@ fn device(discard_unit: u64, size: u64) -> (Device, File) {
     let file = File::from(rustix::fs::memfd_create(c"ram", rustix::fs::MemfdFlags::CLOEXEC).unwrap());
     file.set_len(size).unwrap();
     let region = VhostUserMemoryRegion::new(0, size, 1 << 40, 0);
-    let foreign = crate::threads::Foreign::new(file.try_clone().unwrap(), crate::threads::Closes::Known);
+    let (closes, peer) = (crate::threads::Closes::Memory, crate::threads::Peer::new());
+    let foreign = crate::threads::Foreign::new(file.try_clone().unwrap(), closes, peer);
     device.change_memory(|memory| memory.add(region, foreign)).unwrap();
     (device, file)
 }

@@ -57,14 +57,20 @@ impl FrontEnd {
     /// What to wait for: nothing is read before the last reply was taken, nor while much is being closed.
     pub fn poll(&self) -> (BorrowedFd<'_>, PollFlags) {
         let events = match self.output.is_empty() {
-            true if Closes::Known.is_full() => PollFlags::empty(),
+            true if self.is_full() => PollFlags::empty(),
             true => PollFlags::IN,
             false => PollFlags::OUT,
         };
         (self.socket.as_fd(), events)
     }
 
-    /// When it is too late for the rest of a message or reply.
+    /// Whether no more descriptors of it are received until some are closed.
+    fn is_full(&self) -> bool {
+        let peer = self.socket.peer();
+        Closes::Memory.is_full() || Closes::Memory.is_full_of(peer) || Closes::Descriptors.is_full_of(peer)
+    }
+
+    /// When it is too late for the rest of a message or reply, or for descriptors to be closed.
     pub fn deadline(&self) -> Option<Instant> {
         self.deadline
     }
@@ -86,10 +92,12 @@ impl FrontEnd {
                 Err(error) => return Err(ProtocolError::Socket(error)),
             }
         }
-        let pending = !self.output.is_empty() || !self.input.is_empty();
+        let is_full = self.is_full();
+        let pending = is_full || !self.output.is_empty() || !self.input.is_empty();
         match self.deadline {
             Some(deadline) if pending && Instant::now() >= deadline => {
                 return Err(match self.output.len() {
+                    0 if is_full => ProtocolError::Waiting,
                     0 => ProtocolError::Slow(self.input.len()),
                     unread => ProtocolError::Unread(unread),
                 });
@@ -127,12 +135,12 @@ impl FrontEnd {
             // Never beyond the end of the message: descriptors belong to the one that they came with.
             let mut bytes = [0; MAX_BODY];
             let Some(part) = bytes.get_mut(..missing) else { return Ok(Received::Part) };
-            if Closes::Known.is_full() {
+            if self.is_full() {
                 return Ok(Received::Part);
             }
             // What cannot be closed now is left where it is.
-            if Closes::Unknown.is_full() && peek(&self.socket, part).is_ok_and(|(_, descriptors)| descriptors)
-            {
+            let full = Closes::Descriptors.is_full();
+            if full && peek(&self.socket, part).is_ok_and(|(_, descriptors)| descriptors) {
                 return Err(ProtocolError::Waiting);
             }
             // With room for all. What the kernel may put before them is shorter than the rest.
@@ -152,7 +160,8 @@ impl FrontEnd {
             };
             for ancillary in control.drain() {
                 if let RecvAncillaryMessage::ScmRights(rights) = ancillary {
-                    self.descriptors.extend(rights.map(Descriptor::new));
+                    let peer = self.socket.peer();
+                    self.descriptors.extend(rights.map(|file| Descriptor::new(file, peer)));
                 }
             }
             if let Some(other) = self.descriptors.iter().find(|descriptor| descriptor.kind == Kind::Other) {

@@ -28,8 +28,10 @@ pub enum ProtocolError {
     Size { request: u32, size: usize },
     #[error("a message has {0} descriptors, more than {MAX_DESCRIPTORS}")]
     Descriptors(usize),
-    #[error("it sent descriptors while too many of unknown kinds wait to be closed")]
+    #[error("too many descriptors of it, or of front ends before it, wait to be closed")]
     Waiting,
+    #[error("an event that it sent blocks: it has taken its O_NONBLOCK away")]
+    Blocks,
     #[error(
         "it sent a descriptor of mode {mode:#o} on a device with major number {device}, which is neither an \
          eventfd, a pipe, a unix socket nor a file in memory or on a disk"

@@ -15,8 +15,8 @@ use crate::front_end::FrontEnd;
 use crate::limit::Limiter;
 use crate::limited;
 use crate::service::{Service, is_for_the_peer};
-use crate::state::{State, StateFile};
-use crate::threads::{Closes, Foreign};
+use crate::state::{Kept, State, StateFile};
+use crate::threads::{Closes, Foreign, Peer};
 
 /// How many connections may wait without a message while there is no front end.
 const MAX_NEWCOMERS: usize = 16;
@@ -64,13 +64,32 @@ impl Server {
     }
 
     /// Keep what is commanded in a file. What was in there already counts more than --target; discarding starts
-    /// suspended if either of the file and --discard is off.
-    pub fn keep_state(&mut self, file: StateFile, state: Option<State>) {
-        if let Some(State { target, discard }) = state {
-            self.device.set_target(target);
-            self.device.set_inhibited(self.device.is_inhibited() || !discard);
-            let discards = !self.device.is_inhibited();
-            tracing::info!(target, discard, discards, "the state file overrides --target and --discard on");
+    /// suspended if either of the file and --discard is off, or if the file does not know.
+    pub fn keep_state(&mut self, file: StateFile, kept: Kept) {
+        match kept {
+            Kept::State(State { target, discard }) => {
+                self.device.set_target(target);
+                self.device.set_inhibited(self.device.is_inhibited() || !discard);
+                let discards = !self.device.is_inhibited();
+                tracing::info!(
+                    target,
+                    discard,
+                    discards,
+                    "the state file overrides --target and --discard on"
+                );
+            }
+            Kept::InDoubt => {
+                self.device.set_inhibited(true);
+                tracing::warn!(
+                    "discarding is suspended: the state file is empty, so a command was not saved"
+                );
+            }
+            Kept::Nothing => {
+                if let Err(error) = file.save(None) {
+                    self.device.set_inhibited(true);
+                    tracing::warn!(%error, "discarding is suspended: no command can be saved");
+                }
+            }
         }
         self.operator.state = Some(file);
     }
@@ -82,7 +101,7 @@ impl Server {
 
     pub(super) fn accept(&mut self, listener: &UnixListener, taken: bool) {
         let socket = match listener.accept() {
-            Ok((socket, _)) => Foreign::new(socket, Closes::FrontEnds),
+            Ok((socket, _)) => Foreign::new(socket, Closes::FrontEnds, Peer::new()),
             Err(error) if is_for_the_peer(&error) => return,
             Err(error) => return self.rest(&error),
         };

@@ -12,11 +12,11 @@ use super::events::Event;
 use super::listening::Server;
 use crate::control::converse;
 use crate::foreign::keep_in_order;
-use crate::front_end::FrontEnd;
+use crate::front_end::{FrontEnd, ProtocolError};
 use crate::limited;
 use crate::ring::Ring;
 use crate::signals;
-use crate::threads::{Closes, Foreign};
+use crate::threads::{Closes, Foreign, Peer};
 
 impl Server {
     /// Serve front ends: one until it hangs up, or one after the other.
@@ -25,7 +25,7 @@ impl Server {
         let mut busy = [false; QueueMap::MAX];
         let mut backlog = false;
         loop {
-            let pause = !backlog && !busy.contains(&true) && !signals::is_memory_lost();
+            let pause = !backlog && !busy.contains(&true) && !signals::is_front_end_lost();
             let ready = self.wait(listener.as_ref(), front_end.as_ref(), pause)?;
             if let Some(ended) = self.serve_front_end(front_end.as_mut(), &ready) {
                 front_end = None;
@@ -71,13 +71,14 @@ impl Server {
         front_end: Option<&mut FrontEnd>,
         ready: &[Event],
     ) -> Option<Result<(), ServerError>> {
-        let lost = signals::memory_was_lost();
+        let (lost, waited) = (signals::memory_was_lost(), signals::call_was_interrupted());
         let served = front_end?;
-        if !ready.contains(&Event::FrontEnd) && served.deadline().is_none() && !lost {
+        if !ready.contains(&Event::FrontEnd) && served.deadline().is_none() && !lost && !waited {
             return None;
         }
         match served.serve(&mut self.device) {
             _ if lost => Some(Err(ServerError::MemoryLost(self.device.memory.loss()))),
+            _ if waited => Some(Err(ProtocolError::Blocks.into())),
             Ok(true) => None,
             Ok(false) => Some(Ok(())),
             Err(error) => Some(Err(error.into())),
@@ -109,7 +110,7 @@ fn begin(source: Source) -> Result<(Option<UnixListener>, Option<FrontEnd>), Err
             Ok((Some(listener), None))
         }
         Source::Stream(socket) => {
-            let socket = Foreign::new(socket, Closes::FrontEnds);
+            let socket = Foreign::new(socket, Closes::FrontEnds, Peer::new());
             keep_in_order(&socket)?;
             Ok((None, Some(FrontEnd::new(socket))))
         }

@@ -55,3 +55,19 @@ proptest! {
         prop_assert_eq!(found, model.into_iter().collect::<Vec<_>>());
     }
 }
+
+/// A front end names 16 TiB, with a page in each chunk.
+#[test]
+fn it_has_a_bound() {
+    let mut set = PageSet::new();
+    let page = |chunk: u32| Run { first: chunk << 12, pages: 1 };
+    for chunk in 0..1 << 16 {
+        set.insert(page(chunk));
+    }
+    set.insert(page(1 << 16));
+    assert!(set.contains(page(0)) && set.contains(page((1 << 16) - 1)));
+    assert!(!set.contains(page(1 << 16)));
+    set.remove(page(7));
+    set.insert(page(1 << 16));
+    assert!(set.contains(page(1 << 16)) && !set.contains(page(7)));
+}
