@@ -1038,7 +1038,6 @@ static void worker(unsigned long index)
 		dirty_free_memory(now + (deadline - now) / 3, ULONG_MAX);
 	while (goes_on()) {
 		unsigned long dice = kz_between(0, 63);
-		char budget[24];
 		long pages;
 		int k;
 
@@ -1047,8 +1046,7 @@ static void worker(unsigned long index)
 			continue;
 		}
 		if (dice < 6) {
-			snprintf(budget, sizeof(budget), "%lu", kz_between(0, 3) * 512);
-			if (!kz_write_file("/sys/kernel/mm/page_reporting/flush", budget))
+			if (!kz_write_file("/sys/kernel/mm/page_reporting/flush", "0"))
 				__atomic_add_fetch(&shared->flushes, 1, __ATOMIC_RELAXED);
 			continue;
 		}

@@ -19,7 +19,7 @@ static const char usage[] =
 "  hotplug      takes every CPU but the first offline and online again\n"
 "  pressure     takes memory until little is left, gives it back, drops caches\n"
 "  hugetlb      grows and shrinks the pool of huge pages\n"
-"  flush        reports free memory to the host, with changing budgets\n"
+"  flush        reports all free memory to the host\n"
 "  memoryblock  takes blocks of memory offline and online again\n"
 "  softoffline  takes single pages out of use and back again (needs debugfs, HWPOISON_INJECT)\n"
 "  prezero      turns kzeropaged on and off, and all its knobs\n"
@@ -96,11 +96,8 @@ static int step_hugetlb(void)
 
 static int step_flush(void)
 {
-	char text[24];
-	int done;
+	int done = !kz_write_file("/sys/kernel/mm/page_reporting/flush", "0");
 
-	snprintf(text, sizeof(text), "%lu", kz_between(0, 4) * 1024);
-	done = !kz_write_file("/sys/kernel/mm/page_reporting/flush", text);
 	nap(30);
 	return done;
 }

@@ -191,7 +191,7 @@ while [ -e /proc/$hunter/exe ]; do
         code=0; sh -c "$job" > /output 2>&1 || code=$?; rm -f /zeros; echo ended $code
         ! grep -E 'not 0|not zero|the pattern' /output
     done
-    echo 1 > /proc/sys/vm/compact_memory; flush 256 > /dev/null
+    echo 1 > /proc/sys/vm/compact_memory; flush > /dev/null
 done
 for kind in $kinds; do echo 0 > /sys/kernel/debug/$kind/probability; done
 wait $hunter; cat /hunt"""

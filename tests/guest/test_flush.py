@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0
-"""The attribute flush: report now, at most so much, and come back when it is done."""
+"""The attribute flush: report all free memory now, and come back when it is done."""
 
 from __future__ import annotations
 
@@ -25,15 +25,20 @@ both = pytest.mark.parametrize("device", BOTH_AT_NIGHT)
 LATE = f"echo 3600000 > {DELAY}"
 
 
+def free_kb(out: str) -> int:
+    """MemFree, in KiB."""
+    return next(int(line.split()[1]) for line in out.splitlines() if line.startswith("MemFree"))
+
+
 def test_good_and_bad_input() -> None:
-    values = ["0", "512", "1", "18446744073709551615"]
-    wrong = ["x", "-1", "1x", "18446744073709551616", "1 2"]
+    values = ["0", "0x0"]
+    wrong = ["x", "-1", "0x", "18446744073709551616", "0 0", "1", "512"]
     result = run("; ".join(f"flush -- '{value}'" for value in values + wrong), kernel="knownzero")
     fine(result)
     told = objects(result)
     assert [one["error"] for one in told[: len(values)]] == [None] * len(values)
     for value, one in zip(wrong, told[len(values) :], strict=True):
-        assert one["error"] in ("EINVAL", "ERANGE"), value
+        assert one["error"] == "EINVAL", value
 
 
 def test_without_a_reporter() -> None:
@@ -52,12 +57,10 @@ def test_everything_is_reported_when_it_returns(device: str) -> None:
     )
     fine(result)
     first, second = objects(result)
-    free_kb = next(
-        int(line.split()[1]) for line in text(result).splitlines() if line.startswith("MemFree")
-    )
-    expect_at_least(first["vmstat"]["pgzeroed_set_reported"] * 4, free_kb * 0.8)
+    free = free_kb(text(result))
+    expect_at_least(first["vmstat"]["pgzeroed_set_reported"] * 4, free * 0.8)
     # Nothing was left for the second.
-    expect_at_most(second["vmstat"]["pgzeroed_set_reported"] * 4, free_kb * 0.02)
+    expect_at_most(second["vmstat"]["pgzeroed_set_reported"] * 4, free * 0.02)
 
 
 @both
@@ -76,19 +79,6 @@ def test_everything_includes_what_the_cpu_keeps(device: str) -> None:
     fine(result)
     skips = [one["vmstat"]["pgzeroed_skip"] for one in objects(result) if "mode" in one]
     expect_at_least(min(skips), 0.99 * (256 << 8))
-
-
-@both
-def test_a_budget_is_kept(device: str) -> None:
-    result = run(
-        f"{LATE}; {DIRTY}; flush 8192; flush 8192; flush 0", kernel="knownzero", devices=[device]
-    )
-    fine(result)
-    reported = [one["vmstat"]["pgzeroed_set_reported"] for one in objects(result)]
-    # The last block may pass the budget by a part of itself (order 10 at most).
-    for pages in reported[:2]:
-        assert 0 < pages <= 8192 + 1024
-    assert reported[2] > 8192
 
 
 @both
