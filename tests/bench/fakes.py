@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from lab.bench.plan import BenchOptions, Images
-from lab.bench.runner import Pair, Run
+from lab.bench.runner import Run
 from lab.bench.session import HostCost, Side
 from lab.bench.table import BENCHES
 from lab.report.results import Metric
@@ -75,10 +75,6 @@ class FakeSide:
 
 def side(name: str, *more: Any) -> Side:
     return cast(Side, FakeSide(name, *more))
-
-
-def pair(*more: Any) -> Pair:
-    return Pair(side("base", *more), side("ours", *more))
 
 
 def fake(one: Side) -> FakeSide:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import functools
 import io
 import json
 import tarfile
@@ -12,14 +11,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from lab.bench import commands, native
 from lab.bench.commands import app
-from lab.bench.plan import Plan
 from lab.core.errors import UsageError
 from lab.report import archive
 from lab.report import publish as publishing
 from lab.report.commands import app as reporting
-from lab.report.publish import publish
 from lab.report.results import Metric, Result
 
 
@@ -45,11 +41,6 @@ def test_it_has_the_results_and_no_names(tmp_path: Path) -> None:
     assert not place.exists()
 
 
-def test_a_folder_is_its_own_place(tmp_path: Path) -> None:
-    with archive.opened(tmp_path) as place:
-        assert place == tmp_path
-
-
 @pytest.mark.parametrize("name", ["../result.json", "thp/notes.txt", "/etc/passwd"])
 def test_other_files_are_refused(tmp_path: Path, name: str) -> None:
     file = tmp_path / "bad.tar.gz"
@@ -68,37 +59,6 @@ def test_what_is_no_archive_is_refused(tmp_path: Path, content: bytes) -> None:
     file.write_bytes(content)
     with pytest.raises(UsageError), archive.opened(file):
         raise AssertionError("it was opened")
-
-
-@pytest.mark.parametrize(("accel", "suffix"), [("kvm", "kvm"), ("pvm", "native")])
-def test_what_was_measured_is_sent_and_published(
-    accel: str, suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The guests are not booted: each bench gives a result of two figures."""
-
-    def measured(plan: Plan, folder: Path) -> Result:
-        clock = Metric.of(f"{plan.bench.name}.time", "ms", [2.0, 3.0], [1.0, 2.0])
-        found = Result(
-            name=plan.name, accelerator=accel, reproduce="./kz", versions={}, metrics=[clock]
-        )
-        found.save(folder)
-        return found
-
-    monkeypatch.setattr(
-        commands, "make_plan", lambda bench, options: Plan(bench, options, (bench.name,), {})
-    )
-    monkeypatch.setattr(commands, "run_one", measured)
-    monkeypatch.setattr(native, "need_quiet", lambda: None)
-    monkeypatch.setattr(commands, "output_folder", lambda given, name: tmp_path / "run")
-    file = tmp_path / "knownzero-evidence.tar.gz"
-    done = CliRunner().invoke(app, ["evidence", "--accel", accel, "--output", str(file)])
-    assert done.exit_code == 0, done.exception
-    monkeypatch.setattr(publishing, "publish", functools.partial(publish, to=tmp_path / "results"))
-    done = CliRunner().invoke(app, ["publish", str(file)])
-    assert done.exit_code == 0, done.exception
-    published = {found.parent.name for found in (tmp_path / "results").glob("*/result.json")}
-    # The emulator's figures stay.
-    assert published == {f"{name}-{suffix}" for name in archive.BENCHES}
 
 
 def one(folder: Path, name: str, accelerator: str, figure: str, cpu: str = "Z80") -> Path:

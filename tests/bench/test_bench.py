@@ -8,22 +8,23 @@ import shlex
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 from typer.testing import CliRunner
 
-from lab.bench import commands, hotpath, jobs, runner, session
+from lab.bench import commands, hotpath, jobs, page_fault, runner, session
 from lab.bench.commands import app
 from lab.bench.demo import DEMO
 from lab.bench.plan import BenchOptions, Images, Plan, plan
+from lab.bench.repeat import Values
 from lab.bench.table import BENCHES
 from lab.boot.guest import Guest
 from lab.boot.verdict import EmulatorFault
 from lab.core.errors import FAILED, USAGE, TestFailure, UsageError
 from lab.report.compare import unlike
-from lab.report.results import Metric, Result, Target, load
+from lab.report.results import Metric, Result, Target
+from tests.bench import fakes
 from tests.bench.fakes import IMAGES, run_of
 
 MIB = 1 << 20
@@ -90,6 +91,13 @@ def test_a_job_without_huge_pages_is_no_result() -> None:
     phase.ours.huge_pages[:] = [3, 3]
     with pytest.raises(TestFailure, match="huge pages"):
         phase.check_huge()
+
+
+def test_page_faults_without_huge_pages_are_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page_fault, "warm_host", lambda size: None)
+    answer = {"iterations": 51200, "per_second": 1000.0, "vmstat": {"thp_fault_alloc": 3}}
+    with pytest.raises(TestFailure, match="huge pages"):
+        page_fault.faults([fakes.side("off", lambda *argv: answer)], 1, Values())
 
 
 def test_a_step_returns_its_lines_or_fails() -> None:
@@ -166,12 +174,6 @@ def test_a_plan_names_each_kernel_before_one_is_built() -> None:
     assert variants["prezero"]["um_ours"] == ("off", "um", "")
     assert variants["both-ends"]["outer_ours"] == ("knownzero", "x86_64", "kvm")
     assert variants["programs"]["base"] == ("base", "x86_64", "programs")
-
-
-def test_a_kernel_that_is_a_file_has_no_user_mode_linux(tmp_path: Path) -> None:
-    file = tmp_path / "vmlinux"
-    file.write_bytes(b"\x7fELF" + bytes(600))
-    assert "um_ours" not in plan(BENCHES["prezero"], BenchOptions(ours=str(file))).kernels
 
 
 @pytest.mark.parametrize("side", ["base", "ours"])
@@ -253,36 +255,6 @@ def test_debians_defaults_are_on_the_command_line() -> None:
     assert unlike(result, other) and not unlike(other, other)
 
 
-@pytest.mark.parametrize(
-    ("options", "names"),
-    [
-        (BenchOptions(defaults="debian"), ["thp", "page-fault", "fleet", "programs"]),
-        (BenchOptions(linux="6.12"), ["thp", "order0"]),
-    ],
-)
-def test_all_benches_are_those_that_can_be_so(
-    options: BenchOptions, names: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    asked: list[Plan] = []
-
-    def run_one(wanted: Plan, folder: Path) -> Result:
-        asked.append(wanted)
-        return Result(wanted.name, "tcg", {}, "", [])
-
-    monkeypatch.setattr(commands, "run_one", run_one)
-    commands.run_all(options, tmp_path, as_json=False)
-    assert [one.bench.name for one in asked] == names
-
-
-@pytest.mark.parametrize(
-    ("name", "accel", "base"),
-    [("thp", "auto", "base"), ("hotpath", "tcg", "base"), ("refpage", "auto", "off")],
-)
-def test_a_bench_chooses_its_accelerator_and_kernels(name: str, accel: str, base: str) -> None:
-    wanted = plan(BENCHES[name], BenchOptions(ours="off"))
-    assert (wanted.options.accel, wanted.kernels["base"].named) == (accel, base)
-
-
 def test_a_run_has_the_name_of_its_verb_and_of_its_qemu() -> None:
     stock = plan(BENCHES["thp"], BenchOptions(qemu="stock"))
     assert stock.name == "thp-stock"
@@ -290,12 +262,6 @@ def test_a_run_has_the_name_of_its_verb_and_of_its_qemu() -> None:
     assert demo.name == "demo"
     assert demo.reproduce(demo.options, "tcg") == "./kz demo --pairs 6 --size 256 --accel tcg"
     assert plan(BENCHES["thp"], BenchOptions()).name == "thp"
-
-
-def test_help_names_every_bench() -> None:
-    for argv in (["bench", "--help"], ["bench", "thp", "--help"]):
-        shown = CliRunner().invoke(app, argv)
-        assert shown.exit_code == 0 and all(name in shown.stdout for name in BENCHES)
 
 
 def result_of(name: str, **met: bool) -> Result:
@@ -325,20 +291,6 @@ def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.setattr(commands, "measure", measure)
     monkeypatch.setattr("lab.core.paths.out", lambda: tmp_path)
     return found
-
-
-@pytest.mark.usefixtures("measured")
-def test_all_benches_make_one_page(tmp_path: Path) -> None:
-    done = CliRunner().invoke(app, ["bench", "all", "--output", str(tmp_path / "here")])
-    assert done.exit_code == 0, done.output
-    for name in BENCHES:
-        assert load(tmp_path / "here" / name).name == name
-        assert f"<code>{name}" in (tmp_path / "here" / name / "report.html").read_text()
-    page = (tmp_path / "here" / "report.md").read_text()
-    assert [line.split()[1] for line in page.splitlines() if line.startswith("## ")] == list(
-        BENCHES
-    )
-    assert done.stdout.splitlines()[-1] == str(tmp_path / "here")
 
 
 @pytest.mark.parametrize("verb", [["bench", "order0"], ["bench", "all"]], ids=" ".join)
@@ -375,37 +327,3 @@ def test_a_bench_that_fails_does_not_stop_the_others(
     results = {file.parent.name for file in folder.glob("*/result.json")}
     assert results == {*BENCHES} - {"order0", "lockhold"}
     assert (folder / "report.html").is_file()
-
-
-@pytest.mark.parametrize(
-    ("knobs", "still_s"),
-    [
-        ({session.FLUSH, session.DELAY}, session.STILL_S),
-        ({session.DELAY}, session.STILL_S),
-        (set(), session.STILL_FIXED_S),
-    ],
-)
-def test_a_guest_is_asked_only_for_the_knobs_that_it_has(
-    knobs: set[str], still_s: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Linux 6.12 has no delay of reports, and base no flush."""
-    asked: list[str] = []
-    waited: list[float] = []
-
-    class Asked(session.Side):
-        def sh(self, command: str, *, check: bool = True) -> list[str]:
-            asked.append(command)
-            return ["yes" if any(f"test -e {knob} " in command for knob in knobs) else "no"]
-
-    def settle(*_: object, still_s: float, **__: object) -> int:
-        waited.append(still_s)
-        return 0
-
-    monkeypatch.setattr(session, "settle_resident", settle)
-    side = Asked("base", cast(Any, SimpleNamespace(pid=1, lines=iter(()))))
-    side.find_knobs()
-    asked.clear()
-    side.settle()
-    assert waited == [still_s]
-    for knob in (session.FLUSH, session.DELAY):
-        assert any(f"> {knob}" in line for line in asked) is (knob in knobs)

@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: GPL-2.0
-"""The bench of the two devices, without a guest: the steps, and the figures of the answers."""
+"""The bench of the two devices, without a guest: what is no result, and its targets."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,8 +16,6 @@ from lab.bench.runner import Pair
 from lab.boot import balloon
 from lab.build import daemon
 from lab.core.errors import TestFailure
-from lab.report.page import write_reports
-from lab.report.results import Result, load
 from tests.bench.fakes import MIB, FakeSide, by_name, run_of
 
 
@@ -124,59 +120,6 @@ def found(rates: tuple[float, ...], gaps: tuple[float, ...] = (1, 2, 3)) -> Valu
     return made
 
 
-def test_every_step_is_measured_on_both_sides(monkeypatch: pytest.MonkeyPatch) -> None:
-    both = pair()
-    monkeypatch.setattr(device, "system_calls", lambda side: {"system_calls": 100.0})
-    measured = device.rounds(both, 3, 64)
-    assert {len(values) for values in measured.values()} == {3}
-    assert measured.both("latency", "ms") == ([20.0] * 3, [20.0] * 3)
-    for key in (("spin", "idle"), ("alloc", "reporting")):
-        gaps = [measured[("ours", *key, gap)][0] for gap in device.GAPS]
-        assert gaps == [4.0, 1.5, 25.0]
-    assert set(measured["base", "report", "daemon_cpu"]) == {0}
-    # With the warm-up: memory is dirty before it is reported, before it goes into the balloon, and
-    # before each stall.
-    for side in both:
-        counts = [side.asked.count(what) for what in (device.DIRTY, "flush", "stall")]
-        assert counts == [16, 4, 16]
-        assert side.asked.index(device.DIRTY) < side.asked.index(f"echo 0 > {session.FLUSH}")
-
-
-def test_a_stall_is_compared_with_as_long_a_time_without_reports() -> None:
-    answers = device.stall(pair().ours, "alloc")
-    assert answers["reporting"]["argv"] == ("stall", "--mode", "alloc", "--report")
-    assert answers["idle"]["argv"] == ("stall", "--mode", "alloc", "--ms", "20")
-
-
-def test_a_balloon_is_resized_on_either_side() -> None:
-    both = pair()
-    for side in both:
-        assert balloon.held(side.guest) == 0
-        assert device.resize(side, 256 * MIB)[0] == 256 * MIB
-        assert balloon.held(side.guest) == 256 * MIB
-        assert device.resize(side, 0)[0] == 256 * MIB
-    assert both.base.guest.current == 2048 * MIB
-
-
-def test_the_command_to_report_is_compared_with_inflating(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    both, stalls = pair(), iter(range(100))
-    monkeypatch.setattr(device, "take_back", lambda side, take, size: 30.0 if take() else 2.0)
-    monkeypatch.setattr(
-        DeviceSide, "vmstat", lambda side: {"allocstall_normal": next(stalls), "oom_kill": 1}
-    )
-    for side in both:
-        costs = device.back(side, 512 * MIB)
-        assert costs["inflate"]["time"] == 30.0 and costs["report_now"]["time"] == 2.0
-        assert costs["times"] == {"faster": 15.0}
-        # The counters are those of the step.
-        assert [costs[way]["pressed"] for way in device.BACK_WAYS] == [1, 1, 1]
-        # The memory is dirty before each way to take it, and back in the guest at the end.
-        assert side.asked == [device.ALL_DIRTY] * 2
-        assert balloon.held(side.guest) == 0
-
-
 @pytest.mark.parametrize("name", ["base", "ours"])
 def test_a_command_to_report_that_fails_is_no_result(name: str) -> None:
     side: Any = DeviceSide(name)
@@ -213,34 +156,6 @@ def test_either_device_can_miss_the_targets_of_the_command(
     assert set(judged) == {"device.back.0.5.faster", "device.back.0.5.pressed.report_now"}
     names = {name for name, target in judged.items() if not target.met}
     assert names == {f"device.back.0.5.{name}" for name in missed}
-
-
-@pytest.mark.parametrize(("gb", "sizes"), [(15.9, ["0.5", "3"]), (16.0, ["0.5", "3", "12"])])
-def test_sizes_that_the_machine_lacks_are_left_out(
-    monkeypatch: pytest.MonkeyPatch, gb: float, sizes: list[str]
-) -> None:
-    monkeypatch.setattr(device, "available_gb", lambda: gb)
-    costs = {way: {"time": 1.0, "cpu": 1.0, "pressed": 0.0} for way in device.BACK_WAYS}
-    costs["times"] = {"faster": 12.0}
-    asked: list[int] = []
-    memory: list[str] = []
-
-    def back(side: Any, size: int) -> dict[str, dict[str, float]]:
-        asked.append(size)
-        return costs
-
-    def specs(size: str) -> list[Any]:
-        memory.append(size)
-        return []
-
-    monkeypatch.setattr(device, "back", back)
-    run = run_of("device", pairs=9)
-    monkeypatch.setattr(run, "guests", lambda specs: contextlib.nullcontext(pair()))
-    device.backs(run, specs)
-    assert memory == ["960M", "3840M", "14208M"][: len(sizes)]
-    assert len(asked) == len(sizes) * 2 * (device.BACK_TURNS + 1)
-    assert {name.split(".back.")[1].removesuffix(".faster") for name in by_name(run)} >= {*sizes}
-    assert bool(run.notes) == (len(sizes) == 2)
 
 
 @pytest.mark.parametrize("more", [{"zero": 0}, {"back": 100 * MIB}])
@@ -305,12 +220,3 @@ def test_punching_is_measured() -> None:
     both = daemon.punch(2, 16)
     assert len(both["bare"]) == len(both["daemon"]) == 2
     assert min(*both["bare"], *both["daemon"]) > 0
-
-
-def test_both_sides_have_their_own_names(tmp_path: Path) -> None:
-    run = run_of("device")
-    device.figures(run, found((1, 2, 3)))
-    Result("device", "tcg", {}, "./kz bench device", run.metrics, sides=device.SIDES).save(tmp_path)
-    write_reports([load(tmp_path)], tmp_path)
-    assert "| in QEMU | vhost-user |" in (tmp_path / "report.md").read_text()
-    assert "<th>in QEMU</th><th>vhost-user</th>" in (tmp_path / "report.html").read_text()

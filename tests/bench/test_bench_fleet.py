@@ -1,13 +1,9 @@
 # SPDX-License-Identifier: GPL-2.0
-"""The bench of several guests, without one.
-
-Its traces, its figures, its chart, and guests that fail.
-"""
+"""The bench of several guests, without one: bytes zeroed, its chart, and guests that fail."""
 
 from __future__ import annotations
 
 import os
-import re
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,34 +17,9 @@ from lab.bench.repeat import Values
 from lab.bench.table import BENCHES
 from lab.build import linux
 from lab.core.errors import LabError, TestFailure
-from lab.report import charts, page, publish
+from lab.report import charts, page
 from lab.report.results import Metric, Result, load
-from tests.bench.fakes import MIB, FakeSide, by_name, run_of
-
-
-def test_a_trace_is_fixed_and_fits_into_a_guest() -> None:
-    traces = [fleet.trace(number) for number in range(fleet.GUESTS)]
-    assert traces == [fleet.trace(number) for number in range(fleet.GUESTS)]
-    assert len({tuple(one) for one in traces}) == fleet.GUESTS
-    for one in traces:
-        free = 0
-        for start, size, hold in (map(int, burst.split(":")) for burst in one):
-            assert start >= free and start < fleet.SECONDS * 1000 and 64 <= size <= 256
-            free = start + hold
-    assert sum(map(len, traces)) > 40
-
-
-def test_the_policies_differ_in_what_they_should() -> None:
-    reports = {
-        name for name, one in fleet.POLICIES.items() if "free-page-reporting=on" in one.device
-    }
-    assert reports == {"upstream", "late", "early", "kzeropaged"}
-    assert [name for name, one in fleet.POLICIES.items() if one.kernel == "base"] == [
-        "none",
-        "upstream",
-    ]
-    assert "echo 250 " in fleet.POLICIES["early"].command
-    assert "zero_page" in fleet.POLICIES["kzeropaged"].command
+from tests.bench.fakes import MIB, FakeSide
 
 
 def test_too_little_memory_is_an_error_before_anything_is_built(
@@ -88,19 +59,6 @@ class Sides(list[Any]):
             log.write_text("booting\nthe last line\n", encoding="utf-8")
             side.guest = SimpleNamespace(pid=os.getpid(), console=log)
             self.append(side)
-
-
-def test_host_memory_is_counted_each_second(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(fleet, "SECONDS", 2)
-    found = Values()
-    gib = fleet.play(Sides(tmp_path, *[lambda *argv: ANSWER] * 2), "late", found)
-    assert len(gib) == 2 and all(0.01 < value < 8 for value in gib)
-    assert found["late", "memory_time"] == [sum(gib)]
-    assert found["late", "zeroed"] == [2 * MIB] * 2 and found["late", "prezeroed"] == [MIB] * 2
-    assert len(found["late", "burst"]) == 200 and 1 < found["late", "burst_p99"][0] <= 1000
-    assert fleet.pss(2**22 + 1) == 0
 
 
 def test_guests_that_zero_each_page_count_all_pages(tmp_path: Path) -> None:
@@ -155,41 +113,3 @@ def test_the_chart_has_a_line_for_each_policy(tmp_path: Path) -> None:
     assert charts.OVER_TIME in page.html([made])
     made.series = {}
     assert charts.OVER_TIME not in page.html([made])
-
-
-def test_the_picture_has_a_colour_for_each_policy() -> None:
-    found, run = Values(), run_of("fleet")
-    for name, kind in ((name, kind) for name in fleet.POLICIES for kind in fleet.KINDS):
-        found[name, kind] = [2.0]
-    fleet.figures(run, found)
-    words = [one.words for one in fleet.POLICIES.values()]
-    sides = [fleet.POLICIES[fleet.AGAINST].words, "the policy named"]
-    made = Result(
-        "fleet", "tcg", {}, "", run.metrics, sides=sides, series={word: [1.0] for word in words}
-    )
-    svg = publish._files(made)["fleet.svg"]
-    for number, word in enumerate(words):
-        # In the legend, and a bar in each of four charts: memory, bursts, their 99th percentile,
-        # CPU time.
-        assert svg.count(f'<rect class="policy{number}"') == 1 + 4
-        assert f"<title>{word}: 2.00 GiB·s" in svg
-    for scheme in svg.split(charts.DARK):
-        colours = re.findall(r"svg \.policy\d { fill: (#\w+); }", scheme)
-        assert len(set(colours)) == len(colours) >= len(fleet.POLICIES)
-    assert 'class="ours"' not in svg and "var(" not in svg
-
-
-def test_figures_compare_each_policy_with_base_that_reports() -> None:
-    found = Values()
-    for name, kind in ((name, kind) for name in fleet.POLICIES for kind in fleet.KINDS):
-        found[name, kind] = [0.0 if kind == "prezeroed" and name != "kzeropaged" else 2.0]
-    found["upstream", "memory_time"] = [3.0]
-    run = run_of("fleet")
-    fleet.figures(run, found)
-    names = set(by_name(run))
-    assert "fleet.kzeropaged.prezeroed" in names and "fleet.late.prezeroed" not in names
-    assert len(names) == 4 * 7 + 1
-    assert not [name for name in names if name.startswith("fleet.upstream.")]
-    assert {
-        metric.base.median for metric in run.metrics if metric.name.endswith(".memory_time")
-    } == {3.0}

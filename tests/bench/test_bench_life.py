@@ -1,25 +1,22 @@
 # SPDX-License-Identifier: GPL-2.0
-"""The bench of a guest's life, without a guest: its phases, parking, files, figures and chart."""
+"""The bench of a guest's life, without a guest: parking, files, figures, targets and charts."""
 
 from __future__ import annotations
 
 import os
 import re
 import struct
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from lab.bench import life, life_programs, plan, plugin
+from lab.bench import life, life_programs, plugin
 from lab.bench.life import (
     BASE,
     COLUMNS,
     INITS,
-    NEEDS,
-    OF_LIVES,
     PAGES,
     PHASES,
     WHOLE,
@@ -27,15 +24,11 @@ from lab.bench.life import (
     ProgramLife,
     Sizes,
 )
-from lab.bench.plan import BenchOptions
 from lab.bench.repeat import Values
-from lab.bench.table import BENCHES
-from lab.boot import initramfs, resolve
-from lab.build import linux
-from lab.core.errors import TestFailure, UsageError
-from lab.report import page, publish
+from lab.core.errors import TestFailure
 from lab.report import phases as chart
-from lab.report.results import Metric, Result
+from lab.report import publish
+from lab.report.results import Result
 from tests.bench.fakes import MIB, FakeSide, by_name, fake, run_of, side
 
 SIZES = Sizes(1024, 128, 64, 512, 256, 0.0)
@@ -45,70 +38,6 @@ def a_life(tmp_path: Path, column: str = "ours", init: int = 0) -> Life:
     made = Life(run_of("life"), column, init, "thp", SIZES, tmp_path, tmp_path / "disk")
     made.side = side(COLUMNS[column].kernel)
     return made
-
-
-def test_a_phase_by_itself_has_what_it_needs() -> None:
-    assert life.phases("") == list(PHASES)
-    assert life.phases("boot") == ["boot"]
-    assert life.phases("later") == ["first", "again", "later"]
-    assert life.phases("restored") == ["park", "save", "restore", "restored"]
-    assert life.phases("save,first") == ["first", "park", "save"]
-    assert life.phases("park", PAGES["4k"]) == []
-    assert life.phases("", PAGES["4k"]) == ["first", "again", "later"]
-    for name, before in NEEDS.items():
-        # A phase comes after the phases that it needs, and these after those that they need.
-        assert max(map(PHASES.index, before)) < PHASES.index(name)
-        assert {more for one in before for more in NEEDS.get(one, ())} <= set(before)
-
-
-def test_a_phase_without_a_name_is_refused() -> None:
-    with pytest.raises(UsageError, match="Bad --only: parc") as error:
-        plan.plan(BENCHES["life"], BenchOptions(only="parc"))
-    assert "restored" in error.value.fix
-
-
-def test_a_native_life_ends_before_it_parks(tmp_path: Path) -> None:
-    """A balloon takes hours there."""
-    wanted = life.wanted_phases(run_of("life", accel="pvm"))
-    assert wanted == {
-        "thp": ["boot", "first", "again", "later"],
-        "4k": ["first", "again", "later"],
-        "programs": ["first", "again", "later"],
-    }
-    run = run_of("life")
-    assert life.wanted_phases(run) == {name: [*of] for name, of in OF_LIVES.items()}
-    assert {*life.LIVES} == {*OF_LIVES}
-    run.images = replace(run.images, disk=None)
-    assert life_programs.KIND not in life.wanted_phases(run)
-    assert life.wanted_phases(run_of("life", accel="pvm", only="boot")) == {"thp": ["boot"]}
-    with pytest.raises(UsageError, match="Bad --only: first,park"):
-        plan.plan(BENCHES["life"], BenchOptions(accel="pvm", only="first,park"))
-    for accel, kinds in (("pvm", {"time"}), ("tcg", {"time", "host"})):
-        one = a_life(tmp_path)
-        one.run = run_of("life", accel=accel)
-        one.side.guest.pid = os.getpid()
-        one.note("first", time=1.0)
-        assert {kind for _, kind in one.found} == kinds
-
-
-def test_the_columns_differ_in_what_they_should(tmp_path: Path) -> None:
-    run = run_of("life")
-    specs = {
-        (name, init): life.spec(run, name, init, Sizes(), tmp_path / "a,b")
-        for name in COLUMNS
-        for init in INITS
-    }
-    for (name, init), made in specs.items():
-        assert ("free-page-reporting=on" in made.devices[0]) == (name != BASE)
-        assert ("prezero=on" in made.append) == (name == "kzeropaged")
-        assert made.append.startswith(f"init_on_alloc={init}")
-        assert made.memory == "4096M" and "a,,b,if=none" in made.extra_qemu[1]
-        assert str(made.kernel).startswith("ours") == (name in ("ours", "kzeropaged"))
-    assert len({made.label for made in specs.values()}) == len(specs) == 8
-    parks = {name: column.park for name, column in COLUMNS.items()}
-    assert parks[BASE] is life.inflate and parks["reports"] is life.wait_for_passes
-    assert parks["ours"] is parks["kzeropaged"] is life.report_now
-    assert COLUMNS[BASE].after_park is life.deflate
 
 
 @pytest.mark.parametrize("status", ["completed", "timeout"])
@@ -170,33 +99,6 @@ def test_a_save_that_fails_ends_the_bench(tmp_path: Path) -> None:
     with pytest.raises(TestFailure, match="cannot be saved") as error:
         life.write_state(Saved("active", "failed"), tmp_path / "file")  # type: ignore[arg-type]
     assert "failed" in error.value.why
-
-
-class Quiet(Life):
-    """A life whose phases take 10 ms each and zero a page, in any guest."""
-
-    def __getattribute__(self, name: str) -> Any:
-        if name not in PHASES:
-            return super().__getattribute__(name)
-        return lambda: self.lives(name)
-
-    def lives(self, name: str) -> None:
-        if name == "boot":
-            self.side = side("ours")
-            self.side.sh("booted")
-        self.note(name, time=10.0, zeroed=4096.0)
-
-
-def test_the_whole_life_is_the_sum_of_its_phases(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(life, "cpu_ns", lambda _: 2 * 10**9)
-    one = Quiet(run_of("life"), "ours", 0, "thp", SIZES, tmp_path, tmp_path / "disk")
-    found = one.play(PHASES)
-    assert [phase for phase, kind in found if kind == "host"] == list(PHASES)
-    assert found[WHOLE, "time"] == 10.0 * len(PHASES)
-    assert found[WHOLE, "zeroed"] == 4096.0 * len(PHASES)
-    assert found[WHOLE, "cpu"] == 2.0
 
 
 def test_programs_are_counted_by_the_settings_of_the_guest(
@@ -296,13 +198,6 @@ def test_one_slow_park_misses_the_target() -> None:
     assert verdicts(found)["life.init0.kzeropaged.thp.park.time"] == "MISSED"
 
 
-def test_a_phase_by_itself_has_only_its_figures() -> None:
-    run = run_of("life")
-    life.figures(run, values(("park",)), Sizes())
-    assert {name.split(".")[4] for name in by_name(run)} == {"park"}
-    assert len(run.metrics) == len(INITS) * 3 * len(FIGURES["park"])
-
-
 def result(found: Values) -> Result:
     run = run_of("life")
     life.figures(run, found, Sizes())
@@ -311,46 +206,11 @@ def result(found: Values) -> Result:
     return Result("life", "tcg", {}, "", run.metrics, job=sizes, sides=sides)
 
 
-def bars(svg: str) -> list[str]:
-    return re.findall(r"<g><title>([^<]*)</title><rect class=\"policy\d\"", svg)
-
-
-def test_the_chart_has_the_phases_from_left_to_right() -> None:
-    found = values()
-    found["kzeropaged", 1, "thp", "park", "time"] = [5000.0]
-    made = result(found)
-    svg = chart.chart(made)
-    names = re.findall(r'font-size="11">([^<]+)<', svg)
-    panels = len(chart.PANELS) * len(INITS)
-    assert names == [*chart.NAMES.values()] * panels
-    shown = [
-        phase
-        for panel in chart.PANELS
-        for phase in chart.NAMES
-        if {*panel.kinds} & {*FIGURES[phase]}
-    ]
-    assert len(bars(svg)) == len(shown) * len(INITS) * len(COLUMNS)
-    found_at = [float(x) for x in re.findall(r'<rect class="policy3" x="([\d.]+)"', svg)][1:]
-    of_time = found_at[5 : 5 + 9]  # after those of the bytes zeroed; idle has no time
-    assert of_time == sorted(of_time)
-    assert "ours with kzeropaged, park: 5,000 ms" in svg
-    assert svg.count('class="beyond"') == 1
-
-
 def test_the_bar_of_a_save_is_its_file() -> None:
     found = values()
     found["ours", 0, "thp", "save", "file"] = [700.0 * MIB]
     svg = chart.chart(result(found))
     assert "ours, save: 700 MiB" in svg
-
-
-def test_the_chart_is_on_the_page_and_published() -> None:
-    made = result(values())
-    assert chart.TITLE in page.html([made])
-    svg = publish._files(made)["life.svg"]
-    assert f'aria-label="{chart.TITLE}"' in svg and "var(" not in svg
-    other = Result("thp", "tcg", {}, "", [Metric.of("thp.x", "ms", [1.0], [1.0])])
-    assert chart.TITLE not in page.html([other])
 
 
 def test_the_short_chart_has_the_worse_init_on_alloc() -> None:
@@ -373,13 +233,6 @@ def test_the_disk_has_no_page_of_zeros(tmp_path: Path) -> None:
     assert not any(content[at : at + 4096] == bytes(4096) for at in range(0, len(content), 4096))
 
 
-def test_a_page_cache_is_read_once(tmp_path: Path) -> None:
-    one = a_life(tmp_path)
-    one.idle()
-    one._fill_cache()
-    assert len([line for line in fake(one.side).asked if "/dev/vda" in line]) == 1
-
-
 # The real programs.
 
 CSV = (
@@ -387,30 +240,6 @@ CSV = (
     '"p99_latency_ms","max_latency_ms"',
     '"SET","83.33","4.250","3.120","4.015","6.100","7.500","9.012"',
 )
-
-
-def test_the_disk_and_its_kernels_are_for_the_phases_of_programs(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(linux, "build_linux", lambda *of, **more: Path(of[0]) / more["config"])
-    monkeypatch.setattr(resolve, "qemu", lambda *_: Path("qemu"))
-    monkeypatch.setattr(initramfs, "base_archive", lambda *_: Path("archive"))
-    monkeypatch.setattr(plan, "build_plugin", Path)
-    monkeypatch.setattr(plan, "available_gb", lambda: 16.0)
-    bench = replace(BENCHES["life"], disk=lambda: Path("disk"))
-    for only, with_disk in (("", False), ("park,later", True), ("park", False), ("burst", False)):
-        images = plan.build(plan.plan(bench, BenchOptions(only=only)))
-        assert images.disk == (Path("disk") if with_disk else None)
-        disk = {"disk_base", "disk_ours"} if with_disk else set()
-        assert set(images.kernels) == {"base", "ours"} | disk
-        for name in disk:
-            assert Path(images.kernels[name]).name == life_programs.CONFIG
-    monkeypatch.setattr(plan, "check", lambda _: None)
-    native = plan.plan(bench, BenchOptions(accel="pvm"))
-    assert "disk_base" in native.kernels
-    assert {kernel.arch for kernel in native.kernels.values()} == {"pvm"}
-    # All parts of the bench programs need its disk.
-    assert plan.needs_disk(BENCHES["programs"], BenchOptions(only="gcc"))
 
 
 class Served(FakeSide):
@@ -486,20 +315,3 @@ def test_a_server_without_latencies_fails(tmp_path: Path) -> None:
     with pytest.raises(TestFailure, match="has no latencies") as error:
         life_programs.play(guest, "server", 0, None)  # type: ignore[arg-type]
     assert "command not found" in error.value.why
-
-
-def test_guests_of_programs_have_the_disk_and_the_settings_of_their_column(tmp_path: Path) -> None:
-    subprocess.run(["sh", "-n", life_programs.SERVER], check=True)
-    for column, (emulated, init) in zip(
-        COLUMNS, [(True, 0), (True, 1), (False, 0), (False, 1)], strict=True
-    ):
-        one = programs_of(tmp_path, column, init, emulated=emulated)
-        kernels = {f"disk_{kernel}": Path(kernel) for kernel in ("base", "ours")}
-        one.run.images = replace(one.run.images, kernels=kernels)
-        made = one.spec()
-        assert "snapshot=on" in made.extra_qemu[1] and "a,,b" in made.extra_qemu[1]
-        assert ("-plugin" in made.extra_qemu) is emulated
-        assert made.append.startswith(f"init_on_alloc={init}")
-        assert ("prezero=on" in made.append) is (column == "kzeropaged")
-        assert made.devices == [COLUMNS[column].device]
-        assert str(made.kernel) == COLUMNS[column].kernel

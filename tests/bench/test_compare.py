@@ -129,17 +129,3 @@ def test_runs_that_share_no_metric_are_refused_even_when_forced(tmp_path: Path) 
     two = write(tmp_path / "b", 100, metrics=[Metric.of("other", "ms", [1.0], [1.0])])
     with pytest.raises(UsageError, match="Cannot compare"):
         compare(one, two, force=True)
-
-
-def test_the_verb_prints_json_and_a_table(tmp_path: Path) -> None:
-    runs = [str(write(tmp_path / "a", 100)), str(write(tmp_path / "b", 110))]
-    told = CliRunner().invoke(app, ["compare", *runs, "--json"])
-    assert told.exit_code == 0
-    rows = json.loads(told.stdout)["rows"]
-    assert {row["side"] for row in rows} == {"base", "ours", "ours/base"}
-    assert {row["significance"]["test"] for row in rows} == {"too few"}
-    unlike = [runs[0], str(write(tmp_path / "c", 100, accelerator="kvm"))]
-    forced = json.loads(CliRunner().invoke(app, ["compare", "--force", *unlike, "--json"]).stdout)
-    assert any("kvm" in reason for reason in forced["reasons"])
-    shown = CliRunner().invoke(app, ["compare", *runs]).stdout
-    assert "thp.populate.task_clock" in shown and "too few to tell" in shown and "points" in shown

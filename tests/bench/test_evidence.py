@@ -50,23 +50,6 @@ def test_the_first_and_the_last_look_at_the_counters_are_kept(tmp_path: Path) ->
     }
 
 
-@pytest.mark.parametrize("stdout", ["", snapshot("a 1"), snapshot("a 1") + "@vmstat\na 2\n"])
-def test_no_later_look_no_second_file(tmp_path: Path, stdout: str) -> None:
-    found = evidence.Evidence(tmp_path / "found")
-    found.take(ended(tmp_path / "boot", "base", stdout))
-    place = tmp_path / "found" / "guests" / "base"
-    assert (place / "vmstat-before").exists() == bool(stdout)
-    assert not (place / "vmstat-after").exists()
-
-
-def test_a_qemu_that_the_lab_did_not_build_has_no_options(tmp_path: Path) -> None:
-    guest = ended(tmp_path / "boot", "base")
-    guest.qemu = tmp_path / "qemu-system-x86_64"
-    found = evidence.Evidence(tmp_path / "found")
-    found.take(guest)
-    assert json.loads((tmp_path / "found" / "qemu.json").read_text())["options"] == []
-
-
 def test_guests_of_one_name_and_one_kernel(tmp_path: Path) -> None:
     image = tmp_path / "linux-x86_64-base" / "bzImage"
     image.parent.mkdir()

@@ -12,7 +12,7 @@ from lab.bench import hotpath
 from lab.bench.plugin import build_plugin, symbols
 from lab.bench.runner import Run
 from lab.core.errors import TestFailure
-from tests.bench.fakes import IMAGES, run_of
+from tests.bench.fakes import run_of
 
 ALL = [*hotpath.PATHS, *hotpath.MORE]
 BOUND = [path for path in ALL if path.bound]
@@ -64,15 +64,6 @@ def compared(paths: Sequence[hotpath.HotPath], ours: float, prefix: str) -> Run:
     return run
 
 
-def test_names_that_others_read() -> None:
-    assert [metric.name for metric in compared(hotpath.PATHS, 1000, hotpath.IDLE).metrics] == [
-        "hotpath.fault.instructions",
-        "hotpath.alloc_free.instructions",
-        "hotpath.buddy_alloc_free.instructions",
-        "hotpath.thp_fault.instructions",
-    ]
-
-
 @pytest.mark.parametrize("prefix", [hotpath.IDLE, hotpath.OFF])
 def test_each_path_beyond_the_limit_is_broken_down(
     prefix: str, asked: list[tuple[str, str]]
@@ -85,15 +76,6 @@ def test_each_path_beyond_the_limit_is_broken_down(
     made = compared(BOUND, 1006, prefix).metrics
     assert [metric.target.met for metric in made if metric.target] == [False] * len(BOUND)
     assert asked == [(prefix, path.name) for path in BOUND]
-
-
-def test_an_active_source_has_no_limit(asked: list[tuple[str, str]]) -> None:
-    paths = [*hotpath.NEW, *ALL]
-    made = compared(paths, 2000, hotpath.ACTIVE).metrics
-    assert [metric.name for metric in made] == [
-        f"hotpath.active.{p.metric or p.name}.instructions" for p in paths
-    ]
-    assert asked == [] and not any(metric.target for metric in made)
 
 
 @pytest.mark.parametrize(("ours", "met"), [(1050, True), (1051, False)])
@@ -113,21 +95,6 @@ def test_a_source_that_gives_no_zeros_is_no_result() -> None:
         hotpath.check_skipped(path, pages, "ours")
         with pytest.raises(TestFailure, match="not active"):
             hotpath.check_skipped(path, pages // 2, "ours")
-
-
-def test_the_demo_counts_what_it_always_did(monkeypatch: pytest.MonkeyPatch) -> None:
-    booted: list[tuple[object, list[str]]] = []
-
-    def boot(run: Run, kernel: object, paths: Sequence[hotpath.HotPath]) -> hotpath.Counts:
-        booted.append((kernel, [path.name for path in paths]))
-        return {path.name: 1000.0 for path in paths}
-
-    monkeypatch.setattr(hotpath, "_boot", boot)
-    run = run_of("thp")
-    hotpath.idle(run, boots=1)
-    names = ["fault", "alloc_free", "buddy", "thp_fault"]
-    assert sorted(booted, key=str) == [(IMAGES.base, names), (IMAGES.ours, names)]
-    assert len(run.metrics) == len(names) and len(run.notes) == 1
 
 
 def test_functions_are_counted_for_one_operation(

@@ -146,21 +146,6 @@ def test_what_grows_faster_than_memory_misses_its_target(large: int, met: bool) 
 WITH_BASE = ("program_base", "report_base")
 
 
-def test_base_and_ours_are_compared() -> None:
-    run = run_of("lockhold")
-    lockhold.against_base(run, found(250), (1, 4))
-    metrics = by_name(run)
-    longest = metrics["lockhold.report.4gb.longest"]
-    assert (
-        longest.base.median == 100 and longest.ours.median == 250 and longest.change_percent == 150
-    )
-    assert "in free_one_page() on base and in page_reporting_pass()" in longest.sentence
-    assert "base without such a step" in metrics["lockhold.flush.4gb.longest"].sentence
-    assert metrics["lockhold.program.1gb.holds"].base.median == 102
-    assert metrics["lockhold.report.1gb.p99"].base.median == 100
-    assert len(lockhold.notes(found(250))) == 12
-
-
 @pytest.mark.boots
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", [pytest.param("base", marks=pytest.mark.nightly), "knownzero"])

@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +15,8 @@ from lab.bench import session
 from lab.bench.plan import BenchOptions, Images
 from lab.bench.runner import Run
 from lab.bench.table import BENCHES
-from lab.report.results import Metric
+from lab.core.paths import REPO
+from lab.report.results import Metric, load
 from tests.bench.fakes import by_name
 
 pytestmark = [pytest.mark.boots, pytest.mark.timeout(900)]
@@ -29,16 +33,27 @@ def measured(image: Callable[..., Path], qemu: Path) -> dict[str, Metric]:
     return by_name(run)
 
 
-def test_single_pages_are_not_zeroed_again(image: Callable[..., Path], qemu: Path) -> None:
-    found = measured(image, qemu)
-    assert len(found) == 9
-    for name, one in found.items():
+def test_what_was_measured_is_sent_and_published(
+    image: Callable[..., Path], qemu: Path, tmp_path: Path
+) -> None:
+    """With the packages of a fresh machine; single pages are not zeroed again."""
+    given = map(str, (image("knownzero"), qemu, tmp_path, SIZE_MB))
+    argv = [sys.executable, "-m", "tests.bench.fresh", *given]
+    environment = {**os.environ, "PYTHONPATH": str(REPO)}
+    done = subprocess.run(argv, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    folder = tmp_path / "results" / "order0"
+    assert done.stdout.split()[-1] == str(folder)
+    assert "[order0](order0/README.md)" in (tmp_path / "results" / "README.md").read_text()
+    metrics = load(folder).metrics
+    assert len(metrics) == 9
+    for one in metrics:
         for side in (one.base, one.ours):
-            if name.endswith("skipped_percent"):
+            if one.name.endswith("skipped_percent"):
                 assert side.median >= 80  # 86 to 89 were measured
-            if name.endswith("guest_zeroed_bytes"):
+            if one.name.endswith("guest_zeroed_bytes"):
                 assert 0 < side.median <= 0.2 * SIZE_MB * session.MIB
-            if name.endswith("task_clock"):
+            if one.name.endswith("task_clock"):
                 assert 1 < side.median < 60_000
 
 

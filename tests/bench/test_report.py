@@ -14,7 +14,7 @@ from lab.core.paths import REPO
 from lab.core.units import human, percent
 from lab.report import charts, plain
 from lab.report.commands import app
-from lab.report.groups import Group, groups
+from lab.report.groups import Group
 from lab.report.page import html, markdown, posted, ran_on, write_reports
 from lab.report.results import Metric, Result, Target, load
 
@@ -154,24 +154,6 @@ def test_outliers_are_shown_counted_and_not_dropped() -> None:
     )
 
 
-def test_a_dot_beyond_the_edge_is_an_arrow_with_its_value() -> None:
-    drawn = charts.bars([Metric.of("a.b", "ms", LEVEL, [*LEVEL[:-1], 400.0])], [""], "a.b")
-    assert drawn.count('<path class="beyond"') == 1
-    assert "<title>beyond the edge: 400 ms</title>" in drawn
-    assert drawn.count("<circle") == 19
-    near = charts.bars([Metric.of("a.b", "ms", LEVEL, [*LEVEL[:-1], 150.0])], [""], "a.b")
-    assert "beyond" not in near
-    assert (
-        near.count('class="dot out"') == 1 and "<title>outside the fences: 150 ms</title>" in near
-    )
-    assert near.count("<circle") == 20
-    # Whatever is drawn is to the left of the value.
-    for svg in (drawn, near):
-        texts = [float(x) for x in re.findall(r'<text class="value" x="([\d.]+)"', svg)]
-        dots = [float(x) for x in re.findall(r'cx="([\d.]+)"', svg)]
-        assert max(dots) <= max(texts) - 5
-
-
 def test_figures_say_what_they_were_measured_on() -> None:
     others = ["", "User-Mode Linux", "tcg, counting instructions"]
     metrics = [metric(f"x.{number}", accelerator=name) for number, name in enumerate(others)]
@@ -182,31 +164,6 @@ def test_figures_say_what_they_were_measured_on() -> None:
     assert all(
         figure.count("Measured on: ") == 1 for figure in re.findall(r"<figure>.*?</figure>", page)
     )
-
-
-def test_what_ran_where_is_on_the_page() -> None:
-    made = demo()
-    made.versions = {
-        "qemu": "QEMU 10",
-        "linux_base": "Linux 7.3.4, .config sha256 aa",
-        "image_ours": "linux-x",
-    }
-    made.host = {"cpu": "Z80", "kernel": "6.1"}
-    made.job = {"pairs": 10}
-    made.when, made.seconds = "2026-11-22T10:11:12+0000", 61.4
-    for text in (html([made]), markdown([made])):
-        for word in (
-            "QEMU 10",
-            "sha256 aa",
-            "linux-x",
-            "Z80",
-            "6.1",
-            "tcg",
-            "2026-11-22 10:11:12",
-            "61 s",
-            made.reproduce,
-        ):
-            assert word in text
 
 
 def test_what_the_guests_left_is_linked_from_where_the_page_is(tmp_path: Path) -> None:
@@ -232,42 +189,6 @@ def test_what_the_guests_left_is_linked_from_where_the_page_is(tmp_path: Path) -
 def metric(name: str, title: str = "", label: str = "", unit: str = "ms", **more: str) -> Metric:
     made = Metric.of(name, unit, [2.0], [1.0])
     return replace(made, title=title, label=label, **more)  # type: ignore[arg-type]
-
-
-def test_figures_of_one_title_and_unit_share_a_chart() -> None:
-    metrics = [
-        metric("a.x.time", "Time of a job", "one task", more="and more"),
-        metric("a.y.time", "Time of a job", "two tasks"),
-        metric("a.y.size", "Time of a job", "in bytes", "bytes"),
-        metric("b.y.time", "Time of a job", "of another bench"),
-        metric("novel.thing"),
-    ]
-    found = [(one.title, one.labels) for one in groups(Result("a", "tcg", {}, "", metrics))]
-    assert found == [
-        ("Time of a job", ["one task", "two tasks"]),
-        ("Time of a job", ["in bytes"]),
-        ("Time of a job", ["of another bench"]),
-        ("novel.thing", [""]),
-    ]
-    assert metrics[0].sentence == "Time of a job: one task; and more."
-
-
-def test_a_picture_has_its_colours_its_charts_and_nothing_from_outside() -> None:
-    made = Result(
-        "a",
-        "tcg",
-        {},
-        "",
-        [metric("a.x.t", "Time", "<one>"), metric("a.y.s", "Size", "two", "bytes")],
-    )
-    svg = charts.picture(groups(made), ["base", "our < kernel"], "About it. " * 9)
-    Checker().feed(svg.partition("\n")[2])
-    assert svg.count('class="title"') == 2 and svg.count("<g><title>") == 4
-    assert "our &lt; kernel" in svg and "&lt;one&gt;" in svg
-    light, dark = svg.split(charts.DARK)
-    assert "card { fill: #fff; }" in light and "card { fill: #1c2024; }" in dark
-    assert "var(" not in svg
-    assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)|@import|url\(|href", svg)
 
 
 def test_no_text_of_a_picture_is_cut_off() -> None:
@@ -318,24 +239,6 @@ def test_published_results_fit_a_terminal() -> None:
         assert command.split() == made.reproduce.split()
 
 
-def test_no_value_is_cut_off() -> None:
-    for value in (1.0, 737814.0, 123456789.0):
-        metric = Metric.of("x.corunner", "steps/s", [value] * 3, [value] * 3)
-        drawn = charts.bars([metric], [""], "x")
-        found = re.findall(r'<text class="value" x="([\d.]+)" y="[\d.]+">([^<]+)</text>', drawn)
-        assert len(found) == 2
-        for left, text in found:
-            assert float(left) + charts.CHARACTER * len(text) <= charts.WIDTH
-
-
-def test_the_floor_is_a_line_with_its_value() -> None:
-    metric = Metric.of("a.b", "ms", [4.0], [2.0], floor=[1.0, 3.0, 1.5])
-    assert metric.floor == 1.5
-    svg = charts.bars([metric], [""], "")
-    assert svg.count('class="floor"') == 1 and "<title>floor: 1.50 ms</title>" in svg
-    assert 'class="floor"' not in charts.bars([Metric.of("a.b", "ms", [4.0], [2.0])], [""], "")
-
-
 def test_bars_are_to_scale_from_zero() -> None:
     svg = charts.bars([Metric.of("x", "ms", [100.0], [25.0])], ["x"], "x")
     widths = [
@@ -358,17 +261,6 @@ def test_the_verb_writes_both_files(tmp_path: Path) -> None:
         "report.md",
         "result.json",
     ]
-
-
-def test_several_runs_make_one_page(tmp_path: Path) -> None:
-    write_reports([demo(), demo("kvm")], tmp_path)
-    page = (tmp_path / "report.html").read_text()
-    assert "on tcg" in page and "on kvm" in page
-    checker = Checker()
-    checker.feed(page)
-    assert checker.links == ["#run-1", "#run-2"]
-    assert 'id="run-1"' in page and 'id="run-2"' in page
-    assert "1 of 1" in page  # of the targets
 
 
 @pytest.mark.parametrize(
