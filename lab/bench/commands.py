@@ -15,7 +15,7 @@ from typer import Argument, Option
 
 from lab.bench import demo as demos
 from lab.bench import native
-from lab.bench.plan import DEBIAN, NOT_EMULATED, BenchOptions, Images, Plan, build, check
+from lab.bench.plan import NOT_EMULATED, BenchOptions, Images, Plan, build, check
 from lab.bench.plan import plan as make_plan
 from lab.bench.runner import measure
 from lab.bench.table import BENCHES
@@ -105,11 +105,7 @@ def run_all(options: BenchOptions, parent: Path, as_json: bool) -> list[Result]:
     results: list[Result] = []
     failed: list[LabError] = []
     for name, bench in BENCHES.items():
-        if options.accel == "pvm" and not bench.native:
-            continue
-        if options.defaults == DEBIAN and not bench.debian:
-            continue
-        if options.linux and not bench.older:
+        if not bench.can(options):
             continue
         try:
             results.append(run_one(make_plan(bench, options), parent / name))

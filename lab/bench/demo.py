@@ -6,7 +6,7 @@ Debian's QEMU, the daemon, and one kernel. Without: the same with a device that 
 """
 
 from lab.bench.jobs import NO_SOURCE, TOUCHED, allocate
-from lab.bench.plan import Bench, Images, Plan, kernels_of
+from lab.bench.plan import NATIVE, Bench, Images, Needs, Plan, kernels_of
 from lab.bench.runner import Run
 from lab.bench.session import Wanted, shared_memory
 from lab.boot import ahead, initramfs
@@ -72,4 +72,10 @@ def measure(run: Run) -> None:
     run.add("host.resident_after_free_bytes", (left["base"], left["ours"]))
 
 
-DEMO = Bench("demo", "the main job on what an operator would run", measure, both=False, native=True)
+DEMO = Bench(
+    "demo",
+    "the main job on what an operator would run",
+    measure,
+    needs=Needs(base=False),
+    takes=(NATIVE,),
+)

@@ -26,6 +26,7 @@ from lab.patches.parts import split
 Image = str | Path
 NOT_EMULATED = ("kvm", "pvm")
 KERNEL, DEBIAN = "kernel", "debian"  # whose defaults guests have
+NATIVE, LINUX = "pvm", "linux"  # what a bench may take, beside DEBIAN
 
 
 @dataclass(frozen=True)
@@ -67,52 +68,79 @@ class Kernel:
 
 
 @dataclass(frozen=True)
-class Bench:
-    """A bench: its name, a sentence, and the function that observes a ``Run`` (runner.py).
+class Disk:
+    """The file system of real programs, for ``parts`` of a bench, or all of it.
 
-    ``accel`` is the only accelerator it can use, if any; ``both`` is False for a bench that runs
-    our kernel only. ``needs_gb`` of the machine's memory must be available. ``config``: a fragment
-    for both kernels. ``kernels``: those beside base and ours, by name. ``user_mode``: both kernels
-    as User-Mode Linux, too (um_base, um_ours). ``plugins``: of the emulator. ``daemon``: the
-    vhost-user daemon. ``first`` builds something else, ``disk`` its file system. ``disk_parts``:
-    the parts that need the disk, if not all do, on kernels of their own (disk_base, disk_ours) with
-    the fragment ``disk_config``. ``parts``: the names that --only takes; ``emulated_parts``: those
-    that --accel pvm leaves out. ``native``: it has figures with --accel pvm. ``debian``: it takes
-    --defaults debian, ``older``: --linux.
+    Parts run on kernels of their own (disk_base, disk_ours), with the fragment ``config``.
     """
 
-    name: str
-    sentence: str
-    measure: Callable[[Any], None] = field(repr=False)
-    accel: str = ""
-    both: bool = True
-    needs_gb: float = 0.0
+    make: Callable[[], Path]
+    parts: tuple[str, ...] = ()
+    config: str = ""
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a bench needs beside QEMU and two kernels, all built before it begins.
+
+    ``base`` is False for a bench that runs our kernel only. ``gb`` of the machine's memory must be
+    available. ``config``: a fragment for both kernels. ``kernels``: those beside base and ours, by
+    name. ``user_mode``: both kernels as User-Mode Linux, too (um_base, um_ours). ``plugins``: of
+    the emulator. ``daemon``: the vhost-user daemon. ``first`` builds something else.
+    """
+
+    base: bool = True
+    gb: float = 0.0
     config: str = ""
     kernels: Mapping[str, Kernel] = field(default_factory=dict)
     user_mode: bool = False
     plugins: tuple[str, ...] = ()
     daemon: bool = False
     first: Callable[[], object] | None = None
-    parts: tuple[str, ...] = ()
-    emulated_parts: tuple[str, ...] = ()
-    disk: Callable[[], Path] | None = None
-    disk_parts: tuple[str, ...] = ()
-    disk_config: str = ""
-    native: bool = False
-    debian: bool = False
-    older: bool = False
+    disk: Disk | None = None
 
 
-def needs_disk(bench: Bench, options: BenchOptions) -> bool:
-    """Whether a run needs the disk of a bench.
+@dataclass(frozen=True)
+class Parts:
+    """The names that --only takes; ``emulated``: those that --accel pvm leaves out."""
+
+    names: tuple[str, ...] = ()
+    emulated: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A bench: its name, a sentence, and the function that observes a ``Run`` (runner.py).
+
+    ``accel`` is the only accelerator it can use, if any. ``takes``: NATIVE for one with figures
+    with --accel pvm, DEBIAN for --defaults debian, LINUX for --linux.
+    """
+
+    name: str
+    sentence: str
+    measure: Callable[[Any], None] = field(repr=False)
+    accel: str = ""
+    needs: Needs = Needs()
+    parts: Parts = Parts()
+    takes: tuple[str, ...] = ()
+
+    def can(self, options: BenchOptions) -> bool:
+        """Whether it takes the options that not every bench takes."""
+        wanted = {NATIVE: options.accel == NATIVE, DEBIAN: options.defaults == DEBIAN}
+        wanted[LINUX] = bool(options.linux)
+        return all(name in self.takes for name, asked in wanted.items() if asked)
+
+
+def disk_of(bench: Bench, options: BenchOptions) -> Disk | None:
+    """The disk of a bench, if this run needs it.
 
     Real programs take minutes under emulation: parts that need the disk use it only without the
     emulator, or when --only names them.
     """
-    wanted = set(split(options.only))
-    if not wanted and options.accel in NOT_EMULATED:
-        wanted = {*bench.disk_parts}
-    return bool(bench.disk) and (not bench.disk_parts or not wanted.isdisjoint(bench.disk_parts))
+    disk, wanted = bench.needs.disk, set(split(options.only))
+    if disk and not wanted and options.accel in NOT_EMULATED:
+        return disk
+    return disk if disk and (not disk.parts or not wanted.isdisjoint(disk.parts)) else None
 
 
 @dataclass(frozen=True)
@@ -201,39 +229,39 @@ def check(options: BenchOptions) -> None:
 def plan(bench: Bench, options: BenchOptions, verb: tuple[str, ...] = ()) -> Plan:
     """The plan of a run; UsageError for options that cannot work. Builds nothing."""
     check(options)
-    if unknown := set(split(options.only)).difference(bench.parts):
+    if unknown := set(split(options.only)).difference(bench.parts.names):
         why = f"{bench.name} has no part {min(unknown)}"
-        fix = f"use {', '.join(bench.parts) or 'all of it'}"
+        fix = f"use {', '.join(bench.parts.names) or 'all of it'}"
         raise UsageError(f"Bad --only: {options.only}", why, fix)
-    if options.defaults == DEBIAN and not bench.debian:
+    if options.defaults == DEBIAN and DEBIAN not in bench.takes:
         why = f"{bench.name} has settings of its own"
         raise UsageError(f"Bad --defaults: {DEBIAN}", why, "leave it out, or measure thp")
-    native = options.accel == "pvm"
-    if native and not bench.native:
+    native = options.accel == NATIVE
+    if native and NATIVE not in bench.takes:
         why = f"{bench.name} needs the emulator, several CPUs, or other guests"
         raise UsageError("Bad --accel: pvm", why, "leave it out, or measure thp")
-    if native and (emulated := set(split(options.only)).intersection(bench.emulated_parts)):
+    if native and (emulated := set(split(options.only)).intersection(bench.parts.emulated)):
         why, fix = f"{min(emulated)} needs the emulator", "leave it out, or use --accel tcg"
         raise UsageError(f"Bad --only: {options.only}", why, fix)
-    if options.linux and not bench.older:
+    if options.linux and LINUX not in bench.takes:
         why = f"{bench.name} measures parts that {options.linux} lacks, or needs patches for it"
         raise UsageError(f"Bad --linux: {options.linux}", why, "leave it out, or measure thp")
     if bench.accel and not native:
         options = replace(options, accel=bench.accel)
-    named = {"base": options.base if bench.both else options.ours, "ours": options.ours}
-    kernels = {side: Kernel(name, config=bench.config) for side, name in named.items()}
-    kernels |= bench.kernels
+    named = {"base": options.base if bench.needs.base else options.ours, "ours": options.ours}
+    kernels = {side: Kernel(name, config=bench.needs.config) for side, name in named.items()}
+    kernels |= bench.needs.kernels
     if options.linux:
         kernels.pop("floor", None)  # a patch for the newest kernel
-    if bench.disk_config and needs_disk(bench, options):
+    if (disk := disk_of(bench, options)) and disk.config:
         kernels |= {
-            f"disk_{side}": Kernel(name, config=bench.disk_config) for side, name in named.items()
+            f"disk_{side}": Kernel(name, config=disk.config) for side, name in named.items()
         }
     if native:  # without those that only the emulator needs
         kernels = {
             name: replace(kernel, arch=PVM) for name, kernel in kernels.items() if name != "off"
         }
-    elif bench.user_mode and {*named.values()} <= {*linux.VARIANTS}:
+    elif bench.needs.user_mode and {*named.values()} <= {*linux.VARIANTS}:
         kernels |= {f"um_{side}": Kernel(name, "um") for side, name in named.items()}
     return Plan(bench, options, verb or ("bench", bench.name), kernels)
 
@@ -243,22 +271,23 @@ def build(wanted: Plan) -> Images:
 
     LabError when that fails, or when the machine has too little memory for the guests.
     """
-    bench, options = wanted.bench, wanted.options
+    bench, options, needs = wanted.bench, wanted.options, wanted.bench.needs
     check_memory(bench)
-    disk = bench.disk() if bench.disk and needs_disk(bench, options) else None
+    disk = disk_of(bench, options)
+    disk_image = disk.make() if disk else None
     kernels = kernels_of(wanted)
-    native = options.accel == "pvm"
+    native = options.accel == NATIVE
     for arch in {"x86_64" if native else kernel.arch for kernel in wanted.kernels.values()}:
         initramfs.base_archive(arch)
-    if bench.first:
-        bench.first()
-    with_daemon = bench.daemon or options.qemu == "stock"
+    if needs.first:
+        needs.first()
+    with_daemon = needs.daemon or options.qemu == "stock"
     return Images(
         resolve.qemu(options.qemu),
         kernels,
-        {} if native else {name: build_plugin(name) for name in bench.plugins},
+        {} if native else {name: build_plugin(name) for name in needs.plugins},
         daemon.build("release") if with_daemon else None,
-        disk,
+        disk_image,
         parts.keys() if wanted.kernels["ours"].named in linux.VARIANTS else {},
     )
 
@@ -282,7 +311,7 @@ def available_gb() -> float:
 
 def check_memory(bench: Bench) -> None:
     """LabError when the machine has less memory available than a bench needs."""
-    if (available := available_gb()) < bench.needs_gb:
-        why = f"{available:.1f} GB of memory are available, {bench.needs_gb:.1f} GB are needed"
+    if (available := available_gb()) < bench.needs.gb:
+        why = f"{available:.1f} GB of memory are available, {bench.needs.gb:.1f} GB are needed"
         fix = "end other programs on the machine"
         raise LabError(f"Cannot run the bench {bench.name}", why, fix)

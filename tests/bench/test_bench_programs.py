@@ -33,7 +33,7 @@ NAMES = {
 
 
 def test_each_program_is_a_script() -> None:
-    assert set(programs.NAMES) == NAMES == set(BENCHES["programs"].parts)
+    assert set(programs.NAMES) == NAMES == set(BENCHES["programs"].parts.names)
     for name in programs.NAMES:
         file = PROGRAMS / f"{name}.sh"
         subprocess.run(["sh", "-n", file], check=True)
@@ -46,8 +46,8 @@ def test_each_program_is_a_script() -> None:
 
 
 def test_the_kernels_have_what_the_programs_need() -> None:
-    assert BENCHES["programs"].config in build.configurations()
-    wanted = build.requested(build.fragments("base", "x86_64", BENCHES["programs"].config))
+    assert BENCHES["programs"].needs.config in build.configurations()
+    wanted = build.requested(build.fragments("base", "x86_64", BENCHES["programs"].needs.config))
     for option in (
         "EXT4_FS",
         "UNIX",
