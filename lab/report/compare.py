@@ -10,6 +10,7 @@ from lab.core.errors import UsageError
 from lab.core.units import human, percent
 from lab.report.results import FILE_NAME, Metric, Result, Sample, change_percent, load
 from lab.report.significance import Significance, judge
+from lab.report.table import Table
 
 SIDE_NAMES = ("base", "ours")
 PAIRS = "ours/base"
@@ -167,12 +168,12 @@ CAPTION = (
 
 def table(found: Comparison) -> str:
     names = dict(zip(SIDE_NAMES, found.sides, strict=True))
-    lines = ["| metric | side | first | second | change | chance |", "|---|---|---:|---:|---:|---|"]
+    heads, cells = ("metric", "side", "first", "second", "change", "chance"), []
     for row in found.rows:
         change = percent(row.change_percent) if row.points is None else f"{row.points:+.1f} points"
         mark = " ~" if row.overlap and (row.change_percent or row.points) else ""
         medians = (human(side.median, row.unit) for side in (row.first, row.second))
         test = row.significance.text() if row.significance else ""
-        cells = (f"`{row.name}`", names.get(row.side, row.side), *medians, change + mark, test)
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join([*lines, "", CAPTION])
+        side = names.get(row.side, row.side)
+        cells.append((f"`{row.name}`", side, *medians, change + mark, test))
+    return f"{Table(heads, cells, right=(2, 3, 4)).markdown()}\n{CAPTION}"

@@ -20,6 +20,7 @@ from lab.report.evidence import GUESTS, HOST, QEMU
 from lab.report.groups import groups
 from lab.report.results import Metric, Result, Sample, in_words
 from lab.report.significance import CONSTANT, LEVEL, TOO_FEW, outside
+from lab.report.table import TOGETHER, Table
 
 TEMPLATES = Path(__file__).parent / "templates"
 POSTED = REPO / "docs" / "results" / "posted.toml"
@@ -208,7 +209,7 @@ def _interval(metric: Metric) -> str:
 
 def _together(text: str) -> str:
     """A figure and its unit without a line break between them."""
-    return text.replace(" ", "\N{NO-BREAK SPACE}")
+    return text.replace(" ", TOGETHER)
 
 
 def html(results: list[Result], folder: Path | None = None) -> str:
@@ -235,12 +236,15 @@ def html(results: list[Result], folder: Path | None = None) -> str:
         ran_on,
     )
     of_metrics = (_interval, _test, _outliers, _breakable, _together, human, percent)
-    of_summary = (summary.is_of, summary.rows, summary.notes)
+    of_summary = (summary.is_of, summary.notes)
     context = {
         helper.__name__.removeprefix("_"): helper
         for helper in (*of_results, *of_metrics, *of_summary)
     }
-    more = {"evidence": lambda result: _evidence(result, folder)}
+    more = {
+        "evidence": lambda result: _evidence(result, folder),
+        "short": lambda result: summary.table(result).html(),
+    }
     return environment().get_template("report.html.j2").render(context | more, results=results)
 
 
@@ -278,20 +282,20 @@ def markdown(results: list[Result]) -> str:
 def runs(results: list[Result], link: str = "[{0}](#{0})") -> str:
     """A table in Markdown with the command and the origin of each result."""
     heads = ("run", "command", "accelerator", "commit", "date", "series", "targets met", "machine")
-    rows = [heads, ("---",) * len(heads)]
+    rows = []
     for one in results:
         known = [one.host[key] for key in ("cpus", "cpu") if key in one.host]
         machine = "×".join(known) or "unknown"
         commit, day = one.versions.get("knownzero", "unknown"), one.when[:10]
         first = (link.format(one.name), f"`{one.reproduce}`", one.ran_on)
         rows.append((*first, commit, day, origin.words(one), verdict(one), machine))
-    return "".join(f"{'|'.join(row)}\n" for row in rows)
+    return Table(heads, rows).markdown()
 
 
 def figures(result: Result) -> str:
     """The table of a result in Markdown."""
-    heads = " | ".join(("figure", *result.sides, "change", "p", "target", "floor"))
-    return f"| {heads} |\n|---|---:|---:|---:|---|---|---|\n" + "".join(map(_row, result.metrics))
+    heads = ("figure", *result.sides, "change", "p", "target", "floor")
+    return Table(heads, list(map(_row, result.metrics)), right=(1, 2, 3)).markdown()
 
 
 def change(metric: Metric, between: str = " … ") -> str:
@@ -300,7 +304,7 @@ def change(metric: Metric, between: str = " … ") -> str:
     return percent(metric.change_percent) + (f" ({between.join(ends)})" if len(ends) > 1 else "")
 
 
-def _row(metric: Metric) -> str:
+def _row(metric: Metric) -> tuple[str, ...]:
     def cell(side: Sample) -> str:
         low, high = human(side.low, metric.unit), human(side.high, metric.unit)
         return (
@@ -308,17 +312,10 @@ def _row(metric: Metric) -> str:
             f"({f'{low} … {high}; ' if low != high else ''}{side.n})"
         )
 
-    words = metric.target.text.replace("|", "\\|") if metric.target else ""
-    target = f"{metric.target.verdict}: {words}" if metric.target else ""
+    target = f"{metric.target.verdict}: {metric.target.text}" if metric.target else ""
     floor = f"{metric.near_floor.distance}: {metric.near_floor.text}" if metric.near_floor else ""
-    cells = (
-        f"`{metric.name}`",
-        cell(metric.base),
-        cell(metric.ours),
-        change(metric),
-        _test(metric),
-    )
-    return f"| {' | '.join(cells)} | {target} | {floor} |\n"
+    sides = cell(metric.base), cell(metric.ours)
+    return (f"`{metric.name}`", *sides, change(metric), _test(metric), target, floor)
 
 
 def write_reports(results: list[Result], folder: Path) -> list[Path]:

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from lab.core.units import human
 from lab.report.page import change, verdict
 from lab.report.results import Metric, Result, Sample
+from lab.report.table import TOGETHER
 
 WIDTH = 80
 CONTINUED = " \\"  # a shell goes on with the next line
 INDENT = "    "
-TOGETHER = "\N{NO-BREAK SPACE}"
 LEGEND = (
     "Medians, with the 10th to 90th percentile where it differs, and the change with its 95 % "
     "interval. A target or floor that noise hides is not decided."

@@ -15,6 +15,7 @@ from lab.report.groups import Group, groups
 from lab.report.page import change, runs
 from lab.report.results import FILE_NAME, Metric, Result, from_data, load
 from lab.report.significance import TOO_FEW
+from lab.report.table import Table
 
 FOLDER = REPO / "docs" / "results"
 MARKS = """<!-- SPDX-License-Identifier: GPL-2.0 -->
@@ -51,17 +52,9 @@ def ordered(results: list[Result]) -> list[Result]:
 def figures(result: Result) -> str:
     """The page of a run: every figure, both sides in one unit."""
     about = f"{result.ran_on}; {origin.words(result)}. [How to read it](../README.md#runs)."
-    rows = "".join("|".join(cells).rstrip("|") + "\n" for cells in table(result))
-    return f"{MARKS}# {result.name}\n\n{about}\n\n{rows}"
-
-
-def table(result: Result) -> list[list[str]]:
-    """A row for each figure."""
-    heads = [
-        ["figure", *result.sides, "change", "target"],
-        ["---", "---:", "---:", "---:", "---"],
-    ]
-    return heads + list(map(_row, result.metrics))
+    heads = ("figure", *result.sides, "change", "target")
+    rows = Table(heads, list(map(_row, result.metrics)), right=(1, 2, 3))
+    return f"{MARKS}# {result.name}\n\n{about}\n\n{rows.markdown()}"
 
 
 def _row(metric: Metric) -> list[str]:

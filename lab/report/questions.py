@@ -10,6 +10,7 @@ from lab.core.paths import REPO
 from lab.core.units import human, percent
 from lab.report.page import ran_on
 from lab.report.results import Metric, Result, Sample
+from lab.report.table import Table
 
 QUESTIONS = REPO / "docs" / "results" / "questions.toml"
 HEADS = ("question", "without", "with", "change", "spread", "accelerator", "command")
@@ -32,7 +33,7 @@ def table(results: Sequence[Result]) -> str:
             rows.append((asks, *_sides(metric), _spread(metric), where, command))
     if not rows:
         return ""
-    return "".join(f"{'|'.join(row)}\n" for row in (HEADS, ("---",) * len(HEADS), *rows)) + "\n"
+    return Table(HEADS, rows).markdown() + "\n"
 
 
 def _worst(results: Sequence[Result], question: dict[str, Any]) -> tuple[Result, Metric] | None:

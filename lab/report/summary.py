@@ -7,6 +7,7 @@ from typing import NamedTuple
 from lab.core.paths import REPO
 from lab.core.units import human, percent
 from lab.report.results import Metric, Result, load
+from lab.report.table import Table
 
 SIDES = ("without", "with")
 NAME = "demo"
@@ -81,13 +82,11 @@ def found(result: Result) -> Iterator[tuple[str, Metric]]:
 
 def lines(result: Result) -> list[str]:
     """The table for a terminal, and what it means."""
-    table = [Row("", *SIDES, "change"), *rows(result)]
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    made = []
-    for row in table:
-        first, *figures = (cell.rjust(width) for cell, width in zip(row, widths, strict=True))
-        made.append("  ".join([row.job.ljust(len(first)), *figures]))
-    return [*made, *notes(result)]
+    return [*table(result).text(), *notes(result)]
+
+
+def table(result: Result) -> Table:
+    return Table(("", *SIDES, "change"), rows(result), right=(1, 2, 3))
 
 
 def notes(result: Result) -> list[str]:
