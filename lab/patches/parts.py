@@ -22,7 +22,11 @@ MEASURE = ("floor", "pvm", "kcsan")
 
 @dataclass(frozen=True)
 class Part:
-    """One series that can be sent by itself. ``on``: the parts that it directly stands on."""
+    """One series that can be sent by itself.
+
+    ``on``: the parts that it directly stands on. ``also``: sections of MAINTAINERS whose
+    maintainers get it, in addition to those of get_maintainer.pl.
+    """
 
     name: str
     title: str
@@ -30,6 +34,7 @@ class Part:
     on: tuple[str, ...] = ()
     configs: tuple[str, ...] = ()
     tests: tuple[str, ...] = ()
+    also: tuple[str, ...] = ()
     file: str = ""  # its only patch, of a folder without a list
 
     def key(self) -> str:

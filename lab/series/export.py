@@ -2,6 +2,8 @@
 """``kz series export``: a part as mails for ``git send-email``. Nothing is sent."""
 
 import re
+import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from lab.series import letter
 from lab.series.checkpatch import Problem, checkpatch
 
 RECIPIENTS = "recipients"
+ASSISTED = "knownzero.assistedBy"
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,11 @@ def sender() -> dict[str, str]:
     return found
 
 
+def assisted() -> str:
+    """The sender's Assisted-by, as Documentation/process/coding-assistants.rst asks for it."""
+    return " ".join(run.ask(["git", "config", "--get", ASSISTED], paths.REPO).stdout.split())
+
+
 def export(
     name: str,
     part_name: str,
@@ -48,6 +56,7 @@ def export(
 ) -> Exported:
     """Write the mails of one part into a new directory, with the sender's identity and sign-off.
 
+    A value of ``knownzero.assistedBy`` in git's configuration is added as Assisted-by.
     ``strict``: fail without an identity, figures, or with a failed check; nothing is written then.
     ``since``: an earlier export for a range-diff. ``base_commit``: the hash of the base in the
     reader's git, 40 hex digits.
@@ -83,8 +92,12 @@ def export(
         first = branch_of(series.parts[-2].name) if len(series.parts) > 1 else BASE
         # The same commits, with the sender as author and signer.
         repo.git("checkout", "-q", "-B", "export", branch_of(part.name))
-        sign = "git commit -q --amend -s --no-edit --reset-author"
-        repo.git("rebase", "-q", "--exec", sign, first, env=who)
+        amend = "git commit -q --amend --no-edit --reset-author"
+        # git writes a trailer after a sign-off of the same command.
+        tags = (
+            [f"{amend} --trailer {shlex.quote(f'Assisted-by: {by}')}"] if (by := assisted()) else []
+        )
+        repo.git("rebase", "-q", "--exec", " && ".join([*tags, f"{amend} -s"]), first, env=who)
         options = [
             "--cover-letter",
             "--thread=shallow",
@@ -101,7 +114,7 @@ def export(
             _finish(mail, words, source, base_commit)
         with progress.step(f"checkpatch on {len(mails)} mails"):
             problems += checkpatch(series, pristine, mails[1:], jobs(), signed=True)
-        people = recipients(mails, pristine)
+        people = recipients(mails, pristine, part.also)
         (work / RECIPIENTS).write_text("".join(f"{line}\n" for line in people), encoding="utf-8")
         if strict and problems:
             why = "\n".join(f"{p.check}: {p.where}: {p.text}" for p in problems)
@@ -140,7 +153,8 @@ def _finish(mail: Path, words: letter.Letter, source: fetch.Source, base_commit:
     )
 
 
-def recipients(mails: list[Path], pristine: Path) -> list[str]:
+def recipients(mails: list[Path], pristine: Path, also: Sequence[str] = ()) -> list[str]:
+    """Addresses of get_maintainer.pl, then the maintainers of further sections of MAINTAINERS."""
     script = pristine / "scripts" / "get_maintainer.pl"
     if not script.is_file() or len(mails) < 2:
         return []
@@ -148,4 +162,25 @@ def recipients(mails: list[Path], pristine: Path) -> list[str]:
         options = ["--no-git", "--no-git-fallback", "--no-rolestats", "--roles"]
         what, fix = "scripts/get_maintainer.pl failed", "run it on the mails and read its message"
         text = run.output(["perl", script, *options, *mails[1:]], what, fix, cwd=pristine)
-    return [line for line in text.splitlines() if "@" in line]
+    people = [line for line in text.splitlines() if "@" in line]
+    listed = (pristine / "MAINTAINERS").read_text(encoding="utf-8")
+    for section in also:
+        for person in maintainers(listed, section):
+            if not any(_address(person) in line for line in people):
+                people.append(f"{person} (maintainer:{section})")
+    return people
+
+
+def maintainers(listed: str, section: str) -> list[str]:
+    """The M: lines of a section. LabError: MAINTAINERS has no such section."""
+    _, found, rest = f"\n{listed}".partition(f"\n{section}\n")
+    if not found:
+        why, fix = "it has no such section", "correct `also` in parts.toml"
+        raise LabError(f"MAINTAINERS: {section}", why, fix)
+    people = re.findall(r"^M:\s+(.*\S)", rest.partition("\n\n")[0], re.MULTILINE)
+    # A mail header quotes a name with punctuation, such as parentheses.
+    return [re.sub(r'^([^"<]*[^\w\s"<-][^"<]*?) <', r'"\1" <', person) for person in people]
+
+
+def _address(person: str) -> str:
+    return person[person.find("<") :]

@@ -7,6 +7,7 @@ Into a tree and back without a difference, alone and together, on other sources,
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from lab.core import paths
 from lab.core.errors import LabError, UsageError
 from lab.machine import fetch
 from lab.patches import apply, parts, repo
@@ -364,6 +366,12 @@ def test_an_export_has_sender_letter_and_base(
         and "prerequisite-patch-id" in letter_
     )
     assert "Signed-off-by: A Sender <s@example.org>" in first and "From: A Sender" in second
+    assert "Assisted-by" not in first + second
+    git(repo, "config", "knownzero.assistedBy", "A tool's name")
+    for mail in export.export("linux", "zeroed", tmp_path / "assisted").mails[1:]:
+        tags = [line for line in mail.read_text().splitlines() if "-by: " in line]
+        assert tags == ["Assisted-by: A tool's name", "Signed-off-by: A Sender <s@example.org>"]
+    git(repo, "config", "--unset", "knownzero.assistedBy")
     again = export.export("linux", "zeroed", tmp_path / "again", since=tmp_path / "mails")
     assert "Range-diff" in again.mails[0].read_text()
     text.write_text(
@@ -374,6 +382,26 @@ def test_an_export_has_sender_letter_and_base(
     assert not (tmp_path / "third").exists()
     with pytest.raises(UsageError, match="not empty"):
         export.export("linux", "zeroed", tmp_path / "mails")
+
+
+def test_recipients_are_of_the_files_and_of_sections_that_a_part_names(tmp_path: Path) -> None:
+    (tmp_path / "scripts").mkdir()
+    script = r"print 'David <d@example.org> (maintainer:CORE)', qq{\nlist (open list)\n};"
+    (tmp_path / "scripts/get_maintainer.pl").write_text(script)
+    sections = (
+        "CORE\nM:\tDavid <d@example.org>\n",
+        "CACHE\nM:\tA. B (C) <b@example.org>\nR:\tX <x@y>\n",
+    )
+    (tmp_path / "MAINTAINERS").write_text("\n".join(sections))
+    mails = [tmp_path / "0000", tmp_path / "0001"]
+    of_files = "David <d@example.org> (maintainer:CORE)"
+    assert export.recipients(mails, tmp_path) == [of_files]
+    assert export.recipients(mails, tmp_path, ["CACHE", "CORE"]) == [
+        of_files,
+        '"A. B (C)" <b@example.org> (maintainer:CACHE)',
+    ]
+    with pytest.raises(LabError, match="no such section"):
+        export.recipients(mails, tmp_path, ["CACH"])
 
 
 def test_a_letter_names_missing_figures() -> None:
@@ -425,3 +453,13 @@ def test_a_letter_takes_native_figures_if_each_row_has_one() -> None:
     )
     half = run("thp-native", "pvm", "populate")
     assert "[TCG, n = 1: kz thp]" in letter.Figures([emulated, half]).table("time", *both)
+
+
+def test_parts_are_sent_after_those_that_they_stand_on() -> None:
+    rows = re.findall(
+        r"^\| `([\w-]+)` ", (paths.REPO / "linux/README.md").read_text(), re.MULTILINE
+    )
+    on = {part.name: part.on for part in parts._all("linux").parts}
+    assert rows and set(rows) <= set(on)
+    for number, name in enumerate(rows):
+        assert set(on[name]) <= set(rows[:number]), name
