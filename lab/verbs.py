@@ -44,7 +44,7 @@ VERBS = {
         "Make or update a git tree with the series as commits; its path is the last line.",
         True,
     ),
-    "series": Verb("series", "Save, check, rebase and export the parts of linux or qemu.", True),
+    "series": Verb("series", "Save, check and export the parts of linux or qemu.", True),
     "bench": Verb(
         "bench",
         "Measure base and ours side by side; writes out/NAME/TIME/result.json and report.html.",

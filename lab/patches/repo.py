@@ -103,8 +103,7 @@ def apply(repo: Repo, series: Series, patches: Sequence[Path], *options: str) ->
     reason = [
         line for line in (done.stderr or done.stdout).splitlines() if not line.startswith("hint:")
     ]
-    fix = f"change it in the tree of `kz tree {series.name}`, then `kz series save {series.name}`; "
-    fix += f"`kz series rebase {series.name}` is for other versions"
+    fix = f"change it in the tree of `kz tree {series.name}`, then `kz series save {series.name}`"
     raise UsageError(
         f"{patches[0].parent.name}: {stopped} does not apply", "\n".join(reason[-8:]), fix
     )

@@ -14,11 +14,8 @@ from lab.series import steps, tree
 from lab.series.checkpatch import Problem, checkpatch
 
 
-def check(name: str, each: bool = False, first: str = "") -> list[Problem]:
-    """Run all checks of a series.
-
-    ``each``: build after every patch, from patch ``first`` (PART/NNNN) on.
-    """
+def check(name: str, each: bool = False) -> list[Problem]:
+    """Run all checks of a series. ``each``: build after every patch."""
     series = parts.get(name)
     if not series.patches():
         why, fix = f"{series.root}/parts has no patches", "kz series save"
@@ -37,7 +34,7 @@ def check(name: str, each: bool = False, first: str = "") -> list[Problem]:
     with progress.step(f"checkpatch on the {name} series"):
         found += checkpatch(series, pristine, series.patches(), jobs())
     if each:
-        found += [Problem("build", where, text) for where, text in steps.build_each(series, first)]
+        found += [Problem("build", where, text) for where, text in steps.build_each(series)]
     return found
 
 

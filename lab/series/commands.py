@@ -9,12 +9,12 @@ import typer
 from typer import Argument, Option
 
 from lab.core import errors
-from lab.core.options import Json, Name, Parts, Several
+from lab.core.options import Json, Name, OlderLinux, Parts, Several
 
 app = typer.Typer()
 series_app = typer.Typer(no_args_is_help=True)
 app.add_typer(series_app, name="series")
-AGAINST = "Only a table of what applies to newest, all, 7.3.y, a version or tree."
+AGAINST = "Only a table of what applies to newest, all, a version, tree or tarball."
 EACH = "Also build after each patch, on and off, x86_64 and um. Takes hours."
 
 
@@ -23,15 +23,19 @@ def tree(
     name: Name,
     path: Annotated[Path | None, Option(help="Where (default: in the cache).")] = None,
     chosen: Annotated[str, Parts] = "",
+    older: OlderLinux = "",
     force: Annotated[bool, Option("--force", help="Replace commits that are not saved.")] = False,
     as_json: Json = False,
 ) -> None:
     """Tag base is the unpatched source, branch part/NAME the last commit of a part. Work there with
     git (git rebase -i base carries the branches along), then write it back with kz series save.
     """
+    from lab.machine import fetch
     from lab.patches import parts
     from lab.series import tree as trees
 
+    if older:
+        fetch.use(name, older)
     made = trees.make(name, path, force, parts.split(chosen))
     print(json.dumps({"path": str(made)}) if as_json else made)
 
@@ -40,56 +44,21 @@ def tree(
 def series_save(
     name: Name,
     path: Annotated[Path | None, Option(help="The git tree (default: that of kz tree).")] = None,
+    older: OlderLinux = "",
     as_json: Json = False,
 ) -> None:
     """Write a tree's commits back into parts/NAME."""
+    from lab.machine import fetch
     from lab.patches import parts
     from lab.series import tree
 
+    if older:
+        fetch.use(name, older)
     changed = tree.save(parts.get(name), (path or tree.default_path(name)).absolute())
     if as_json:
         print(json.dumps({"changed": changed}))
     else:
         print("\n".join(f"{name}/{item}" for item in changed) if changed else "nothing changed")
-
-
-ONTO = "Instead, write the parts fixes-* for the newest 6.12.y to linux/lts, build and boot it."
-
-
-@series_app.command("rebase")
-def series_rebase(
-    name: Name,
-    source: Annotated[
-        str, Argument(help="newest, 7.3.y, 7.4-rc1, a source tree or a tarball.")
-    ] = "",
-    path: Annotated[Path | None, Option(help="The new tree.")] = None,
-    chosen: Annotated[str, Parts] = "",
-    onto: Annotated[str, Option("--onto", metavar="6.12", help=ONTO)] = "",
-    as_json: Json = False,
-) -> None:
-    """Make a git tree of another source and apply the parts with git am -3; stops at a conflict.
-
-    With --onto, a patch that does not apply exactly is taken from linux/lts, where it was written
-    for that kernel. Patches for bugs that the kernel does not have are left out (linux/bugs.toml).
-    """
-    from lab.patches import parts
-    from lab.series import against, tree
-
-    if onto:
-        if source or path or chosen or name != "linux":
-            why, fix = "it takes linux, and no source, --path or --parts", "leave them out"
-            raise errors.UsageError(f"Bad --onto: {onto}", why, fix)
-        from lab.series import onto as older
-
-        report = older.onto(onto)
-        print(json.dumps(report.data()) if as_json else "\n".join(report.lines()))
-        raise typer.Exit(errors.OK if report.booted else errors.FAILED)
-    if not source or not path:
-        missing = "--path" if source else "source"
-        fix = f"kz series rebase {name} SOURCE --path FOLDER, or --onto 6.12"
-        raise errors.UsageError(f"Missing {missing}", "a rebase needs a source and a folder", fix)
-    made = tree.rebase(name, against.as_source(name, source), path.absolute(), parts.split(chosen))
-    print(json.dumps({"path": str(made)}) if as_json else made)
 
 
 @series_app.command("bugs")
@@ -157,9 +126,6 @@ def series_export(
 def series_check(
     name: Name,
     each: Annotated[bool, Option("--each", help=EACH)] = False,
-    first: Annotated[
-        str, Option("--from", metavar="PART/NNNN", help="With --each: from here on.")
-    ] = "",
     against: Annotated[str, Option(metavar="SOURCE", help=AGAINST)] = "",
     as_json: Json = False,
 ) -> None:
@@ -169,21 +135,19 @@ def series_check(
     from lab.series import check
 
     if against:
-        if each or first:
+        if each:
             why, fix = "it builds nothing, --each does", "run one, then the other"
             raise errors.UsageError("Bad --against", why, fix)
         from lab.series import against as others
 
         reports = others.against(name, against)
         print(
-            json.dumps([one.data() for one in reports])
+            json.dumps([vars(one) for one in reports], default=str)
             if as_json
             else "\n".join(others.lines(reports))
         )
         return
-    if first and not each:
-        raise errors.UsageError("Bad --from", "it needs --each", "add --each")
-    problems = check.check(name, each, first)
+    problems = check.check(name, each)
     if as_json:
         print(json.dumps({"name": name, "problems": [vars(p) for p in problems]}))
     else:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0
-"""Git trees of a series, and the way back: ``kz tree``, ``kz series save`` and ``rebase``."""
+"""Git trees of a series, and the way back: ``kz tree`` and ``kz series save``."""
 
 import tempfile
 from collections.abc import Iterable
@@ -32,7 +32,8 @@ SETTINGS |= {"gc.auto": "0", "core.looseCompression": "1"}
 
 
 def default_path(name: str) -> Path:
-    return paths.cache() / "tree" / name
+    older = f"-{parts_of.older()}" if name == "linux" and parts_of.older() else ""
+    return paths.cache() / "tree" / f"{name}{older}"
 
 
 def opened(path: Path) -> Repo:
@@ -59,10 +60,7 @@ def unsaved(repo: Repo, series: Series) -> dict[Path, bytes | None]:
 
 
 def _in_order(repo: Repo, series: Series) -> dict[Part, dict[str, bytes]]:
-    """The patches of a tree.
-
-    Those of a tree of some parts as they are among all parts in the recorded order.
-    """
+    """The patches of a tree. Those of some parts are written as they are among all parts."""
     found = {part: formatted(repo, first, last) for part, first, last in ranges(repo, series)}
     if len(found) == len(series.parts):
         return found
@@ -111,7 +109,8 @@ def save(series: Series, path: Path) -> list[str]:
     if dirty := repo.git("status", "--porcelain", "--untracked-files=no"):
         why, fix = "\n".join(dirty.splitlines()[:8]), "git commit, then save again"
         raise UsageError(f"{path} has uncommitted changes", why, fix)
-    changes = unsaved(repo, series)
+    with lock.locked(_lock(series.name, path)):  # not in the middle of kz tree
+        changes = unsaved(repo, series)
     for file, data in changes.items():
         if data is None:
             file.unlink()
@@ -123,6 +122,10 @@ def save(series: Series, path: Path) -> list[str]:
     return sorted(str(file.relative_to(series.root)) for file in changes)
 
 
+def _lock(name: str, path: Path) -> str:
+    return f"git-{name}-{path.name}"
+
+
 def make(name: str, path: Path | None, force: bool = False, chosen: Iterable[str] = ()) -> Path:
     """Make the git tree of ``linux`` or ``qemu``, or bring it up to the series; returns its path.
 
@@ -131,7 +134,7 @@ def make(name: str, path: Path | None, force: bool = False, chosen: Iterable[str
     """
     series = parts_of.get(name, chosen)
     target = (path or default_path(name)).absolute()
-    with lock.locked(f"git-{name}-{target.name}"):
+    with lock.locked(_lock(name, target)):
         if not target.exists() or not any(target.iterdir()):
             create(name, target, fetch.obtain(name))
         _update(opened(target), series, force)
@@ -202,34 +205,3 @@ def _commits(repo: Repo, series: Series) -> str:
         return commit_parts(scratch, series, "--3way")
     finally:
         repo.ask("worktree", "remove", "--force", str(scratch.path))
-
-
-def rebase(name: str, source: fetch.Source, target: Path, chosen: Iterable[str] = ()) -> Path:
-    """Make a tree of another source and apply the parts with ``git am -3``.
-
-    UsageError at the first conflict: the tree is left in the middle of ``git am`` for the user to
-    resolve.
-    """
-    series = parts_of.get(name, chosen)
-    if target.exists() and any(target.iterdir()):
-        why, fix = "a rebase starts from a fresh source", "name a new folder with --path"
-        raise UsageError(f"{target} is not empty", why, fix)
-    own = fetch.pristine(fetch.obtain(name))
-    repo = create(name, target, source)
-    # The blobs of the series on its own base: the common ancestor of a three-way merge.
-    with small(series, own) as known:
-        commit_parts(known, series)
-        repo.git("fetch", "-q", str(known.path), f"{BRANCH}:refs/knownzero/own")
-    with progress.step(f"applying the {name} series to {source.version}"):
-        try:
-            tip = commit_parts(repo, series, "--3way")
-        except UsageError as error:
-            fix = (
-                f"in {target}: resolve, git am --continue, git branch -f part/NAME at each part's "
-                "end, "
-            )
-            raise UsageError(
-                error.what, error.why, f"{fix}then apply the rest with git am -3"
-            ) from None
-    repo.git("update-ref", APPLIED, tip)
-    return target

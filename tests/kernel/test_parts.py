@@ -122,16 +122,15 @@ def test_clean_parts_boot_on_other_kernels() -> None:
     own = fetch.tree_version("linux", fetch.pristine(fetch.obtain("linux")))
     for report in against.against("linux", "all"):
         clean: list[str] = []
-        for part, outcome in zip(parts.get("linux").parts, report.outcomes, strict=True):
-            if outcome.state == "clean" and set(part.on) <= set(clean):
+        for part in parts.get("linux").parts:
+            if report.parts[part.name] == against.CLEAN and set(part.on) <= set(clean):
                 clean.append(part.name)
         if not clean or report.version == own:
             continue
-        source, series = against.as_source("linux", report.version), parts.get("linux", clean)
-        tree = paths.sub("work") / f"other-{source.key[:12]}"
-        apply.at_patch(series, fetch.pristine(source), tree, series.patches())
+        series, tree = parts.get("linux", clean), paths.sub("work") / f"other-{report.version}"
+        apply.at_patch(series, report.tree, tree, series.patches())
         for variant in ("off", "debug"):
-            obj = paths.sub("obj") / f"other-{source.key[:12]}-{variant}"
+            obj = paths.sub("obj") / f"other-{report.version}-{variant}"
             log = paths.log_file(f"other-{report.version}-{variant}")
             make_linux(
                 tree, obj, fragments(variant, "um"), "um", variant, log, ["linux"], step=True

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,8 +12,8 @@ from lab.core import paths, run
 from lab.core.paths import REPO
 from lab.machine import fetch
 from lab.patches import parts
-from lab.patches.repo import Repo, commit_all, commit_parts, small
-from lab.series import bugs, onto
+from lab.patches.repo import commit_parts, small
+from lab.series import bugs
 from lab.series.bugs import Bug, Outcome, Row
 
 SEEN = Outcome("fails"), Outcome("passes")
@@ -82,46 +81,11 @@ def test_a_reproducer_that_passes_on_the_base_is_a_failure(
         assert f"Base: {before}. Fixed: passes." in (tmp_path / "fixes-pm").read_text()
 
 
-def test_a_bug_that_an_older_kernel_lacks_is_left_out() -> None:
-    bug = Bug("fixes-mm", Path("0001-x.patch"), since="6.15")
-    assert onto._needless(bug, "6.12") == "the bug is in Linux since 6.15"
-    assert onto._needless(replace(bug, since="6.7"), "6.12") == ""
-    assert onto._needless(replace(bug, since=""), "6.12") == "it fixes no bug"
-    assert onto._needless(replace(bug, since="", needed_by="0002"), "6.12") == ""
-
-
-def test_a_patch_is_applied_exactly_or_from_the_back_port_or_merged(tmp_path: Path) -> None:
-    monkey, text = Repo(tmp_path / "tree"), [f"line {number}\n" for number in range(20)]
-    file = monkey.path / "file.c"
-    monkey.path.mkdir()
-    monkey.git("init", "-q")
-
-    def patch(name: str, line: int, new: str) -> Path:
-        file.write_text("".join([*text[:line], f"{new}\n", *text[line + 1 :]]))
-        monkey.git("commit", "-qam", name)
-        made = tmp_path / f"{name}.patch"
-        made.write_text(monkey.git("format-patch", "--stdout", "--full-index", "-1") + "\n")
-        monkey.git("reset", "-q", "--hard", "HEAD~1")
-        return made
-
-    file.write_text("".join(text))
-    commit_all(monkey, "base")
-    own = patch("own", 10, "fixed")
-    missing = REPO / "linux/lts/6.12/fixes-mm/none.patch"
-    assert onto._apply(monkey, own, missing) == ("as it is", "")
-    monkey.git("reset", "-q", "--hard", "HEAD~1")
-    text[8] = "older\n"
-    file.write_text("".join(text))
-    monkey.git("commit", "-qam", "an older kernel")
-    assert onto._apply(monkey, own, missing)[0] == "3-way"
-    monkey.git("reset", "-q", "--hard", "HEAD~1")
-    text[10] = "other\n"
-    file.write_text("".join(text))
-    monkey.git("commit", "-qam", "a still older kernel")
-    assert onto._apply(monkey, own, missing)[0] == "conflict"
-    ours = patch("ours", 10, "fixed")
-    assert onto._apply(monkey, own, ours) == ("back-port", "")
-    assert "fixed\n" in file.read_text()
+def needs(series: str, bug: Bug) -> bool:
+    """Whether an older kernel has the bug, or needs the patch for that of another one."""
+    if not bug.since:
+        return bool(bug.needed_by)
+    return fetch.order(bug.since) <= fetch.order(series)
 
 
 @pytest.mark.parametrize("series", LTS)
@@ -129,14 +93,14 @@ def test_an_older_kernel_has_each_fix_that_it_needs(series: str) -> None:
     """With the same message: what differs stands in brackets."""
     fixed = {bug.part for bug in bugs.registry()}
     mine = [part for part in parts.lts(series).parts if part.name in fixed]
-    stored = {patch.name: patch for part in mine for patch in part.patches()}
-    needed = [bug for bug in bugs.registry() if not onto._needless(bug, series)]
-    assert list(stored) == [bug.file.name for bug in needed]
+    stored = [patch for part in mine for patch in part.patches()]
+    needed = [bug for bug in bugs.registry() if needs(series, bug)]
+    assert [parts.subject(patch.read_bytes()) for patch in stored] == [b.subject for b in needed]
     note = re.compile(rf"\n\[ {re.escape(series)}: [^]]* \](?=\n|$)")
-    for bug in needed:
+    for bug, patch in zip(needed, stored, strict=True):
         own, other = (
             re.sub(r"\n---\n.*", "", file.read_text(encoding="utf-8"), flags=re.DOTALL)
-            for file in (bug.file, stored[bug.file.name])
+            for file in (bug.file, patch)
         )
         assert note.sub("", other).split() == own.split()
 

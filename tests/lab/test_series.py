@@ -282,16 +282,22 @@ def test_reports_of_checkpatch_are_accepted_by_type_and_file(developed: Path) ->
         checkpatch.accepted(series, lines[0])
 
 
-def test_steps_build_code_and_turn_off_options_that_exist(developed: Path) -> None:
-    found = steps.steps_of(parts.get("linux"))
-    assert [(s.name[:10], s.symbols) for s in found][:2] == [
-        ("fixes/0001", False),
-        ("zeroed/000", True),
+def test_each_patch_is_built_once(developed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    series, built = parts.get("linux"), []
+
+    def make(tree: Path, log: Path) -> None:
+        built.append((tree / "mm/thing.c").exists())
+        if len(built) == 2:
+            raise LabError("it does not build", "a reason", "")
+
+    monkeypatch.setattr(steps, "builds", lambda series: [steps.Build("um off", [], make)])
+    monkeypatch.setattr("lab.machine.tools.need", lambda name: None)
+    assert list(steps.build_each(series)) == [
+        ("zeroed/0001-mm-add-the-thing.patch", "um off: a reason")
     ]
-    assert len({s.digest for s in found}) == 5 and all(s.compiled for s in found)
-    assert steps.targets(parts.get("linux")) == ["mm/"]
-    with pytest.raises(UsageError, match="nothing"):
-        list(steps.build_each(parts.get("linux"), "nothing"))
+    assert built == [False, True, True, True, True]
+    assert list(steps.build_each(series)) == [] and len(built) == 6
+    assert steps.targets(series) == ["mm/"]
 
 
 def test_another_source_is_clean_merged_or_a_conflict(
@@ -303,40 +309,32 @@ def test_another_source_is_clean_merged_or_a_conflict(
         (other / name).parent.mkdir(parents=True, exist_ok=True)
         (other / name).write_text(text)
     series = parts.get("linux")
-    assert {one.state for one in against.attempt(series, pristine, other)} == {"clean"}
+    assert set(against.attempt(series, pristine, other).values()) == {"clean"}
     (other / "mm/page_alloc.c").write_text(lines(n5="changed", n22="changed", n40="taken"))
-    found = {one.part: one for one in against.attempt(series, pristine, other)}
-    assert (
-        found["fixes"].state == "3-way"
-        and found["zeroed"].state == "clean"
-        and found["prezero"].state == "3-way"
-    )
-    assert found["refpage"].conflicts == {"0001": ["mm/page_alloc.c"]}
+    assert against.attempt(series, pristine, other) == {
+        "fixes": "3-way (1 of 1)",
+        "zeroed": "clean",
+        "prezero": "3-way (1 of 1)",
+        "refpage": "conflict: 1 of 1, first 0001 (mm/page_alloc.c)",
+    }
     (other / "mm/page_alloc.c").write_text(lines(n7="taken"))
-    found = {one.part: one for one in against.attempt(series, pristine, other)}
-    assert (
-        found["fixes"].cell() == "conflict: 1 of 1, first 0001 (mm/page_alloc.c)"
-        and found["zeroed"].state == "clean"
-    )
+    found = against.attempt(series, pristine, other)
+    assert found["fixes"] == "conflict: 1 of 1, first 0001 (mm/page_alloc.c)"
+    assert found["zeroed"] == "clean"
 
 
-def test_a_rebase_merges_and_stops_at_a_conflict(developed: Path, tmp_path: Path) -> None:
-    other = tmp_path / "other"
-    for name, text in {**BASE, "mm/page_alloc.c": lines(n5="changed")}.items():
-        (other / name).parent.mkdir(parents=True, exist_ok=True)
-        (other / name).write_text(text)
-    source = against.as_source("linux", str(other))
-    made = tree.rebase("linux", source, tmp_path / "rebased")
-    assert (made / "mm/page_alloc.c").read_text() == lines(
-        n5="changed", n7="seven", n20="prezero", n40="refpage"
-    )
-    assert repo.Repo(made).find("part/refpage") == repo.Repo(made).find("HEAD")
-    with pytest.raises(UsageError, match="not empty"):
-        tree.rebase("linux", source, made)
-    (other / "mm/page_alloc.c").write_text(lines(n20="taken"))
-    with pytest.raises(UsageError, match="git am --continue"):
-        tree.rebase("linux", against.as_source("linux", str(other)), tmp_path / "stopped")
-    assert "UU mm/page_alloc.c" in git(tmp_path / "stopped", "status", "--short")
+def test_of_the_offers_each_series_has_its_newest() -> None:
+    versions = ["7.3.4", "7.2.13", "7.3-rc7", "7.3.11", "7.4-rc1"]
+    offers = [replace(fetch.base("linux"), version=version) for version in versions]
+
+    def chosen(wanted: str) -> list[str]:
+        return [one.version for one in against.choose("linux", wanted, offers)]
+
+    assert chosen("all") == ["7.2.13", "7.3-rc7", "7.3.11", "7.4-rc1"]
+    assert chosen("newest") == ["7.4-rc1"]
+    assert chosen("7.3.4") == ["7.3.4"]
+    with pytest.raises(UsageError, match="has no linux"):
+        chosen("7.9")
 
 
 @pytest.mark.parametrize(
