@@ -6,7 +6,6 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -15,13 +14,13 @@ from typer import Argument, Option
 
 from lab.bench import demo as demos
 from lab.bench import native
-from lab.bench.plan import NOT_EMULATED, BenchOptions, Images, Plan, build, check
+from lab.bench.plan import KERNEL, NOT_EMULATED, BenchOptions, Images, Plan, build, check
 from lab.bench.plan import plan as make_plan
 from lab.bench.runner import measure
 from lab.bench.table import BENCHES
 from lab.core import paths
 from lab.core.errors import LabError, TestFailure, UsageError, from_oserror
-from lab.core.options import one_of, unpacked, writable_file, writable_folder
+from lab.core.options import one_of, writable_file, writable_folder
 from lab.core.progress import note
 from lab.machine import fetch
 from lab.report import archive
@@ -31,25 +30,9 @@ app = typer.Typer()
 ALL = "all"
 
 
-@dataclass(frozen=True)
-class RunOptions(BenchOptions):
-    """A run as the command line describes it."""
-
-    output: Annotated[Path | None, Option(help="Folder (default: out/NAME/TIME).")] = None
-    strict: Annotated[bool, Option("--strict", help="Exit with 1 when a target is missed.")] = False
-    as_json: Annotated[bool, Option("--json", help="Print result.json.")] = False
-
-
-@dataclass(frozen=True)
-class DemoOptions:
-    """A demo as the command line describes it."""
-
-    pairs: Annotated[int, Option(min=1, max=1000, help="Pairs of repetitions, by turns.")] = (
-        demos.PAIRS
-    )
-    accel: Annotated[str, Option(help="auto, kvm, pvm or tcg.")] = "auto"
-    output: Annotated[Path | None, Option(help="Folder (default: out/demo/TIME).")] = None
-    as_json: Annotated[bool, Option("--json", help="Print result.json.")] = False
+Pairs = Annotated[int, Option(min=1, max=1000, help="Pairs of repetitions, by turns.")]
+Accel = Annotated[str, Option(help="auto, kvm, pvm or tcg.")]
+ResultJson = Annotated[bool, Option("--json", help="Print result.json.")]
 
 
 def output_folder(given: Path | None, name: str) -> Path:
@@ -135,39 +118,23 @@ def run_all(options: BenchOptions, parent: Path, as_json: bool) -> list[Result]:
     return results
 
 
-def _run(name: str, chosen: RunOptions) -> None:
-    """A bench, or all."""
-    check(chosen)
-    if chosen.linux:
-        fetch.use("linux", chosen.linux)
-    if chosen.accel == "pvm":
-        native.need_quiet()
-    if name == ALL:
-        folder = output_folder(chosen.output, name)
-        results = run_all(chosen, folder, chosen.as_json)
-    else:
-        plan = make_plan(BENCHES[name], chosen)
-        folder = output_folder(chosen.output, name)
-        results = [run_one(plan, folder)]
-        show(results[0], folder, chosen.as_json)
-    if chosen.strict:
-        check_targets(results, folder)
-
-
 @app.command("demo")
-@unpacked
-def demo(chosen: DemoOptions) -> None:
+def demo(
+    pairs: Pairs = demos.PAIRS,
+    accel: Accel = "auto",
+    output: Annotated[Path | None, Option(help="Folder (default: out/demo/TIME).")] = None,
+    as_json: ResultJson = False,
+) -> None:
     """Run a stock QEMU, the daemon and a kernel with the series; print a table.
 
     Without: the same guest with a device that does not offer feature bit 6.
     """
-    if chosen.accel == "pvm":
+    if accel == "pvm":
         native.need_quiet()
-    options = BenchOptions(pairs=chosen.pairs, accel=chosen.accel)
-    plan = make_plan(demos.DEMO, options, ("demo",))
-    folder = output_folder(chosen.output, "demo")
+    plan = make_plan(demos.DEMO, BenchOptions(pairs=pairs, accel=accel), ("demo",))
+    folder = output_folder(output, "demo")
     result = run_one(plan, folder, demos.build)
-    if chosen.as_json:
+    if as_json:
         sys.stdout.write(result.to_json())
         return
     from lab.report import summary
@@ -178,7 +145,6 @@ def demo(chosen: DemoOptions) -> None:
 
 
 @app.command("bench")
-@unpacked
 def bench(
     name: Annotated[
         str,
@@ -190,9 +156,55 @@ def bench(
             ),
         ),
     ],
-    chosen: RunOptions,
+    pairs: Pairs = 10,
+    size_mb: Annotated[int, Option("--size", min=2, max=65536, help="MB the job allocates.")] = 256,
+    memory: Annotated[str, Option(help="Memory of each guest, such as 2G.")] = "2G",
+    accel: Accel = "auto",
+    base: Annotated[str, Option(help="The kernel to compare with.")] = "base",
+    ours: Annotated[str, Option(help="The kernel measured: a variant or image.")] = "knownzero",
+    qemu: Annotated[
+        str, Option(help="knownzero, or stock: Debian's, with the daemon.")
+    ] = "knownzero",
+    only: Annotated[str, Option(metavar="NAME,…", help="programs, life: only these parts.")] = "",
+    defaults: Annotated[
+        str, Option(help="kernel; thp, page-fault, fleet, programs: or debian (init_on_alloc=1).")
+    ] = KERNEL,
+    linux: Annotated[
+        str, Option(metavar="6.12", help="thp, order0: another Linux, see linux/base.toml.")
+    ] = "",
+    output: Annotated[Path | None, Option(help="Folder (default: out/NAME/TIME).")] = None,
+    strict: Annotated[
+        bool, Option("--strict", help="Exit with 1 when a target is missed.")
+    ] = False,
+    as_json: ResultJson = False,
 ) -> None:
-    _run(name, chosen)
+    options = BenchOptions(
+        pairs=pairs,
+        size_mb=size_mb,
+        memory=memory,
+        accel=accel,
+        base=base,
+        ours=ours,
+        qemu=qemu,
+        only=only,
+        defaults=defaults,
+        linux=linux,
+    )
+    check(options)
+    if linux:
+        fetch.use("linux", linux)
+    if accel == "pvm":
+        native.need_quiet()
+    if name == ALL:
+        folder = output_folder(output, name)
+        results = run_all(options, folder, as_json)
+    else:
+        plan = make_plan(BENCHES[name], options)
+        folder = output_folder(output, name)
+        results = [run_one(plan, folder)]
+        show(results[0], folder, as_json)
+    if strict:
+        check_targets(results, folder)
 
 
 @app.command("publish")
@@ -213,7 +225,7 @@ def publish(
 @app.command("evidence")
 def evidence(
     with_accel: Annotated[str, Option("--accel", help="kvm, or pvm.")] = "kvm",
-    pairs: Annotated[int, Option(min=1, max=1000, help="Pairs of repetitions, by turns.")] = 10,
+    pairs: Pairs = 10,
     output: Annotated[Path, Option(help="The archive to write.", metavar="FILE")] = Path(
         "knownzero-evidence.tar.gz"
     ),

@@ -64,10 +64,7 @@ NOTE = (
 
 @dataclass(frozen=True)
 class Seen:
-    """The plugin's file. ``holds``.
-
-    The number of holds by return address and length in instructions.
-    """
+    """The plugin's file. ``holds``: how many by return address and length in instructions."""
 
     taken: int
     released: int

@@ -10,9 +10,7 @@ import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any
-
-from typer import Option
+from typing import Any
 
 from lab.bench.plugin import build_plugin
 from lab.boot import initramfs, resolve
@@ -33,24 +31,16 @@ NATIVE, LINUX = "pvm", "linux"  # what a bench may take, beside DEBIAN
 class BenchOptions:
     """The options of a bench."""
 
-    pairs: Annotated[int, Option(min=1, max=1000, help="Pairs of repetitions, by turns.")] = 10
-    size_mb: Annotated[int, Option("--size", min=2, max=65536, help="MB the job allocates.")] = 256
-    memory: Annotated[str, Option(help="Memory of each guest, such as 2G.")] = "2G"
-    accel: Annotated[str, Option(help="auto, kvm, pvm or tcg.")] = "auto"
-    base: Annotated[str, Option(help="The kernel to compare with.")] = "base"
-    ours: Annotated[str, Option(help="The kernel measured: a variant or image.")] = "knownzero"
-    qemu: Annotated[str, Option(help="knownzero, or stock: Debian's, with the daemon.")] = (
-        "knownzero"
-    )
-    only: Annotated[str, Option(metavar="NAME,…", help="programs, life: only these parts.")] = ""
-    defaults: Annotated[
-        str,
-        Option(help="kernel; thp, page-fault, fleet, programs: or debian (init_on_alloc=1)."),
-    ] = KERNEL
-    linux: Annotated[
-        str,
-        Option(metavar="6.12", help="thp, order0: another Linux, see linux/base.toml."),
-    ] = ""
+    pairs: int = 10  # of repetitions, by turns
+    size_mb: int = 256  # that the job allocates
+    memory: str = "2G"  # of each guest
+    accel: str = "auto"
+    base: str = "base"  # the kernel to compare with
+    ours: str = "knownzero"
+    qemu: str = "knownzero"
+    only: str = ""  # these parts of the bench
+    defaults: str = KERNEL
+    linux: str = ""  # another one, see linux/base.toml
 
     @property
     def memory_mb(self) -> int:

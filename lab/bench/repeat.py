@@ -57,12 +57,9 @@ def is_narrow(values: Sequence[float]) -> bool:
 
 
 def until_known(pairs: int, known: Iterable[Sequence[float]] = (), least: int = 0) -> Iterator[int]:
-    """Count up to ``pairs``.
-
-    End sooner, after ``least`` turns, when all of ``known`` are known well enough.
+    """Count up to ``pairs``, or until all medians of ``known`` are narrow, after ``least`` turns.
 
     The caller fills the lists of ``known`` in each turn. Without lists, it counts to the end.
-
     """
     for turn in range(pairs):
         yield turn

@@ -5,16 +5,15 @@ import functools
 import json
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Annotated, Any
+from typing import IO, Annotated
 
 import typer
 from typer import Argument, Option
 
 from lab.boot.spec import BootSpec
 from lab.core import errors
-from lab.core.options import Json, OlderLinux, Several, unpacked, writable_file
+from lab.core.options import Json, OlderLinux, Several, writable_file
 from lab.machine import arches
 
 app = typer.Typer()
@@ -26,41 +25,25 @@ FOREVER = 7 * 86400.0  # seconds
 KERNEL = "knownzero"
 
 
-@dataclass
-class GuestOptions:
-    """The guest that the command line describes."""
+# The guest that the command line describes.
+Kernel = Annotated[str, Option(help="base, knownzero, off, debug, stock (Debian's) or a file.")]
+Qemu = Annotated[str | None, Option(help="base, knownzero, stock (Debian's) or a file.")]
+Memory = Annotated[str, Option(help="Guest memory, such as 2G.")]
+Cpus = Annotated[int, Option(min=1, max=255, help="Virtual CPUs.")]
+Devices = Annotated[
+    Several, Option(help=f"A QEMU device, such as {BALLOON}, or daemon,OPTION=…. Repeatable.")
+]
+Append = Annotated[str, Option(help="More kernel command line.")]
+Added = Annotated[Several, Option(metavar="FILE[:GUESTPATH]", help="Copy this in. Repeatable.")]
+Accel = Annotated[str, Option(help="auto, kvm, pvm or tcg.")]
+QemuArgs = Annotated[Several, Option(help="A raw QEMU argument. Repeatable.")]
 
-    kernel: Annotated[
-        str, Option(help="base, knownzero, off, debug, stock (Debian's) or a file.")
-    ] = KERNEL
-    qemu: Annotated[str | None, Option(help="base, knownzero, stock (Debian's) or a file.")] = None
-    memory: Annotated[str, Option(help="Guest memory, such as 2G.")] = "2G"
-    cpus: Annotated[int, Option(min=1, max=255, help="Virtual CPUs.")] = 1
-    device: Annotated[
-        Several, Option(help=f"A QEMU device, such as {BALLOON}, or daemon,OPTION=…. Repeatable.")
-    ] = None
-    append: Annotated[str, Option(help="More kernel command line.")] = ""
-    add: Annotated[
-        Several, Option(metavar="FILE[:GUESTPATH]", help="Copy this in. Repeatable.")
-    ] = None
-    accel: Annotated[str, Option(help="auto, kvm, pvm or tcg.")] = "auto"
-    qemu_arg: Annotated[Several, Option(help="A raw QEMU argument. Repeatable.")] = None
-    linux: OlderLinux = ""
 
-    def spec(self, command: list[str], timeout: float = FOREVER, device: str = "") -> BootSpec:
-        """The BootSpec; ``device``: the one of a guest that is given none."""
-        from lab.machine import fetch
+def _use(linux: str) -> None:
+    from lab.machine import fetch
 
-        if self.linux:
-            fetch.use("linux", self.linux)
-        names = ("kernel", "qemu", "memory", "cpus", "append", "accel")
-        same: dict[str, Any] = {name: getattr(self, name) for name in names}
-        devices, added = (
-            self.device or [device] * bool(device),
-            [_added(item) for item in self.add or []],
-        )
-        more: dict[str, Any] = {"devices": devices, "add": added, "extra_qemu": self.qemu_arg or []}
-        return BootSpec(**same, **more, command=command, timeout=timeout)
+    if linux:
+        fetch.use("linux", linux)
 
 
 def _added(item: str) -> tuple[Path, str]:
@@ -96,10 +79,18 @@ def _streams() -> list[Callable[[bytes], None]]:
 
 
 @app.command(context_settings=PASSED_ON)
-@unpacked
 def boot(
-    chosen: GuestOptions,
     command: Annotated[Several, Argument(metavar="-- CMD...", help="The command.")] = None,
+    kernel: Kernel = KERNEL,
+    qemu: Qemu = None,
+    memory: Memory = "2G",
+    cpus: Cpus = 1,
+    device: Devices = None,
+    append: Append = "",
+    add: Added = None,
+    accel: Accel = "auto",
+    qemu_arg: QemuArgs = None,
+    linux: OlderLinux = "",
     timeout: Annotated[float, Option(min=1, help="Seconds until the guest is ended.")] = 300,
     arch: Annotated[str, Option(help=f"{', '.join(arches.GUESTS)}; um has no QEMU.")] = "x86_64",
     mte: Annotated[bool, Option("--mte", help="arm64 with memory tags.")] = False,
@@ -117,8 +108,23 @@ def boot(
     from lab.boot import dry, guest
     from lab.core import progress
 
-    spec = chosen.spec(command or ["uname", "-a"], timeout)
-    spec.arch, spec.mte, spec.allow_warnings = arch, mte, allow_warnings
+    _use(linux)
+    spec = BootSpec(
+        kernel=kernel,
+        qemu=qemu,
+        memory=memory,
+        cpus=cpus,
+        devices=device or [],
+        append=append,
+        add=[_added(item) for item in add or []],
+        accel=accel,
+        extra_qemu=qemu_arg or [],
+        command=command or ["uname", "-a"],
+        timeout=timeout,
+        arch=arch,
+        mte=mte,
+        allow_warnings=allow_warnings,
+    )
     if dry_run:
         print("\n".join(dry.commands(spec)))
         return
@@ -137,14 +143,36 @@ def boot(
 
 
 @app.command(context_settings=PASSED_ON)
-@unpacked
 def shell(
-    chosen: GuestOptions,
     command: Annotated[Several, Argument(metavar="[-- CMD...]", help="Instead of a shell.")] = None,
+    kernel: Kernel = KERNEL,
+    qemu: Qemu = None,
+    memory: Memory = "2G",
+    cpus: Cpus = 1,
+    device: Devices = None,
+    append: Append = "",
+    add: Added = None,
+    accel: Accel = "auto",
+    qemu_arg: QemuArgs = None,
+    linux: OlderLinux = "",
 ) -> None:
     from lab.boot import guest
 
-    raise typer.Exit(guest.interactive(chosen.spec(command or ["sh", "-i"], device=BALLOON)))
+    _use(linux)
+    spec = BootSpec(
+        kernel=kernel,
+        qemu=qemu,
+        memory=memory,
+        cpus=cpus,
+        devices=device or [BALLOON],
+        append=append,
+        add=[_added(item) for item in add or []],
+        accel=accel,
+        extra_qemu=qemu_arg or [],
+        command=command or ["sh", "-i"],
+        timeout=FOREVER,
+    )
+    raise typer.Exit(guest.interactive(spec))
 
 
 @app.command(context_settings=PASSED_ON)

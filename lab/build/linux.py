@@ -317,9 +317,9 @@ def adopt_config(
     log: Path,
     more: str = "",
 ) -> None:
-    """Make obj/.config from another kernel's.
+    """Make obj/.config from another kernel's, with our options and ``more`` on.
 
-    ``without`` some prefixes of symbols, and with ours and ``more`` on.
+    ``without``: prefixes of the symbols that are left out.
     """
     fragment = fragments("knownzero", "x86_64")[-1]
     drop = re.compile(rf"^(?:# )?(?:{'|'.join(without)})\w*[ =]")

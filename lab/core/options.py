@@ -1,14 +1,11 @@
 # SPDX-License-Identifier: GPL-2.0
 """Options and arguments that several verbs have."""
 
-import dataclasses
 import difflib
 import errno
-import functools
-import inspect
 import os
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -79,29 +76,3 @@ def writable_file(option: str, file: Path) -> Path:
 
 
 Name = Annotated[str, one_of("series", ("linux", "qemu"))]
-
-
-def unpacked(verb: Callable[..., None]) -> Callable[..., None]:
-    """Make an option of each field of a verb's parameter that is a dataclass."""
-    own = inspect.signature(verb)
-    whole = next(one for one in own.parameters.values() if dataclasses.is_dataclass(one.annotation))
-    fields = {
-        one.name: whole.replace(name=one.name, annotation=one.type, default=one.default)
-        for one in dataclasses.fields(whole.annotation)
-    }
-
-    @functools.wraps(verb)
-    def call(**given: Any) -> None:
-        verb(
-            **{whole.name: whole.annotation(**{name: given.pop(name) for name in fields})}, **given
-        )
-
-    rest = [one for one in own.parameters.values() if one is not whole]
-    firsts = [one for one in rest if one.default is one.empty]
-    others = [one for one in rest if one.default is not one.empty]
-    parameters = [
-        one.replace(kind=one.KEYWORD_ONLY) for one in (*firsts, *fields.values(), *others)
-    ]
-    call.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
-    call.__annotations__ = {one.name: one.annotation for one in parameters}
-    return call

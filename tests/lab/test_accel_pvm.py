@@ -174,7 +174,7 @@ def test_a_busy_machine_is_named_before_anything_is_built(monkeypatch: pytest.Mo
 def test_another_linux_is_refused_before_it_is_downloaded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fetch, "use", lambda *_: pytest.fail("it was downloaded"))
     with pytest.raises(UsageError, match="Bad --linux"):
-        commands._run("thp", commands.RunOptions(linux="6.12", accel="pvm"))
+        commands.bench("thp", linux="6.12", accel="pvm")
 
 
 def test_a_native_plan_has_kernels_of_its_own(machine: Path) -> None:
