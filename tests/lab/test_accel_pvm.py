@@ -24,7 +24,7 @@ from lab.core.paths import REPO
 from lab.machine import arches, fetch
 from lab.patches import parts
 from lab.report.results import in_words
-from tests.bench.fakes import pair, run_of
+from tests.bench.fakes import run_of, side
 
 QEMU = Path("qemu")
 CLOCK = {"mode": "populate", "size_mb": 256}
@@ -192,9 +192,11 @@ def checked(monkeypatch: pytest.MonkeyPatch, huge_pages: int = 512, **guest: flo
     """A run whose guest has these costs, and its host those of COSTS."""
     monkeypatch.setattr(programs, "build_programs", lambda: {native.PROGRAM: Path("costs")})
     monkeypatch.setattr(run, "output", lambda *_: COSTS)
-    sides = pair(lambda *_: native.costs(COSTS) | guest)
-    for side in sides:
-        side.guest.huge_pages = hugepages.Taken(huge_pages, io.StringIO()) if huge_pages else None
+    sides = runner.Pair(
+        *(side(name, lambda *_: native.costs(COSTS) | guest) for name in ("base", "ours"))
+    )
+    for one in sides:
+        one.guest.huge_pages = hugepages.Taken(huge_pages, io.StringIO()) if huge_pages else None
     new = run_of(accel="pvm")
     new.accel = "pvm"
     native.check(new, sides)

@@ -16,7 +16,7 @@ from lab.core.paths import REPO
 PYTHON = ["kz", "lab", "tests", "tools"]
 # Files without a place for a comment, texts that are licences, and what other projects write.
 NO_SPDX = re.compile(
-    r"^LICENSES/|\.(?:patch|json|txt|svg|lock|png)$|/Documentation/ABI/|\.kunitconfig$"
+    r"^LICENSES/|/LICENSE-[^/]+$|\.(?:patch|json|txt|svg|lock|png)$|/Documentation/ABI/|\.kunitconfig$"
     r"|/(?:parts|lts/[^/]+)/[^/]+/(?:series|cover-letter)$"
 )
 
