@@ -83,8 +83,6 @@ def build(name: str, arch: str = "x86_64") -> Path:
             "-I",
             folder / "lib" / "include",
         ]
-        for key in (place.name, name):
-            arguments += SELFTEST_OPTIONS.get(key, "").format(kernel=kernel).split()
         text = sources[0].read_text(encoding="utf-8")
         for header, (package, library) in SELFTEST_LIBRARIES.items():
             if f"#include {header}" in text:
@@ -96,6 +94,8 @@ def build(name: str, arch: str = "x86_64") -> Path:
                     unpacked / "lib" / debs.TRIPLET,
                 ]
                 libraries += [f"-l{library}"]
+    for key in (place.name, name):
+        arguments += SELFTEST_OPTIONS.get(key, "").format(kernel=kernel).split()
     digest = hashlib.sha256(
         (compiler(prefix) + " ".join(map(str, [*SELFTEST_FLAGS, *arguments, *libraries]))).encode()
     )
