@@ -150,7 +150,9 @@ def resident(guest: Guest) -> float:
 
 @pytest.mark.parametrize("cpus", [pytest.param(1, marks=pytest.mark.nightly), 2])
 def test_resume_forgets(tmp_path: Path, cpus: int) -> None:
-    text = resumed_text(tmp_path, SCRIPT, CHECK, CHECKED, cpus)
+    # Without bit 16, whose driver begins a pass on resume.
+    append = f"{CHECK} virtio_balloon.report_now=0"
+    text = resumed_text(tmp_path, SCRIPT, append, CHECKED, cpus)
     lines = [line.strip() for line in text.splitlines()]
     told = [json.loads(line) for line in lines if line.startswith("{")]
     counters = dict(line.split() for line in lines if line.startswith("pgzeroed_"))

@@ -169,7 +169,8 @@ def test_zero_with_debugging_aids(append: str) -> None:
 def test_a_false_answer_is_found_in_the_pool() -> None:
     """The first page that is not zero ends the trust in all pages of the pool."""
     result = run(
-        f"{DIRTY}; {REPORT}; {grow(MB // 2)}; {COUNT}; {ALLOC}; {COUNT}",
+        # Less is left as it was than the pool takes.
+        f"{DIRTY.replace('70', '85')}; {REPORT}; {grow(MB // 2)}; {COUNT}; {ALLOC}; {COUNT}",
         devices=[],
         append="page_zeroed_reporter.mode=lie",
         allow_warnings=True,
@@ -179,7 +180,7 @@ def test_a_false_answer_is_found_in_the_pool() -> None:
     assert counters(result)["pgzeroed_bad"] > 0
     # Before that page there may be pages that nothing had written to.
     (delta,) = deltas(result)
-    assert delta["pgzeroed_skip"] <= PAGES // 4
+    assert delta["pgzeroed_skip"] <= PAGES * 3 // 4
     # Distrusted pages are zeroed again and count as lost.
     assert delta["pgzeroed_cleared"] + delta["pgzeroed_lost"] >= PAGES - delta["pgzeroed_skip"]
 
