@@ -113,8 +113,8 @@ def test_only_the_first_registration_reports_all() -> None:
     )
     fine(result)
     more = re.search(r"^more (\d+)$", text(result), re.MULTILINE)
-    # The driver's question whether the host wants all begins a pass: a sixteenth of each list, and at
-    # least 32 of its blocks. That was 35 % of this guest's memory.
+    # The driver's question whether the host wants all begins a pass: a sixteenth of each list, and
+    # at least 32 of its blocks. That was 35 % of this guest's memory.
     assert more and int(more[1]) * 4096 < 0.6 * free_bytes(result)
 
 

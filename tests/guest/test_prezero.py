@@ -211,8 +211,8 @@ def test_no_task_waits_for_it(what: str) -> None:
     off, on = objects(result)
     assert (off["enabled"], on["enabled"]) == ("0", "1")
     assert off["times"] >= 20 and on["times"] >= 20
-    # With a mutex held during a part of each pass, the longest allocation took 4 s. A busy host adds
-    # up to a second.
+    # With a mutex held during a part of each pass, the longest allocation took 4 s. A busy host
+    # adds up to a second.
     expect_at_most(on["worst_us"], 1.2 * off["worst_us"] + 1_500_000)
 
 
