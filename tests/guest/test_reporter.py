@@ -35,7 +35,8 @@ def test_partial() -> None:
     expect_at_least(found["pgzeroed_set_reported"], 1)
     for job in objects(result):
         expect_at_least(job["vmstat"]["pgzeroed_skip"], 1)
-        expect_at_least(job["vmstat"]["pgzeroed_cleared"], 0.2 * (128 << 8))
+        # Each pass over all free memory has half of the rest confirmed.
+        expect_at_least(job["vmstat"]["pgzeroed_cleared"], 0.02 * (128 << 8))
     assert found["pgzeroed_bad"] == 0
 
 
