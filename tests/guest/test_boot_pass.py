@@ -28,7 +28,7 @@ pytestmark = pytest.mark.boots
 ENABLED = "Free page reporting enabled"
 REPORTED = "All free memory has been reported"
 LOG = f"dmesg | grep -e '{ENABLED}' -e '{REPORTED}' || true"
-WAIT = f"for i in $(seq 50); do dmesg | grep -q '{REPORTED}' && break; sleep 0.1; done"
+WAIT = f"for i in $(seq 600); do dmesg | grep -q '{REPORTED}' && break; sleep 0.1; done"
 COUNTERS = "grep pgzeroed_ /proc/vmstat; grep ^MemFree /proc/meminfo"
 # Where the kernel puts the virtio balloon.
 BALLOON_DRIVER = "/sys/bus/virtio/drivers/virtio_balloon"
@@ -68,7 +68,8 @@ def known_bytes(result: BootResult) -> int:
 def test_a_fresh_guest_knows_its_memory(
     memory: str, cpus: int, device: str, program_mb: int
 ) -> None:
-    """At once: `kz bench boot` holds 100 ms; on a host with other work it takes longer.
+    """At once: `kz bench boot` holds 100 ms. A host with other work takes longer, so that the
+    test only wants one pass instead of the sixteenths that Linux reports every two seconds.
 
     The first program zeroes what is left in pieces of less than 2 MiB: 2 % of a small guest.
     """
@@ -81,9 +82,7 @@ def test_a_fresh_guest_knows_its_memory(
     )
     fine(result)
     expect_at_least(known_bytes(result), 0.95 * free_bytes(result))
-    (began,), (ended,) = seconds(result, ENABLED), seconds(result, REPORTED)
-    # Without it, 2 GiB take 17 s.
-    expect_at_most(ended - began, 5.0)
+    assert len(seconds(result, ENABLED)) == len(seconds(result, REPORTED)) == 1
     program = objects(result)[0]
     pieces = 0.035 if program_mb < 1024 else 0.02
     expect_at_most(program["vmstat"]["pgzeroed_cleared"], pieces * (program_mb << 8))
@@ -140,25 +139,25 @@ def test_a_flush_asks_again() -> None:
 
 
 def test_boot_and_unregistration_do_not_wait_for_a_pass() -> None:
-    """Neither the boot nor an unregistration waits for a pass of 128 MiB a second."""
+    """Neither the boot nor an unregistration waits for a pass of 24 reports, two seconds each."""
     parameters = "/sys/module/page_zeroed_reporter/parameters"
-    uptime = "cut -d' ' -f1 /proc/uptime"
+    off = f"n=$(cat {parameters}/calls); echo off > {parameters}/mode; "
+    during = f"$(($(cat {parameters}/calls) - n))"
     result = run(
-        f"echo booted $({uptime}); echo blocks $(cat {parameters}/blocks); "
-        f"echo off > {parameters}/mode; echo left $({uptime}); "
+        f"echo booted $(cat {parameters}/calls); {off} echo left {during}; "
         f"echo honest > {parameters}/mode; sleep 0.2; (flush 0 &) ; sleep 0.2; "
-        f"echo again $({uptime}); echo off > {parameters}/mode; echo off $({uptime}); "
+        f"{off} echo off {during}; "
         f"sleep 1; {COUNTERS}; {LOG}; alloc_once --size 1024 --verify --mode touch_all",
         memory="3G",
         devices=[],
-        append="page_zeroed_reporter.mode=honest page_zeroed_reporter.delay_ms=1000",
+        append="page_zeroed_reporter.mode=honest page_zeroed_reporter.delay_ms=2000",
     )
     fine(result)
-    at = {word: float(value) for word, value in re.findall(r"^(\w+) ([\d.]+)$", text(result), re.M)}
-    assert at["blocks"] > 0
-    # Each waits for the report that is under way.
-    expect_at_most(at["left"] - at["booted"], 2.5)
-    expect_at_most(at["off"] - at["again"], 2.5)
+    calls = {word: int(value) for word, value in re.findall(r"^(\w+) (\d+)$", text(result), re.M)}
+    assert 0 < calls["booted"] < 24
+    # Each waits for the report that is under way; one more can begin before it asks.
+    assert calls["left"] <= 1
+    assert calls["off"] <= 1
     assert seconds(result, REPORTED) == []
     expect_at_most(known_bytes(result), 0.5 * free_bytes(result))
     assert '"ENODEV"' in text(result)
