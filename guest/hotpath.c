@@ -18,7 +18,7 @@ static const char usage[] =
 "usage: hotpath [options] [PATH...]\n"
 "Times kernel paths; one JSON line per path with the cost of one iteration.\n"
 "Under -icount shift=0 the unit is one instruction, otherwise one tick of the clock.\n"
-"Paths (default: all):\n"
+"Paths (default: all but new_* and over_limit):\n"
 "  fault        write fault on an anonymous 4 KiB page, with its share of MADV_DONTNEED\n"
 "  thp_fault    write fault on a 2 MiB page, with its MADV_DONTNEED\n"
 "  new_fault    write fault on a 4 KiB page that is kept: each fault gets another page\n"
@@ -31,6 +31,8 @@ static const char usage[] =
 "  order9       2 MiB of one block allocated and freed: list9 - list0\n"
 "  list3, list9 listmount(2) with room for 4096 and for 262144 mounts, which the kernel allocates\n"
 "  list0        the same with room for none: nothing is allocated\n"
+"  populate     MADV_POPULATE_WRITE of a 4 KiB page, with its share of MADV_DONTNEED\n"
+"  over_limit   write fault where the memory cgroup has no room for a huge page (needs cgroup v2)\n"
 "  fork         fork, exit and wait\n"
 "  exec         fork, execve of this program, exit and wait\n"
 "Options:\n"
@@ -82,12 +84,17 @@ static void run_fault(void)
 	madvise(small, FAULT_PAGES * 4096, MADV_DONTNEED);
 }
 
+static void run_populate(void)
+{
+	must(!madvise(small, FAULT_PAGES * 4096, MADV_POPULATE_WRITE), "MADV_POPULATE_WRITE");
+	madvise(small, FAULT_PAGES * 4096, MADV_DONTNEED);
+}
+
 static void run_thp_fault(void)
 {
 	*(volatile char *)huge = 1;
 	madvise(huge, KZ_HUGE, MADV_DONTNEED);
 }
-
 
 static void run_new_fault(void)
 {
@@ -250,6 +257,44 @@ static void time_fresh(const char *name, void (*run)(void), unsigned long reps, 
 	munmap(start, size);
 }
 
+#define GROUP "/sys/fs/cgroup/hotpath"
+#define LIMIT (16 * KZ_MB)
+
+static void must_write(const char *path, const char *text)
+{
+	if (kz_write_file(path, text))
+		kz_die(KZ_BROKEN, "%s: cannot write '%s'; mount cgroup v2 at /sys/fs/cgroup", path, text);
+}
+
+/* A child, which the memory cgroup's limit leaves one MiB: a fault gets a page of 4 KiB. */
+static void time_over_limit(const char *name, unsigned long reps)
+{
+	char text[24];
+	pid_t pid;
+	int status;
+
+	must_write("/sys/fs/cgroup/cgroup.subtree_control", "+memory");
+	must(!mkdir(GROUP, 0755) || errno == EEXIST, GROUP);
+	must_write(GROUP "/memory.max", "16M");
+	pid = kz_fork();
+	if (!pid) {
+		char *used = map_anonymous(LIMIT, KZ_HUGE, MADV_NOHUGEPAGE);
+
+		must_write(GROUP "/cgroup.procs", "0");
+		do {
+			*used = 1;
+			used += 4096;
+			must(kz_read_file(GROUP "/memory.current", text, sizeof(text)) > 0, GROUP);
+		} while (strtoul(text, NULL, 10) < LIMIT - KZ_MB);
+		print_cost(name, time_path(run_thp_fault, reps, 1), reps);
+		_exit(KZ_OK);
+	}
+	must(waitpid(pid, &status, 0) == pid, "waitpid");
+	rmdir(GROUP);
+	if (!WIFEXITED(status) || WEXITSTATUS(status))
+		exit(KZ_BROKEN);
+}
+
 static void time_order(const char *name, void (*run)(void), unsigned long reps)
 {
 	struct cost with = time_path(run, reps, 1);
@@ -261,6 +306,10 @@ static void run_named(const char *name, unsigned long reps)
 {
 	if (!strcmp(name, "fault")) {
 		print_cost(name, time_path(run_fault, reps, FAULT_PAGES), reps);
+	} else if (!strcmp(name, "populate")) {
+		print_cost(name, time_path(run_populate, reps, FAULT_PAGES), reps);
+	} else if (!strcmp(name, "over_limit")) {
+		time_over_limit(name, reps);
 	} else if (!strcmp(name, "thp_fault")) {
 		print_cost(name, time_path(run_thp_fault, reps, 1), reps);
 	} else if (!strcmp(name, "pipe_deep")) {
@@ -315,7 +364,8 @@ static void *map_anonymous(size_t bytes, size_t align, int advice)
 int main(int argc, char **argv)
 {
 	static const char *const all[] = { "fault", "thp_fault", "pipe_deep", "pipe_cached",
-					   "alloc_free", "buddy", "fork", "exec", "order3", "order9" };
+					   "alloc_free", "buddy", "fork", "exec", "order3", "order9",
+					   "populate" };
 	unsigned long reps = 101;
 	size_t i;
 	const struct kz_option options[] = {

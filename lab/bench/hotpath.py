@@ -4,6 +4,7 @@
 Base against ours, compiled out, without a source of zeros, and with one.
 """
 
+import functools
 import json
 import tempfile
 from collections import Counter
@@ -32,6 +33,8 @@ WARM_UPS = 16  # of guest/hotpath.c
 SKIPPED, SKIPPED_AT_LEAST = "pgzeroed_skip", 0.9
 # The depth of the page table depends on the place of user space.
 APPEND = "nokaslr norandmaps"
+# A kernel that has zeroed a page when it was freed need not do it again at the next fault.
+ON_FREE = "init_on_free=1 init_on_alloc=0"
 ICOUNT = ("-icount", "shift=0")
 # By the guest's own clock. A kernel without flush reports in a few dozen rounds, 10 ms apart, after
 # the first delay.
@@ -77,6 +80,12 @@ MORE = (
     HotPath("order9", "list9", metric="alloc_free_order9", length="long"),
     HotPath("fork", "fork", 1, FEW, 200.0, metric="fork_exit", length="long"),
     HotPath("exec", "exec", 1, FEW, 200.0, metric="fork_exec", length="long"),
+    HotPath("populate", "populate", 32),
+    HotPath("over_limit", "over_limit", 1, FEW, 200.0, length="long"),
+)
+# With ON_FREE.
+FREED = (
+    HotPath("thp_fault", "thp_fault", 1, FEW, 200.0, False, "thp_fault_init_on_free", "long"),
 )
 # Each repetition uses memory that was not used since it was reported.
 NEW = (
@@ -91,7 +100,8 @@ NOTE = (
     "instruction takes one nanosecond; each boot gives the median of 1001 repetitions (of 101 "
     "where an operation is long). Without a balloon device, nothing is ever known to be zero. "
     "alloc_free is the difference of two pipe loops, one that needs a page for each packet and "
-    "one that does not."
+    "one that does not. over_limit is a huge page that its memory cgroup has no room for. "
+    f"thp_fault_init_on_free ran with {ON_FREE}."
 )
 ACTIVE_NOTE = (
     "hotpath.off.* has the series with every option of it compiled out in the second column. For "
@@ -115,18 +125,25 @@ def medians(lines: Sequence[str]) -> Counts:
     return {str(answer["path"]): float(answer["median"]) for answer in answers}
 
 
-def _spec(run: Run, kernel: Image, extra: Sequence[str] = (), **more: Any) -> BootSpec:
+def _spec(
+    run: Run, kernel: Image, extra: Sequence[str] = (), append: str = "", **more: Any
+) -> BootSpec:
     options = replace(run.options, accel="tcg")
-    more |= {"append": run.appended(APPEND), "extra_qemu": [*ICOUNT, *extra]}
+    more |= {"append": run.appended(f"{APPEND} {append}"), "extra_qemu": [*ICOUNT, *extra]}
     return spec_for(options, kernel, run.images.qemu, **more)
 
 
-def _boot(run: Run, kernel: Image, paths: Sequence[HotPath], extra: Sequence[str] = ()) -> Counts:
-    """One boot of one kernel without a balloon; the median of each path."""
+def _boot(
+    run: Run, kernel: Image, paths: Sequence[HotPath], extra: Sequence[str] = (), append: str = ""
+) -> Counts:
+    """One boot of one kernel without a balloon; the median of each path.
+
+    ``append``: more of the kernel's command line.
+    """
     # A process for each, so that no path starts with the memory of another.
     steps = [f"hotpath --reps {path.reps} {path.name}" for path in paths]
     command = ["sh", "-ec", "; ".join((SNAPSHOT, *steps, SNAPSHOT))]
-    spec = _spec(run, kernel, extra, devices=[], timeout=900.0, command=command)
+    spec = _spec(run, kernel, extra, append, devices=[], timeout=900.0, command=command)
     done = boot(spec, keep=run.keep)
     if done.exit_code:
         why = (
@@ -223,9 +240,11 @@ def _count(
     paths: Sequence[HotPath],
     boots: int,
     active: bool = False,
+    append: str = "",
 ) -> Rows:
     """Boot each kernel so many times; the counts of each boot, by the name of the kernel."""
-    how, what = (_active, ", memory reported") if active else (_boot, "")
+    how = _active if active else functools.partial(_boot, append=append)
+    what = ", memory reported" if active else f", {append}" if append else ""
     # Two at once: other load does not change a count.
     what = f"instruction counts{what}: {boots} boots of each kernel"
     with step(what), ThreadPoolExecutor(max_workers=2) as pool:
@@ -278,11 +297,12 @@ def idle(run: Run, boots: int = BOOTS) -> None:
 def natively(run: Run) -> None:
     """Time of each path in guests side by side, without a source of zeros and with one."""
     khz = accel.tsc_khz()  # the ticks of guest/hotpath.c, whose medians are free of interrupts
-    for prefix, paths, names, devices in (
-        (IDLE, [*PATHS, *MORE], ("base", "ours"), []),
-        (ACTIVE, [*NEW, *PATHS, *MORE], ("base", "ours", "floor"), [BALLOON]),
+    for prefix, paths, names, devices, append in (
+        (IDLE, [*PATHS, *MORE], ("base", "ours"), [], APPEND),
+        (IDLE, FREED, ("base", "ours"), [], f"{APPEND} {ON_FREE}"),
+        (ACTIVE, [*NEW, *PATHS, *MORE], ("base", "ours", "floor"), [BALLOON], APPEND),
     ):
-        with run.kernels(*names, append=APPEND, devices=devices) as sides:
+        with run.kernels(*names, append=append, devices=devices) as sides:
             for path in paths:
                 found = Values()
                 with step(f"hotpath.{prefix}{path.path}: {run.pairs} pairs"):
@@ -312,6 +332,9 @@ def measure(run: Run) -> None:
     rows = _count(run, kernels | {"off": known["off"]}, paths, BOOTS)
     compare(run, kernels, rows, paths, IDLE)
     compare(run, known, rows, paths, OFF, "off")
+    freed = _count(run, kernels | {"off": known["off"]}, FREED, 1, append=ON_FREE)
+    compare(run, kernels, freed, FREED, IDLE)
+    compare(run, known, freed, FREED, OFF, "off")
     compare(run, kernels, reported, every, ACTIVE)
     run.job = {"memory": run.options.memory, "cpus": 1, "boots": BOOTS, "icount": "shift=0"}
     run.note(NOTE, ACTIVE_NOTE)

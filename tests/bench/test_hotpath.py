@@ -70,7 +70,7 @@ def test_each_path_beyond_the_limit_is_broken_down(
 ) -> None:
     made = compared(BOUND, 1005, prefix).metrics
     assert (
-        all(metric.target and metric.target.met for metric in made) and len(made) == len(BOUND) == 7
+        all(metric.target and metric.target.met for metric in made) and len(made) == len(BOUND) == 9
     )
     assert asked == []
     made = compared(BOUND, 1006, prefix).metrics
