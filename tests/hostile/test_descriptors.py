@@ -31,6 +31,7 @@ from tests.hostile.peer import (
     INFLATE,
     MIB,
     PAGE,
+    PATIENCE,
     PLAY,
     PROMISE,
     REPORTING,
@@ -336,7 +337,7 @@ def test_v2_calls_of_user_mode_linux(start: Start, stalling: Server) -> None:
         assert not vm.accepted("SET_VRING_KICK", longs(REPORTING), [one.fileno()])
         assert vm.accepted("SET_VRING_KICK", longs(REPORTING), [vm.kicks[REPORTING]])
         assert vm.accepted("SET_VRING_CALL", longs(REPORTING), [one.fileno()])
-        other.settimeout(PROMISE)
+        other.settimeout(PATIENCE)
         assert other.recv(64) == longs(1)
         vm.works()
         assert other.recv(64) == longs(1)
@@ -352,7 +353,7 @@ def test_v2_calls_of_user_mode_linux(start: Start, stalling: Server) -> None:
         with contextlib.suppress(BlockingIOError):
             while other.recv(1 << 20):
                 pass
-        other.settimeout(PROMISE)
+        other.settimeout(PATIENCE)
         vm.works()
         assert other.recv(64) == longs(1)
         with held(stalling, "socket") as fd:
@@ -501,7 +502,7 @@ def test_v12_idle_connections_do_not_block_others(device: Device) -> None:
         vm.works()
         # The others have been ended: they are no second front ends.
         for each in idle:
-            each.settimeout(PROMISE)
+            each.settimeout(PATIENCE)
             with contextlib.suppress(ConnectionError):
                 assert each.recv(1) == b""
         vm.works()
