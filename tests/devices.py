@@ -30,11 +30,14 @@ def running(arguments: list[str] | None = None, profile: str = "dev") -> Iterato
         device.close()
 
 
+PATIENCE = 120.0  # seconds, on a busy machine
+
+
 def wait_for(
-    device: daemon.Daemon, what: str, holds: Callable[[dict[str, Any]], bool], seconds: float = 20.0
+    device: daemon.Daemon, what: str, holds: Callable[[dict[str, Any]], bool]
 ) -> dict[str, Any]:
-    """Wait until ``holds(status)``; raises TestFailure when it does not within the time."""
-    deadline = time.monotonic() + seconds
+    """Wait until ``holds(status)``; raises TestFailure when it does not."""
+    deadline = time.monotonic() + PATIENCE
     while not holds(status := device.status()):
         if time.monotonic() > deadline:
             why = json.dumps(status, indent=1)

@@ -136,8 +136,7 @@ def test_the_cost_of_taking_memory_back(line: str) -> None:
 
 
 MS, MIB, GIB = 1.0, 2.0**20, 2.0**30
-# The rows of the front page by their first words: the run and metric of the row, and what the values
-# of both sides are divided by.
+# The rows of the front page by their first words: run, metric, and what both sides are divided by.
 FRONT: dict[str, tuple[str, str, float, float]] = {
     "a fresh guest: its first program": ("boot", "boot.2g.zeroed", GIB, MIB),
     "a fresh guest: time until init": ("boot", "boot.2g.init", MS, MS),

@@ -89,9 +89,7 @@ def resize(guest: Guest, size: int, all_of_it: int = ALL) -> None:
     if guest.daemon:
         ask(guest, size, all_of_it)
         taken = all_of_it - size
-        devices.wait_for(
-            guest.daemon, f"{size >> 20} MB", lambda status: status["actual"] == taken, 120
-        )
+        devices.wait_for(guest.daemon, f"{size >> 20} MB", lambda status: status["actual"] == taken)
     else:
         balloon.resize(guest, size)
 

@@ -182,14 +182,14 @@ def test_inflate_and_deflate() -> None:
         until(guest, "filled")
         filled = memory(guest)
         device.ask(command="target", bytes=512 * MIB)
-        wait_for(device, "inflate", lambda status: status["actual"] == 512 * MIB, 60)
+        wait_for(device, "inflate", lambda status: status["actual"] == 512 * MIB)
         expect_at_most(memory(guest), filled - 400 * MIB)
         told = device.ask(command="stats")["stats"]
         assert 0 < told["free_memory"] < 500 * MIB
         guest.send("")
         until(guest, "inflated")
         device.ask(command="target", bytes=0)
-        status = wait_for(device, "deflate", lambda status: status["actual"] == 0, 60)
+        status = wait_for(device, "deflate", lambda status: status["actual"] == 0)
         assert status["inflated"] == 512 * MIB
         assert status["malformed"] == 0
         guest.send("")
@@ -237,16 +237,16 @@ def test_a_kernel_that_does_not_know_the_bit(arch: str, kernel: str) -> None:
     with guest_with(script, arch=arch, kernel=kernel, size="512M") as guest:
         until(guest, "filled")
         device = device_of(guest)
-        wait_for(device, "reports", lambda status: status["discarded"] > 150 * MIB, 60)
+        wait_for(device, "reports", lambda status: status["discarded"] > 150 * MIB)
         status = device.status()
         assert status["proven_zero"] == 0
         assert "device-init-reported" not in status["features"]
         assert any("zeroes reported memory again" in problem for problem in status["problems"])
         # It can be inflated like any other.
         device.ask(command="target", bytes=64 * MIB)
-        wait_for(device, "inflate", lambda status: status["actual"] == 64 * MIB, 60)
+        wait_for(device, "inflate", lambda status: status["actual"] == 64 * MIB)
         device.ask(command="target", bytes=0)
-        status = wait_for(device, "deflate", lambda status: status["actual"] == 0, 60)
+        status = wait_for(device, "deflate", lambda status: status["actual"] == 0)
         assert status["inflated"] >= 64 * MIB
         assert status["proven_zero"] == status["malformed"] == 0
         guest.send("")
@@ -357,14 +357,14 @@ def test_a_guest_that_is_reset() -> None:
         device = device_of(guest)
         until(guest, "up")
         device.ask(command="target", bytes=128 * MIB)
-        wait_for(device, "inflate", lambda status: status["actual"] == 128 * MIB, 60)
+        wait_for(device, "inflate", lambda status: status["actual"] == 128 * MIB)
         first = device.status()["inflated"]
         guest.qmp("system_reset")
         until(guest, "up")
-        status = wait_for(device, "inflate again", lambda status: status["actual"] == 128 * MIB, 60)
+        status = wait_for(device, "inflate again", lambda status: status["actual"] == 128 * MIB)
         assert status["inflated"] >= first + 128 * MIB
         device.ask(command="target", bytes=0)
-        wait_for(device, "deflate", lambda status: status["actual"] == 0, 60)
+        wait_for(device, "deflate", lambda status: status["actual"] == 0)
         assert counters(reported_and_used_again(device, guest))["pgzeroed_bad"] == 0
 
 
@@ -460,11 +460,11 @@ def test_a_daemon_that_is_killed_while_the_balloon_is_full() -> None:
         device = device_of(guest)
         until(guest, "ready")
         device.ask(command="target", bytes=256 * MIB)
-        wait_for(device, "inflate", lambda status: status["actual"] == 256 * MIB, 60)
+        wait_for(device, "inflate", lambda status: status["actual"] == 256 * MIB)
         device.kill()
         device.restart()
         # The new one knows what the driver has; without a target of its own it gives it back.
-        wait_for(device, "deflate", lambda status: status["working"] and status["actual"] == 0, 60)
+        wait_for(device, "deflate", lambda status: status["working"] and status["actual"] == 0)
         guest.send("")
         until(guest, "inflated")
         guest.send("")
@@ -484,11 +484,11 @@ def test_what_an_operator_has_set_survives_the_daemon(tmp_path: Path) -> None:
         until(guest, "ready")
         device.ask(command="discard", enabled=False)
         device.ask(command="target", bytes=64 * MIB)
-        wait_for(device, "inflate", lambda status: status["actual"] == 64 * MIB, 60)
+        wait_for(device, "inflate", lambda status: status["actual"] == 64 * MIB)
         device.kill()
         device.restart()
         running = {"queue": "reporting", "state": "running"}
-        status = wait_for(device, "connect", lambda status: running in status["queues"], 60)
+        status = wait_for(device, "connect", lambda status: running in status["queues"])
         assert (status["target"], status["actual"]) == (64 * MIB, 64 * MIB)
         guest.send("")
         until(guest, "reported")
@@ -642,7 +642,7 @@ def test_memory_of_huge_pages(huge_pages: None) -> None:
         until(guest, "again")
         filled = memory(guest)
         device.ask(command="target", bytes=256 * MIB)
-        status = wait_for(device, "inflate", lambda status: status["actual"] == 256 * MIB, 60)
+        status = wait_for(device, "inflate", lambda status: status["actual"] == 256 * MIB)
         back = filled - memory(guest)
         assert back % HUGE == 0
         # More if compaction has moved pages of the balloon meanwhile.
@@ -651,7 +651,7 @@ def test_memory_of_huge_pages(huge_pages: None) -> None:
         guest.send("")
         until(guest, "inflated")
         device.ask(command="target", bytes=0)
-        wait_for(device, "deflate", lambda status: status["actual"] == 0, 60)
+        wait_for(device, "deflate", lambda status: status["actual"] == 0)
         guest.send("")
         until(guest, "deflated")
         guest.send("")
@@ -687,14 +687,14 @@ def test_user_mode_linux_inflates_and_deflates() -> None:
         until(guest, "filled")
         filled = memory(guest)
         device.ask(command="target", bytes=384 * MIB)
-        status = wait_for(device, "inflate", lambda status: status["actual"] == 384 * MIB, 60)
+        status = wait_for(device, "inflate", lambda status: status["actual"] == 384 * MIB)
         assert "device-init-on-inflate" in status["features"]
         assert status["proven_zero"] == status["inflated"] >= 384 * MIB
         expect_at_most(memory(guest), filled - 200 * MIB)
         guest.send("")
         until(guest, "inflated")
         device.ask(command="target", bytes=0)
-        wait_for(device, "deflate", lambda status: status["actual"] == 0, 60)
+        wait_for(device, "deflate", lambda status: status["actual"] == 0)
         guest.send("")
         until(guest, "deflated")
         guest.send("")
