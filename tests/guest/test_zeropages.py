@@ -394,12 +394,12 @@ def test_it_tells_what_the_kernel_counts() -> None:
         for name in OTHERS:
             assert before[f"pgzeroed_{name}"] <= told[f"{name}_pages"] <= after[f"pgzeroed_{name}"]
         # It goes up and down; the program itself takes some pages.
-        expect_at_least(told["memory"]["known_zero_bytes"], 256 << 20)
-        expect_at_most(abs(told["memory"]["free_bytes"] // 4096 - before["nr_free_pages"]), 1024)
+        expect_at_least(told["memory"]["known_zero_bytes"], 64 << 20)
+        expect_at_most(abs(told["memory"]["free_bytes"] // 4096 - before["nr_free_pages"]), 4096)
         blocks = sum(
             n << order for zone in told["zones"] for order, n in enumerate(zone["free_blocks"])
         )
-        expect_at_most(abs(blocks - told["memory"]["free_bytes"] // 4096), 1024)
+        expect_at_most(abs(blocks - told["memory"]["free_bytes"] // 4096), 4096)
         assert told["state"] == "working"
         expect_at_least(told["skip_pages"], 128 << 8)
         pool = next(pool for pool in told["hugetlb"] if pool["page_size"] == 2 << 20)
