@@ -46,9 +46,15 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
+# A link whose target stands at the end of the page: its name, and the target.
+REFERENCE = re.compile(r"^\[([\w-]+)\]: (\S+)", re.MULTILINE)
+
+
 def links(page: Path) -> list[tuple[Path, str]]:
     """The files that a page links, with the anchors in them."""
-    targets = re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8"))
+    text = page.read_text(encoding="utf-8")
+    targets = re.findall(r"\]\(([^)\s]+)\)", text)
+    targets += [target for _, target in REFERENCE.findall(text)]
     found = []
     for name, _, anchor in (target.partition("#") for target in targets if "://" not in target):
         found.append(((page.parent / name).resolve() if name else page, anchor))
@@ -245,6 +251,28 @@ def test_the_tests_that_are_named_exist() -> None:
         "test_of_a_cat",
         "merge: by a cat",
     ]
+
+
+def unproven(text: str) -> list[str]:
+    """Of docs/README.md: answers without a link, and links that lead to no test."""
+    found = re.findall(r"\| (yes(?: ◐)?) (?=\|)", text)
+    names = {name for name, _ in REFERENCE.findall(text)}
+    found += sorted(names ^ set(re.findall(r"\]\[([\w-]+)\]", text)))
+    for target, test in re.findall(r'(?m)^\[[\w-]+\]: (\S+) "([\w-]+)"$', text):
+        place = REPO / "docs" / target
+        files = place.glob("*.patch") if place.is_dir() else [place]
+        # The last two: a case of a qtest, and one with data.
+        test_there = re.compile(rf'(?:def|fn) {test}\(|\badd\("{test}"|reporting/{test}"')
+        if not any(test_there.search(file.read_text(errors="replace")) for file in files):
+            found.append(test)
+    return found
+
+
+def test_each_answer_links_its_test() -> None:
+    text = (REPO / "docs" / "README.md").read_text(encoding="utf-8")
+    assert "[yes][" in text and unproven(text) == []
+    cat = '| a | yes | [no][dog] |\n\n[cat]: ../qemu/parts/reporting "of-a-cat"\n'
+    assert unproven(cat) == ["yes", "cat", "dog", "of-a-cat"]
 
 
 def test_what_contributing_names_is_where_it_says() -> None:
