@@ -275,6 +275,21 @@ def test_each_answer_links_its_test() -> None:
     assert unproven(cat) == ["yes", "cat", "dog", "of-a-cat"]
 
 
+def test_the_front_page_has_the_sizes_of_the_parts() -> None:
+    """Rounded; linux/README.md has them to the line."""
+    exact = (REPO / "linux" / "README.md").read_text(encoding="utf-8")
+    lines = dict(re.findall(r"(?m)^\| `([\w-]+)` \| \d+ \| \+(\d+) ", exact))
+    rows = re.findall(
+        r"(?m)^\| (`[\w-]+`(?:, `[\w-]+`)*) \| ([\d,]+) \|",
+        (REPO / "README.md").read_text(encoding="utf-8"),
+    )
+    named = {names: re.findall(r"[\w-]+", names) for names, _ in rows}
+    assert sorted(sum(named.values(), [])) == sorted(lines)
+    for names, shown in rows:
+        added = sum(int(lines[name]) for name in named[names])
+        assert abs(int(shown.replace(",", "")) - added) <= max(60, added // 10), names
+
+
 def test_what_contributing_names_is_where_it_says() -> None:
     text = " ".join((REPO / "CONTRIBUTING.md").read_text(encoding="utf-8").split())
     for name, file in re.findall(r"`([\w.]+)\(\)` (?:in|of) `(lab/[\w/.]+)`", text):
