@@ -233,7 +233,7 @@ def written(part: str) -> Path:
     return folder / f"{part}.txt"
 
 
-# The table, as the cover letters have it.
+# The table, as the cover letters have it: without names of files that are here only.
 
 
 def table(rows: Iterable[Row], part: str) -> list[str]:
@@ -247,10 +247,8 @@ def _lines(row: Row) -> list[str]:
     found = textwrap.wrap(bug.subject, WIDTH, initial_indent=number, subsequent_indent="   ")
     if bug.none:
         return [*found, *_indented(f"{since}No reproducer. {bug.none}")]
-    place, _, name = bug.test.partition("::")
     kernel = "Base" if bug.test else "Without the fix"
     found += _indented(f"{since}{kernel}: {row.base.verdict}. Fixed: {row.fixed.verdict}.")
-    found += _indented(f"tests/{place}:", name) if bug.test else _indented(HARNESS, bug.mutant)
     whys = [one.why for one in (row.base, row.fixed) if one.verdict == "unclear"]
     return [*found, *_indented(*whys)]
 
