@@ -93,7 +93,7 @@ def host(
         accel="tcg",
         extra_qemu=["-cpu", nested.CPU],
         command=["sh", "-c", LOOP],
-        timeout=1500,
+        timeout=2300,
         add=add,
     )
     with running(outer) as guest:
@@ -128,15 +128,17 @@ def resident(host: Side) -> int:
 def use(host: Side, memory: str, append: str = "") -> tuple[bool, int]:
     """Fill memory, report it, and use it again: has the guest bit 6, and what it did not zero."""
     start(host, "job", memory, append)
-    wait(host, "mark full", 300)
+    wait(host, "mark full", 900)
     full = resident(host)
-    wait(host, "mark reported", 60)
-    expect_at_least(full - resident(host), 0.8 * FILL * MIB)
-    wait(host, "mark end", 120)
+    wait(host, "mark reported", 300)
+    reported = resident(host)
+    expect_at_least(full - reported, 0.8 * FILL * MIB)
+    wait(host, "mark end", 300)
     lines = [line.strip() for line in host.sh(f"cat {SERIAL}; wait $vmm")]
     found = {name: value for name, _, value in (line.partition(" ") for line in lines)}
     assert found["pgzeroed_bad"] == found["tainted"] == "0", lines
     told = next(json.loads(line) for line in lines if line.startswith("{"))
+    print(f"{memory} {append}: resident {full} to {reported} bytes", told)
     assert told["bytes"] == USED * MIB
     bits = sum(1 << at for at, bit in enumerate(found["features"].strip()) if bit == "1")
     return bool(bits & BIT), told["vmstat"]["pgzeroed_skip"] * 4096
