@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: GPL-2.0
+"""Callers that zero memory after they have allocated it: what they skip, and that it is zero."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.guest.guests import (
+    DIRTY,
+    REPORT,
+    STRESS_SECONDS,
+    STRESS_SEED,
+    counters,
+    expect_at_least,
+    expect_at_most,
+    fine,
+    objects,
+    run,
+)
+
+pytestmark = pytest.mark.boots
+
+PAGES = 128 << 8
+# Free memory in blocks that are too small to be reported: 8 MiB were seen.
+SMALL = 12 << 8
+# These are all zeroed in the guest's first use of the memory that it has just reported.
+KINDS = ("fallocate", "tmpfs", "byte_writes", "uffd", "collapse")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_known_to_be_zero_is_not_zeroed_again(kind: str) -> None:
+    result = run(
+        f"mount -t tmpfs tmpfs /tmp || true; {DIRTY}; {REPORT}; late_zeros --size 128 {kind}; grep "
+        "pgzeroed_ /proc/vmstat",
+        checked=True,
+    )
+    fine(result)
+    used = objects(result)[0]
+    assert used["old"] == 0
+    assert counters(result)["pgzeroed_bad"] == 0
+    expect_at_least(used["vmstat"]["pgzeroed_skip"], PAGES - SMALL)
+
+
+def test_without_a_source_all_is_zeroed() -> None:
+    """The same memory, dirty and not reported."""
+    kinds = " ".join((*KINDS, "full_writes"))
+    result = run(
+        f"mount -t tmpfs tmpfs /tmp || true; for kind in {kinds}; do {DIRTY}; late_zeros --size 128 "
+        "$kind; done",
+        devices=[],
+        checked=True,
+    )
+    fine(result)
+    assert [used["old"] for used in objects(result)] == [0] * (len(KINDS) + 1)
+
+
+def test_whole_pages_take_no_zeros() -> None:
+    """A write of whole pages is counted as cleared or skipped by none of its pages."""
+    result = run(f"{DIRTY}; {REPORT}; late_zeros --size 128 full_writes", checked=True)
+    fine(result)
+    [used] = objects(result)
+    found = used["vmstat"]
+    assert used["old"] == 0
+    expect_at_most(found["pgzeroed_skip"] + found["pgzeroed_cleared"], 0.05 * PAGES)
+
+
+@pytest.mark.parametrize("reported", [False, True], ids=["dirty", "reported"])
+def test_a_buffer_of_an_unwritten_file_is_zero(reported: bool) -> None:
+    """memfd_pin_folios() gave the old content of such a file to udmabuf."""
+    result = run(f"{DIRTY}; {REPORT if reported else 'true'}; late_zeros --size 32 udmabuf")
+    fine(result)
+    assert objects(result)[0]["old"] == 0
+
+
+@pytest.mark.slow
+@pytest.mark.hunt
+def test_races_for_the_folios_of_a_file() -> None:
+    """Each byte is what its only writer has left there, and known-zero folios are in use."""
+    result = run(
+        f"shmem_race --seconds {STRESS_SECONDS} --seed {STRESS_SEED}; grep pgzeroed_ /proc/vmstat",
+        cpus=2,
+        memory="1G",
+        timeout=240 + 2 * STRESS_SECONDS,
+    )
+    fine(result)
+    race = objects(result)[0]
+    assert "violation" not in race
+    expect_at_least(min(race["steps"].values()), 1)
+    expect_at_least(min(race["collapsed"], race["short_writes"]), 1)
+    assert counters(result)["pgzeroed_bad"] == 0
+    expect_at_least(counters(result)["pgzeroed_skip"], 4096)
