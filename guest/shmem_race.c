@@ -181,7 +181,7 @@ static int work(struct race *race, uint64_t seed)
 /* A file in one of the ways in which folios of shmem get their size. */
 static int new_file(uint64_t round)
 {
-	int fd = round % 2 ? open(tmpfs, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600) :
+	int fd = round % 3 == 2 ? open(tmpfs, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600) :
 			     memfd_create("race", MFD_CLOEXEC);
 
 	if (fd < 0)
@@ -244,7 +244,6 @@ int main(int argc, char **argv)
 	shared = kz_map(sizeof(*shared), MAP_SHARED | MAP_ANONYMOUS);
 	if ((mkdir(tmpfs, 0700) && errno != EEXIST) || mount("race", tmpfs, "tmpfs", 0, "huge=always"))
 		kz_fail("cannot mount %s", tmpfs);
-	kz_write_file("/sys/kernel/mm/transparent_hugepage/shmem_enabled", "always");
 	kz_write_file("/proc/sys/vm/nr_overcommit_hugepages", "0");
 
 	fflush(stdout);
@@ -254,9 +253,8 @@ int main(int argc, char **argv)
 
 	deadline = kz_now_ns() + seconds * 1000000000ULL;
 	for (round = 0; !status && kz_now_ns() < deadline; round++) {
-		if (round % 4 == 2)
-			kz_write_file("/sys/kernel/mm/transparent_hugepage/shmem_enabled",
-				      round % 8 == 2 ? "never" : "always");
+		kz_write_file("/sys/kernel/mm/transparent_hugepage/shmem_enabled",
+			      round % 3 ? "always" : "never");
 		race.fd = new_file(round);
 		race.workers = workers;
 		race.map = mmap(NULL, FILE_SIZE + KZ_HUGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
