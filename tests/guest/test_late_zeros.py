@@ -45,8 +45,8 @@ def test_without_a_source_all_is_zeroed() -> None:
     """The same memory, dirty and not reported."""
     kinds = " ".join((*KINDS, "full_writes"))
     result = run(
-        f"mount -t tmpfs tmpfs /tmp || true; for kind in {kinds}; do {DIRTY}; late_zeros --size 128 "
-        "$kind; done",
+        f"mount -t tmpfs tmpfs /tmp || true; for kind in {kinds}; do {DIRTY}; "
+        "late_zeros --size 128 $kind; done",
         devices=[],
         checked=True,
     )
