@@ -127,7 +127,7 @@ def _spec(
     run: Run, kernel: Image, extra: Sequence[str] = (), append: str = "", **more: Any
 ) -> BootSpec:
     options = replace(run.options, accel="tcg")
-    more |= {"append": run.appended(f"{APPEND} {append}"), "extra_qemu": [*ICOUNT, *extra]}
+    more |= {"append": run.appended(f"{APPEND} {append}".strip()), "extra_qemu": [*ICOUNT, *extra]}
     return spec_for(options, kernel, run.images.qemu, **more)
 
 
