@@ -754,7 +754,7 @@ inline prezero_map_next(p, o, pos, unused, end)
 	od
 }
 
-/* Kernel: mm/prezero.c prezero_clear_next() prezero_clear_page() */
+/* Kernel: mm/prezero.c prezero_clear_next() */
 inline prezero_clear_next(i, end, unused, more)
 {
 	more = 0;
