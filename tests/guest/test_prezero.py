@@ -203,7 +203,8 @@ def test_isolated_cpus_keep_their_lists() -> None:
     held = "awk '/cpu: 1$/ { c = 1 } c && / count:/ { n += $2; c = 0 } END { print n + 0 }'"
     churn = "taskset 1 alloc_once --size 100 --pages nothp --mode touch_all >/dev/null; sleep 1"
     result = run(
-        f"{NOW}; {churn}; taskset 2 alloc_once --size 16 --pages nothp --mode touch_all >/dev/null; "
+        f"{NOW}; {churn}; "
+        "taskset 2 alloc_once --size 16 --pages nothp --mode touch_all >/dev/null; "
         f"echo before=$({held} /proc/zoneinfo); zeroed=$({PREZEROED}); {churn}; {churn}; "
         f"echo after=$({held} /proc/zoneinfo); echo zeroed=$(($({PREZEROED}) - zeroed))",
         devices=[],
