@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * late_zeros: uses memory through a caller that zeroes it after the allocation, reads all of it, and
- * prints what the page allocator has counted.
+ * late_zeros: uses memory through a caller that zeroes it after the allocation, reads all of it,
+ * and prints what the page allocator has counted.
  */
 #include "common.h"
 
@@ -18,7 +18,8 @@
 
 static const char usage[] =
 "usage: late_zeros [options] KIND\n"
-"Prints one JSON line: the counters of known-zero memory, and the pages that are not as they must be.\n"
+"Prints one JSON line: the counters of known-zero memory, and the pages that are not as they\n"
+"must be.\n"
 "KIND: fallocate, tmpfs, byte_writes, full_writes, uffd, collapse, udmabuf\n"
 "Options:\n"
 "  --size MB    (default 128)\n"
@@ -109,7 +110,7 @@ static unsigned char *use_collapse(void)
 	return mem;
 }
 
-/* What a device, or a program that maps its buffer, gets of a file that was only allocated. */
+/* A udmabuf pins a file that was allocated and not written, and shows it to a device or program. */
 static unsigned char *use_udmabuf(void)
 {
 	struct udmabuf_create create = { .flags = UDMABUF_FLAGS_CLOEXEC, .size = size };

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * shmem_race: several processes write, read, map, fallocate, punch, truncate and collapse one file of
- * shmem at the same time. Each part of the file has one writer, which knows its content; all of them
- * allocate and collapse all of it. Free memory is dirtied and reported all the time.
+ * shmem_race: several processes write, read, map, fallocate, punch, truncate and collapse one file
+ * of shmem at the same time. Each part of the file has one writer, which knows its content; all of
+ * them allocate and collapse all of it. Free memory is dirtied and reported all the time.
  */
 #include "common.h"
 
@@ -31,7 +31,20 @@ static const char usage[] =
 
 static const char tmpfs[] = "/tmp/shmem_race.tmpfs";
 
-enum { WRITE, SHORT_WRITE, STORE, READ, LOAD, PUNCH, PUNCH_BYTES, FALLOCATE, COLLAPSE, PAGEOUT, FORGET, KINDS };
+enum {
+	WRITE,
+	SHORT_WRITE,
+	STORE,
+	READ,
+	LOAD,
+	PUNCH,
+	PUNCH_BYTES,
+	FALLOCATE,
+	COLLAPSE,
+	PAGEOUT,
+	FORGET,
+	KINDS,
+};
 static const char *const kinds[KINDS] = {
 	"write", "short_write", "store", "read", "load", "punch", "punch_bytes", "fallocate",
 	"collapse", "pageout", "forget",
@@ -57,13 +70,15 @@ static void count(uint64_t *counter)
 
 static void wrong(const struct race *race, unsigned int kind, size_t at, unsigned char seen)
 {
-	printf("{\"violation\": {\"at\": %zu, \"page\": %zu, \"is\": %u, \"was\": %u, \"found_by\": \"%s\"}}\n",
+	printf("{\"violation\": {\"at\": %zu, \"page\": %zu, \"is\": %u, \"was\": %u, "
+	       "\"found_by\": \"%s\"}}\n",
 	       at % PAGE, at / PAGE, seen, race->known[at], kinds[kind]);
 	fflush(stdout);
 	_exit(KZ_FAILED);
 }
 
-static void compare(const struct race *race, unsigned int kind, const unsigned char *seen, size_t at, size_t len)
+static void compare(const struct race *race, unsigned int kind, const unsigned char *seen,
+		    size_t at, size_t len)
 {
 	size_t i;
 
@@ -148,7 +163,8 @@ static void step(const struct race *race)
 			kz_fail("fallocate");
 		break;
 	case COLLAPSE:
-		if (!madvise(race->map + kz_between(0, FILE_SIZE / KZ_HUGE - 1) * KZ_HUGE, KZ_HUGE, MADV_COLLAPSE))
+		if (!madvise(race->map + kz_between(0, FILE_SIZE / KZ_HUGE - 1) * KZ_HUGE,
+			     KZ_HUGE, MADV_COLLAPSE))
 			count(&shared->collapsed);
 		break;
 	case PAGEOUT:
@@ -263,7 +279,8 @@ int main(int argc, char **argv)
 		unsigned char *base = race.map;
 
 		race.map = (unsigned char *)(((uintptr_t)base + KZ_HUGE - 1) & ~(KZ_HUGE - 1));
-		if (mmap(race.map, FILE_SIZE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, race.fd, 0) == MAP_FAILED)
+		if (mmap(race.map, FILE_SIZE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED,
+			 race.fd, 0) == MAP_FAILED)
 			kz_fail("cannot map the file");
 		for (i = 0; i < workers; i++) {
 			pids[i] = kz_fork();
@@ -287,8 +304,9 @@ int main(int argc, char **argv)
 	waitpid(disturber, NULL, 0);
 	umount(tmpfs);
 
-	printf("{\"rounds\": %llu, \"collapsed\": %llu, \"short_writes\": %llu, \"steps\": {", (unsigned long long)round,
-	       (unsigned long long)shared->collapsed, (unsigned long long)shared->shorter);
+	printf("{\"rounds\": %llu, \"collapsed\": %llu, \"short_writes\": %llu, \"steps\": {",
+	       (unsigned long long)round, (unsigned long long)shared->collapsed,
+	       (unsigned long long)shared->shorter);
 	for (i = 0; i < KINDS; i++)
 		printf("%s\"%s\": %llu", i ? ", " : "", kinds[i], (unsigned long long)shared->done[i]);
 	printf("}}\n");

@@ -80,31 +80,22 @@ def test_huge_pages_that_cannot_be_paid_for_are_not_zeroed() -> None:
     expect_at_most(after - before, 10 * 512)
 
 
-def test_advised_huge_pages_that_cannot_be_paid_for_are_not_zeroed() -> None:
-    """A fault that may reclaim tries to pay for each, and zeroes only what it has paid for."""
-    zeroed = "grep -E 'pgzeroed_(cleared|skip)' /proc/vmstat"
+@pytest.mark.parametrize(
+    ("pages", "switch", "counters_of_zeros", "charge"),
+    [
+        # A fault that may reclaim tries to pay first, and zeroes only what it has paid for.
+        pytest.param("thp", "enabled", "cleared|skip", "thp_fault", id="advised"),
+        # Allocated all the same, but not as zeros; what was zeroed in vain is freed as zero.
+        pytest.param("shmem", "shmem_enabled", "cleared|set_freed", "thp_file", id="shared"),
+    ],
+)
+def test_huge_pages_with_a_source_that_cannot_be_paid_for_are_not_zeroed(
+    pages: str, switch: str, counters_of_zeros: str, charge: str
+) -> None:
+    zeroed = f"grep -E 'pgzeroed_({counters_of_zeros})' /proc/vmstat"
     result = run(
-        f"echo always > {THP}/enabled; {NEARLY_FULL}; {DIRTY}; {zeroed}; {SPARSE} --pages "
-        f"thp'; {zeroed}; grep thp_fault_fallback_charge /proc/vmstat",
-        checked=True,
-    )
-    fine(result)
-    *zeroed_pages, charges = (
-        int(line.split()[1])
-        for line in text(result).splitlines()
-        if line.startswith(("pgz", "thp"))
-    )
-    assert charges >= 90
-    expect_at_most(sum(zeroed_pages[2:]) - sum(zeroed_pages[:2]), 10 * 512)
-
-
-def test_shared_huge_pages_that_cannot_be_paid_for_are_not_zeroed() -> None:
-    """The same for shared memory, whose huge pages are allocated all the same, but not as zeros."""
-    # What was zeroed in vain comes back as such.
-    zeroed = "grep -E 'pgzeroed_(cleared|set_freed)' /proc/vmstat"
-    result = run(
-        f"echo always > {THP}/shmem_enabled; {NEARLY_FULL}; {DIRTY}; {zeroed}; {SPARSE} --pages "
-        f"shmem'; {zeroed}; grep thp_file_fallback_charge /proc/vmstat",
+        f"echo always > {THP}/{switch}; {NEARLY_FULL}; {DIRTY}; {zeroed}; {SPARSE} --pages "
+        f"{pages}'; {zeroed}; grep {charge}_fallback_charge /proc/vmstat",
         checked=True,
     )
     fine(result)
