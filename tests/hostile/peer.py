@@ -277,9 +277,12 @@ class FrontEnd:
         self.raw(struct.pack("=III", number, flags, len(body)) + body, fds)
 
     def reply(self) -> bytes:
-        """The body of the next reply."""
+        """The body of the next reply, which comes within the second that is promised."""
+        began = self.device.clock()
         header = self.exactly(12)
-        return self.exactly(struct.unpack("=III", header)[2])
+        body = self.exactly(struct.unpack("=III", header)[2])
+        assert self.device.clock() - began < PROMISE, self.device.log()
+        return body
 
     def exactly(self, size: int) -> bytes:
         """So many bytes."""
