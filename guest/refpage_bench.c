@@ -8,7 +8,6 @@
  */
 #include "common.h"
 
-#include <pthread.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 
@@ -17,8 +16,6 @@
 #endif
 
 #define PAGE 4096UL
-#define READ_AT_ONCE 8
-#define MAX_READERS 64
 
 enum method { MEMSET, REFPAGE };
 
@@ -32,8 +29,6 @@ static const char usage[] =
 "  --map BYTES      size of the mapping (default 4096000)\n"
 "  --touch BYTES    the part that is used: a byte is written in each page (default 4096)\n"
 "  --byte BYTE      the byte of the pattern (default 0xaa)\n"
-"  --readers N      N threads, each with 8 mappings at a time, read a byte in each page of --touch; memset\n"
-"                   then writes nothing: its pages are zero (default 0: one thread writes)\n"
 "  --loops N        mappings (default 1000)\n"
 "  --reps N         repetitions (default 1)\n"
 "  --nothp          no huge pages for the child\n"
@@ -43,7 +38,7 @@ static const char usage[] =
 
 struct job {
 	enum method method;
-	unsigned long map, touch, loops, byte, readers;
+	unsigned long map, touch, loops, byte;
 	bool nothp, check;
 	unsigned char *pattern;	/* one page */
 	int fd;
@@ -87,42 +82,6 @@ static void one_loop(const struct job *job)
 		kz_fail("munmap");
 }
 
-static void *read_mappings(void *arg)
-{
-	const struct job *job = arg;
-	const bool anon = job->method == MEMSET;
-	unsigned char *mem[READ_AT_ONCE];
-	unsigned long loop, at;
-	int i;
-
-	for (loop = 0; loop < job->loops; loop++) {
-		for (i = 0; i < READ_AT_ONCE; i++) {
-			mem[i] = mmap(NULL, job->map, PROT_READ | PROT_WRITE,
-				      MAP_PRIVATE | (anon ? MAP_ANONYMOUS : 0), job->fd, 0);
-			if (mem[i] == MAP_FAILED)
-				kz_fail("cannot map %lu bytes", job->map);
-			for (at = 0; at < job->touch; at += PAGE)
-				if (((volatile unsigned char *)mem[i])[at] != (anon ? 0 : job->byte))
-					kz_die(KZ_FAILED, "page %lu does not hold the pattern; see the kernel log (dmesg)", at / PAGE);
-		}
-		for (i = 0; i < READ_AT_ONCE; i++)
-			munmap(mem[i], job->map);
-	}
-	return NULL;
-}
-
-static void read_in_threads(struct job *job)
-{
-	pthread_t threads[MAX_READERS];
-	unsigned long i;
-
-	for (i = 0; i < job->readers; i++)
-		if (pthread_create(&threads[i], NULL, read_mappings, job))
-			kz_fail("cannot start a thread");
-	for (i = 0; i < job->readers; i++)
-		pthread_join(threads[i], NULL);
-}
-
 /* The job of the measured child. It ends the process. */
 static void child_job(struct job *job)
 {
@@ -131,9 +90,7 @@ static void child_job(struct job *job)
 	if (job->nothp)
 		prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0);
 	set_up(job);
-	if (job->readers)
-		read_in_threads(job);
-	for (loop = 0; loop < job->loops && !job->readers; loop++)
+	for (loop = 0; loop < job->loops; loop++)
 		one_loop(job);
 	_exit(KZ_OK);
 }
@@ -188,7 +145,6 @@ int main(int argc, char **argv)
 		{ "map", .number = &job.map, .min = PAGE, .max = SIZE_MAX >> 1 },
 		{ "touch", .number = &job.touch, .max = SIZE_MAX >> 1 },
 		{ "byte", .number = &job.byte, .max = 255 },
-		{ "readers", .number = &job.readers, .max = MAX_READERS },
 		{ "loops", .number = &job.loops, .min = 1, .max = 1000000000 },
 		{ "reps", .number = &reps, .min = 1, .max = 1000000 },
 		{ "nothp", .flag = &job.nothp },

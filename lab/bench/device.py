@@ -7,9 +7,6 @@ Reports, inflation and deflation, stalls; the command to report against inflatin
 import contextlib
 import itertools
 import os
-import signal
-import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,7 +16,7 @@ from typing import Any
 from lab.bench.host import take_back
 from lab.bench.plan import available_gb
 from lab.bench.repeat import Values, turns
-from lab.bench.runner import MACHINE, Pair, Run
+from lab.bench.runner import Pair, Run
 from lab.bench.session import (
     DROP,
     FLUSH,
@@ -33,10 +30,8 @@ from lab.bench.session import (
     warm_host,
 )
 from lab.boot import balloon
-from lab.build import daemon
 from lab.core.errors import LabError, TestFailure
 from lab.core.progress import step
-from lab.machine import tools
 
 SIDES = ["in QEMU", "vhost-user"]
 IN_TREE = balloon.device(free_page_reporting="on", device_init_on_inflate="on")
@@ -55,8 +50,6 @@ BACK_TURNS = 3  # at most; one with 12 GiB takes minutes under emulation
 BACK_WAYS = ("report_now", "inflate", "deflate")
 # Almost all of it: free memory that the host does not back costs nothing to inflate.
 ALL_DIRTY = f"fillfree --share 95 > /dev/null; {DROP}"
-COUNTED = 3  # times that system calls are counted
-PUNCH_TURNS = 20  # for each pair; one takes a fifth of a second, and memory has two speeds
 STALLS = ("spin", "alloc")  # the programs of guest/stall.c
 # The time without reports is as long: its stalls are the machine's noise.
 STATES = ("reporting", "idle")
@@ -150,29 +143,6 @@ def timed(side: Side, what: Callable[[], tuple[int, float]]) -> dict[str, float]
     }
 
 
-def system_calls(side: Side) -> dict[str, float]:
-    """System calls of all processes and of the daemon for each GiB reported, counted by strace,
-    which slows them.
-    """
-    side.sh(DIRTY)
-    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
-        for pid in processes(side):
-            argv = ["strace", "-f", "-c", "-U", "calls", "-o", f"{folder}/{pid}", "-p", str(pid)]
-            counter = stack.enter_context(subprocess.Popen(argv, stderr=subprocess.PIPE, text=True))
-            stack.callback(counter.send_signal, signal.SIGINT)
-            if counter.stderr and "attached" not in (why := counter.stderr.readline()):
-                raise LabError(
-                    "cannot count system calls", why.strip(), "allow ptrace, or run it as root"
-                )
-        size, _ = report(side)
-        stack.close()
-        calls = [int(Path(folder, str(pid)).read_text().split()[-2]) for pid in processes(side)]
-    return {
-        "system_calls": sum(calls) / (size / 2**30),
-        "daemon_calls": sum(calls[1:]) / (size / 2**30),
-    }
-
-
 def rounds(both: Pair, pairs: int, size_mb: int) -> Values:
     found, size = Values(), size_mb * MIB
 
@@ -189,9 +159,6 @@ def rounds(both: Pair, pairs: int, size_mb: int) -> Values:
             for name, costs in balloon_steps(side).items():
                 if counts:
                     found.note(side.name, name, **costs)
-    with step("system calls while memory is reported"):
-        for side, _ in turns(both, COUNTED, warm_ups=0):
-            found.note(side.name, "report", **system_calls(side))
     with step(f"stalls while memory is reported: {pairs} pairs"):
         for side, counts in turns(both, pairs):
             warm_host(size + 64 * MIB)
@@ -264,23 +231,13 @@ def back_figures(run: Run, gib: str, found: Values) -> None:
 def figures(run: Run, found: Values) -> None:
     for name, cost in itertools.product(STEPS, COSTS):
         run.add(f"device.{{step}}.{cost}", found.both(name, cost), {"step": name})
-    run.add("device.report.system_calls", found.both("report", "system_calls"))
-    run.add("device.report.daemon_calls", found.both("report", "daemon_calls"))
     run.add("device.report.latency", found.both("latency", "ms"), {"latency_mb": LATENCY_MB})
     for mode, gap, state in itertools.product(STALLS, GAPS, STATES):
         metric = f"device.stall.{{program_of}}.{gap}.{{state}}"
         run.add(metric, found.both(mode, state, gap), {"program_of": mode, "state": state})
 
 
-def punch(run: Run) -> None:
-    count = PUNCH_TURNS * run.pairs
-    with step(f"the daemon and a bare loop punch the same holes: {count} pairs"):
-        found = daemon.punch(count, run.options.size_mb)
-    run.add("device.punch.rate", (found["bare"], found["daemon"]), accelerator=MACHINE)
-
-
 def measure(run: Run) -> None:
-    tools.need("system calls")
     run.sides = SIDES
     run.note(
         "Both guests run our kernel, with a shared memfd as memory; bits 6 and 7 are on in both "
@@ -288,8 +245,6 @@ def measure(run: Run) -> None:
         "A guest has one CPU: a gap includes the guest's own work on reports, the same on both "
         "sides. The rows called idle are of the same length of time without reports; their stalls "
         "are noise.",
-        "Under TCG, QEMU writes each kick to the daemon and reads each interrupt: these system "
-        "calls count.",
         "Rows of memory taken back are of guests of that size and a little more, which wrote to "
         "95 % of their free memory and freed it. The time of the command (balloon-report-now, or "
         "the daemon's report) and of inflating ends when the host has 90 % of the size; the "
@@ -317,4 +272,3 @@ def measure(run: Run) -> None:
             side.sh(LATE)
         figures(run, rounds(Pair(*sides), run.pairs, run.options.size_mb))
     backs(run, specs)
-    punch(run)

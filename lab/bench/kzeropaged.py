@@ -68,8 +68,6 @@ def allocate(
     mode: str,
     pages: str,
     cost: Values,
-    dirty: str = DIRTY,
-    prefix: str = "prezero",
 ) -> Phase:
     """The job, each time with free memory dirty before, which ours zeroes first.
 
@@ -79,7 +77,7 @@ def allocate(
     def prepare(side: Side, counts: bool) -> None:
         if side.name == "ours":
             side.sh(OFF)
-        side.sh(dirty)
+        side.sh(DIRTY)
         if side.name == "ours":
             spent = zero_all(side)
             if counts:
@@ -88,7 +86,7 @@ def allocate(
     return allocate_once(
         run,
         both,
-        f"{prefix}.{{pages}}.{{mode}}",
+        "prezero.{pages}.{mode}",
         mode,
         pages,
         prepare=prepare,
@@ -97,7 +95,7 @@ def allocate(
     )
 
 
-def background(run: Run, cost: Values, prefix: str = "prezero") -> None:
+def background(run: Run, cost: Values) -> None:
     """Add the figures of the thread, which no other figure includes; base has no such thread."""
     for name, key in (
         ("background_cpu", "cpu"),
@@ -107,12 +105,12 @@ def background(run: Run, cost: Values, prefix: str = "prezero") -> None:
         ("gib_cpu", "gib_cpu"),
         ("gib_time", "gib_seconds"),
     ):
-        run.add(f"{prefix}.{name}", ([0.0] * len(cost[key,]), cost[key,]))
+        run.add(f"prezero.{name}", ([0.0] * len(cost[key,]), cost[key,]))
 
 
-def beside(side: Side, works: bool, command: str, dirty: str = DIRTY) -> dict[str, Any]:
+def beside(side: Side, works: bool, command: str) -> dict[str, Any]:
     """The answer of a program that runs while memory is dirty, and the thread at work or off."""
-    side.sh(f"{OFF}; {dirty}")
+    side.sh(f"{OFF}; {DIRTY}")
     # In one step: between two steps the guest is idle, and the thread would work then.
     answer: dict[str, Any] = side.json("sh", "-c", f"{ON if works else OFF}; {command}; {OFF}")
     if works and known_percent(side) > 90:
@@ -140,7 +138,7 @@ def faults(run: Run, side: Side) -> None:
         run.add("prezero.fault.{statistic}", found.both(key), {"statistic": key})
 
 
-def corunner(run: Run, side: Side, prefix: str = "prezero", dirty: str = DIRTY) -> None:
+def corunner(run: Run, side: Side) -> None:
     """Add the speed of another program on the only CPU, with the thread off and with the thread at
     work.
     """
@@ -151,6 +149,6 @@ def corunner(run: Run, side: Side, prefix: str = "prezero", dirty: str = DIRTY) 
         for name, _ in turns(
             ("base", "ours"), CORUNNER_MOST, known, least=CORUNNER_TURNS, warm_ups=0
         ):
-            answer = beside(side, name == "ours", f"corunner --ms {CORUNNER_MS}", dirty)
+            answer = beside(side, name == "ours", f"corunner --ms {CORUNNER_MS}")
             found[name, "rate"].append(answer["steps"] / answer["wall_ns"] * 1e9)
-    run.add(f"{prefix}.corunner", found.both("rate"))
+    run.add("prezero.corunner", found.both("rate"))

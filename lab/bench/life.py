@@ -27,7 +27,6 @@ from lab.bench.session import (
     Side,
     Wanted,
     cpu_ns,
-    host_cost,
     raise_priority,
     resident,
     warm_host,
@@ -77,9 +76,9 @@ PAGES = {"thp": PHASES, "4k": ("first", "again", "later")}
 # The same, and the lives with real programs.
 OF_LIVES = PAGES | {life_programs.KIND: life_programs.PHASES}
 INITS = (0, 1)
-KINDS = ("zeroed", "host_faults", "time", "usable", "host", "file", "of_used", "prezeroed", "cpu")
+KINDS = ("zeroed", "time", "host", "file", "of_used", "prezeroed", "cpu")
 OF_4K = ("zeroed", "time")
-SUMS = ("zeroed", "host_faults", "time")  # also of the whole life
+SUMS = ("zeroed", "time")  # also of the whole life
 WHOLE = "whole"
 NATIVE_NOTE = (
     "A native life ends after its third program: a page that a balloon returns costs 5 ms with "
@@ -94,8 +93,7 @@ NOTES = (
     "the phase needs, and frees it: the host may be a guest.",
     "Park: the guest fills memory and frees it. The time ends when the host has "
     f"{BACK_PERCENT} % of it. Base inflates its balloon, and deflates it afterwards. Base with "
-    "reports waits for the passes of page reporting, every 2000 ms. Ours gets balloon-report-now. "
-    "The guest can use the memory again when its balloon is empty, else at once.",
+    "reports waits for the passes of page reporting, every 2000 ms. Ours gets balloon-report-now.",
     "Save: QEMU stops the guest and migrates it to a file; file size is what the file system has "
     "allocated. Used memory is the guest's memory without its free pages. First with the page "
     "cache, then after drop_caches and another park. The restored guest is a new QEMU with "
@@ -105,8 +103,7 @@ NOTES = (
     "kzeropaged zeroes are counted apart. Time of the whole life: the sum of its phases, without "
     "rests.",
     "Not measured: instructions, since -icount gives a guest a clock of its own, which does not "
-    "wait for the host; and bytes that the host zeroes: its kernel is not ours, and its faults "
-    "are counted instead.",
+    "wait for the host; and bytes that the host zeroes: its kernel is not ours.",
 )
 
 
@@ -259,22 +256,20 @@ class Life:
         began = time.monotonic()
         self._enter(wanted)
         self.side.sh("true")
-        taken = time.monotonic() - began
-        self.note("boot", time=taken * 1e3, host_faults=host_cost(self.side.guest.pid).faults)
+        self.note("boot", time=(time.monotonic() - began) * 1e3)
         self.side.sh(SNAPSHOT)
 
     def _program(self, phase: str, argv: Sequence[str]) -> dict[str, Any]:
         """Run a program that prints JSON; notes all but its time."""
         before = self.side.vmstat()
-        with self.side.host_cost() as cost:
-            answer = self.side.json(*argv)
+        answer = self.side.json(*argv)
         after = self.side.vmstat()
         zeroed = (
             float(init_on_alloc.zeroed(self.side, before, after))
             if self.init
             else zeroed_bytes(answer, self.side.kernel)
         )
-        self.note(phase, zeroed=zeroed, host_faults=cost[0].faults)
+        self.note(phase, zeroed=zeroed)
         return answer
 
     def _allocate(self, phase: str) -> None:
@@ -316,10 +311,8 @@ class Life:
         self._fill_cache()
         size = self.sizes.park_mb * MIB
         self.side.sh(f"fillfree --size {self.sizes.park_mb} > /dev/null")
-        began = time.monotonic()
         self.note("park", time=take_back(self.side, lambda: self.about.park(self.side, size), size))
         self.about.after_park(self.side)
-        self.found["park", "usable"] = (time.monotonic() - began) * 1e3
 
     def _save(self, phase: str) -> None:
         free = self.side.vmstat()["nr_free_pages"] + self.side.number(IN_LISTS)
@@ -354,8 +347,7 @@ class Life:
         _migrated(self.side.guest)
         self.side.guest.qmp("cont")
         self.side.sh("true")
-        taken, faults = time.monotonic() - began, host_cost(self.side.guest.pid).faults
-        self.note("restore", time=taken * 1e3, host_faults=faults)
+        self.note("restore", time=(time.monotonic() - began) * 1e3)
 
     def restored(self) -> None:
         warm_host(self.sizes.program_mb * MIB + SPARE)

@@ -64,7 +64,7 @@ def play(side: Side, name: str, init: int, counts: Path | None) -> dict[str, flo
 
     TestFailure for a server without latencies.
     """
-    known = stored(counts)[0] if counts else 0
+    known = stored(counts) if counts else 0
     before, cpu, began = side.vmstat(), cpu_ns(side.guest.pid), time.monotonic()
     lines = side.sh(programs.in_debian(SCRIPTS[name]))
     found = {
@@ -77,7 +77,7 @@ def play(side: Side, name: str, init: int, counts: Path | None) -> dict[str, flo
     skipped = after.get("pgzeroed_skip", 0) - before.get("pgzeroed_skip", 0)
     found["skipped"] = float(skipped * PAGE)
     if counts:
-        found["zeroed"] = float(stored(counts)[0] - known)
+        found["zeroed"] = float(stored(counts) - known)
     elif init:
         found["zeroed"] = cleared
     if name != "server":

@@ -76,7 +76,7 @@ class Needs:
     ``base`` is False for a bench that runs our kernel only. ``gb`` of the machine's memory must be
     available. ``config``: a fragment for both kernels. ``kernels``: those beside base and ours, by
     name. ``user_mode``: both kernels as User-Mode Linux, too (um_base, um_ours). ``plugins``: of
-    the emulator. ``daemon``: the vhost-user daemon. ``first`` builds something else.
+    the emulator. ``daemon``: the vhost-user daemon.
     """
 
     base: bool = True
@@ -86,7 +86,6 @@ class Needs:
     user_mode: bool = False
     plugins: tuple[str, ...] = ()
     daemon: bool = False
-    first: Callable[[], object] | None = None
     disk: Disk | None = None
 
 
@@ -269,8 +268,6 @@ def build(wanted: Plan) -> Images:
     native = options.accel == NATIVE
     for arch in {"x86_64" if native else kernel.arch for kernel in wanted.kernels.values()}:
         initramfs.base_archive(arch)
-    if needs.first:
-        needs.first()
     with_daemon = needs.daemon or options.qemu == "stock"
     return Images(
         resolve.qemu(options.qemu),

@@ -5,7 +5,7 @@ their counts.
 
 import bisect
 import hashlib
-import struct
+import sys
 import time
 from pathlib import Path
 from typing import NamedTuple
@@ -36,11 +36,10 @@ def symbols(system_map: Path) -> Symbols:
     return Symbols([address for address, _ in found], [name for _, name in found])
 
 
-def stored(file: Path) -> tuple[int, int]:
-    """Bytes stored by ``rep stos`` and instructions so far, by the file of the plugin zerobytes."""
+def stored(file: Path) -> int:
+    """Bytes stored by ``rep stos`` so far, by the file of the plugin zerobytes."""
     time.sleep(WRITTEN_S)
-    zeroed, instructions = struct.unpack("=QQ", file.read_bytes())
-    return zeroed, instructions
+    return int.from_bytes(file.read_bytes(), sys.byteorder)
 
 
 def build_plugin(name: str) -> Path:

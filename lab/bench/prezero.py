@@ -1,26 +1,18 @@
 # SPDX-License-Identifier: GPL-2.0
 """Pre-zeroing: the job with free memory zeroed before, and the whole cost.
 
-Programs that run again, peers, another load, natively. kzeropaged has its default settings.
+Programs that run again, peers, another load. kzeropaged has its default settings.
 """
 
 import itertools
-import json
-import platform
-import shlex
-import subprocess
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 from lab.bench import kzeropaged
 from lab.bench.jobs import BASE_COUNTS, MODES, SPARE, allocate
 from lab.bench.kzeropaged import DIRTY, OFF, ON, WORDS
 from lab.bench.repeat import Values, turns
-from lab.bench.runner import MACHINE, USER_MODE, Pair, Run
-from lab.bench.session import BALLOON, DELAY, DROP, MIB, Side, Wanted, spec_for, warm_host
-from lab.build import programs as guest
-from lab.core.errors import TestFailure
+from lab.bench.runner import Pair, Run
+from lab.bench.session import BALLOON, DELAY, MIB, Side, Wanted, warm_host
 from lab.core.progress import step
 
 SHARE = 0.75
@@ -33,22 +25,10 @@ PEERS = {"init_on_alloc": "init_on_alloc=1", "init_on_free": "init_on_free=1"}
 PEER_TURNS = 6
 PEER_SHARE = 0.5
 LOAD = ("build_load", "--steps", "40", "--size", "8")
-STORES_MS = 400
-STORES_TURNS = 10
-UM_MEMORY, UM_MB, UM_TURNS = "512M", 256, 6
-UM = "prezero.um"
-# To write to each page would take User-Mode Linux ten seconds.
-UM_DIRTY = f"alloc_once --size 384 --pages nothp --mode populate > /dev/null; {DROP}"
 PEERS_NOTE = (
     "Peers: init_on_alloc=1 zeroes every page when it is allocated; init_on_free=1 when it is "
     "freed, and not again. Their whole CPU time includes that, and ours the work of kzeropaged "
     "before."
-)
-UM_NOTE = (
-    f"As User-Mode Linux {UM_MB} MB of {UM_MEMORY} are filled: it has no huge pages, a page fault "
-    "costs it several system calls of the host, and its memory is a file in the host's page "
-    "cache. It has no counters either: task-clock is the elapsed time. Compare its figures only "
-    "with the other column."
 )
 
 
@@ -131,65 +111,6 @@ def again(run: Run) -> None:
                 phase.clock()
 
 
-def natively(run: Run) -> None:
-    """4 KiB pages and the co-runner in guests that are ordinary processes, unless a kernel is a
-    file.
-    """
-    options = run.options
-    if "um_base" not in run.images.kernels:
-        run.note(
-            "Nothing was measured as User-Mode Linux: that needs kernels that are named by variant."
-        )
-        return
-    options = replace(options, size_mb=UM_MB, memory=UM_MEMORY, pairs=min(run.pairs, UM_TURNS))
-    # With the same list of observations.
-    natively, cost = replace(run, options=options, accel=USER_MODE), Values()
-    of_um: dict[str, Any] = {"arch": "um", "devices": [], "accel": "auto"}
-    specs = [
-        Wanted(name, spec_for(options, run.images.kernels[f"um_{name}"], None, **of_um))
-        for name in ("base", "ours")
-    ]
-    with run.guests(specs) as sides:
-        both = Pair(*sides)
-        for mode in ("populate", "touch_all"):
-            phase = kzeropaged.allocate(natively, both, mode, "nothp", cost, UM_DIRTY, UM)
-            phase.clock()
-            phase.zeroed()
-        kzeropaged.background(natively, cost, UM)
-        kzeropaged.corunner(natively, both.ours, UM, UM_DIRTY)
-    run.note(UM_NOTE)
-
-
-def _corunner(program: Path, how: str) -> dict[str, Any]:
-    argv = [str(program), "--ms", str(STORES_MS), *(["--clear", how] if how else [])]
-    if (done := subprocess.run(argv, capture_output=True, text=True, check=False)).returncode:
-        raise TestFailure(
-            "The co-runner fails on this machine", done.stderr.strip(), shlex.join(argv)
-        )
-    answer: dict[str, Any] = json.loads(done.stdout)
-    return answer
-
-
-def stores(run: Run) -> None:
-    """On this machine itself: the non-temporal stores of kzeropaged against the usual ones."""
-    if platform.machine() != "x86_64":
-        run.note("Stores were not compared: this architecture has one kind.")
-        return
-    program, found = guest.build_programs()["corunner"], Values()
-    with step(f"stores: {STORES_TURNS} turns of 3 runs of {STORES_MS} ms, natively"):
-        for how, counts in turns(("", "stos", "movnti"), STORES_TURNS):
-            answer = _corunner(program, how)
-            if counts:
-                found.note(how, steps=answer["steps"] / answer["wall_ns"] * 1e9)
-                if how:
-                    found.note(how, rate=answer["cleared_bytes"] / answer["clear_ns"] * 1e9)
-    for store in ("stos", "movnti"):
-        values = found["", "steps"], found[store, "steps"]
-        run.add("prezero.native.corunner.{store}", values, {"store": store}, accelerator=MACHINE)
-    rates = found["stos", "rate"], found["movnti", "rate"]
-    run.add("prezero.native.clear_rate", rates, accelerator=MACHINE)
-
-
 def measure(run: Run) -> None:
     run.options = replace(run.options, size_mb=int(run.options.memory_mb * SHARE) // 2 * 2)
     run.note(BASE_COUNTS, PEERS_NOTE)
@@ -215,6 +136,3 @@ def measure(run: Run) -> None:
         peers(run, sides, int(run.options.memory_mb * PEER_SHARE) // 2 * 2)
         load(run, Pair(sides[0], sides[1]))
     again(run)
-    if not run.native:
-        natively(run)
-        stores(run)

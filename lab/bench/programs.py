@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: GPL-2.0
 """Real programs in a Debian, cold and warm.
 
-Bytes zeroed, page faults, time, instructions and host memory.
+Bytes zeroed, page faults and time.
 """
 
 import hashlib
 import itertools
 import os
-import re
 import tempfile
 import time
 from pathlib import Path
@@ -31,7 +30,7 @@ NAMES = tuple(sorted(file.stem for file in PROGRAMS.glob("*.sh")))
 MAKER = PROGRAMS.with_name("debian-disk.sh")
 ROUNDS = 2  # at most, of --pairs: one takes about ten minutes
 PAGES = {"thp": ("always", "huge pages"), "4k": ("never", "4 KiB pages")}
-FIGURES = ("zeroed", "faults", "time", "instructions", "host")  # of a run
+FIGURES = ("zeroed", "faults", "time")  # of a run
 NATIVE_FIGURES = ("time", "cpu", "faults")  # without a plugin of the emulator
 NATIVE_ROUNDS = 10
 NOT_NATIVE = ("microvm",)  # needs a KVM in the guest
@@ -50,9 +49,7 @@ NOTE = (
     f"{REST_S:.0f} s after the one before; on ours in a third guest, with kzeropaged, whose own "
     "work is not in the bytes. Reports come after 2000 ms. A program prints the same in all "
     "guests. A TCG plugin counts the bytes that the kernel stores with `rep stos`, which clears "
-    "pages on this CPU model, and the instructions of kernel and programs. `rep stos` is one "
-    "instruction, however much it stores: instructions show the work added, bytes the work saved. "
-    "Host memory is that of the guest's memory, without the rest of QEMU."
+    "pages on this CPU model."
 )
 NATIVE_NOTE = (
     "Before the first run of a program (cold), caches are dropped and all free memory is "
@@ -89,16 +86,6 @@ def disk() -> Path:
     return target
 
 
-def on_host(pid: int, size_mb: int) -> int:
-    """Bytes of the guest's memory that the host has.
-
-    Of QEMU's mapping of that size, since QEMU itself grows.
-    """
-    smaps = Path(f"/proc/{pid}/smaps").read_text(encoding="utf-8")
-    found = re.search(rf"(?s)\nSize: +{size_mb * 1024} kB\n.*?\nRss: +(\d+) kB", smaps)
-    return int(found[1]) * 1024 if found else 0
-
-
 def in_debian(script: str) -> str:
     """The command that runs a script in the Debian of the disk."""
     return f"HOME=/root chroot /debian /bin/sh -eu {script} 2>&1"
@@ -112,13 +99,11 @@ def timed(side: Side, name: str) -> tuple[dict[str, float], list[str]]:
     return {"time": seconds, "faults": side.vmstat()["pgfault"] - before}, output
 
 
-def play(side: Side, name: str, counts: Path, size_mb: int) -> tuple[dict[str, float], list[str]]:
+def play(side: Side, name: str, counts: Path) -> tuple[dict[str, float], list[str]]:
     """Run a program once: the values of FIGURES, and its output."""
-    zeroed, instructions = stored(counts)
+    before = stored(counts)
     found, output = timed(side, name)
-    found["host"] = on_host(side.guest.pid, size_mb)
-    done = stored(counts)
-    return found | {"zeroed": done[0] - zeroed, "instructions": done[1] - instructions}, output
+    return found | {"zeroed": stored(counts) - before}, output
 
 
 def play_natively(side: Side, name: str, rest_s: float) -> tuple[dict[str, float], list[str]]:
@@ -176,9 +161,7 @@ def measure(run: Run) -> None:
                                 figures, lines = play_natively(side, name, rest_s)
                             else:
                                 time.sleep(rest_s)
-                                figures, lines = play(
-                                    side, name, counts[side.name], run.options.memory_mb
-                                )
+                                figures, lines = play(side, name, counts[side.name])
                             found.note(side.name, pages, name, phase, **figures)
                             outputs[side.name, phase] = lines
                 compare(name, outputs)

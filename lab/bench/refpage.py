@@ -36,8 +36,6 @@ FEW, MANY = 2, 6
 COUNTS = 3
 THP = "/sys/kernel/mm/transparent_hugepage"
 FOLIOS = ("", "folio64.")  # with 4 KiB pages, and with folios of 64 KiB
-READERS = (1, 8)  # threads, with 8 mappings each
-READ_LOOPS = 5
 
 
 def _method(side: Side, method: str, touch: int, loops: int, huge: bool = False) -> dict[str, Any]:
@@ -82,18 +80,6 @@ def instructions(run: Run, side: Side) -> None:
             run.add(metric, values, {"touched": name}, accelerator=COUNTING)
 
 
-def readers(run: Run, side: Side) -> None:
-    """Read faults of many threads on the one page, and on the zero page of anonymous memory."""
-    argv = ["--nothp", "--touch", str(MAPPED), "--loops", str(READ_LOOPS), "--readers"]
-    for threads in READERS:
-        found, pages = Values(), threads * 8 * READ_LOOPS * MAPPED / 4096
-        for method, _ in turns(("memset", "refpage"), run.pairs):
-            time = side.json("refpage_bench", "--method", method, *argv, str(threads))["wall_ns"]
-            found.note(method, time=time / pages)
-        values = found["memset", "time"], found["refpage", "time"]
-        run.add("refpage.readers.{threads}.time", values, {"threads": threads})
-
-
 def measure(run: Run) -> None:
     run.job = {
         "mapped": MAPPED,
@@ -119,5 +105,3 @@ def measure(run: Run) -> None:
     counting = run.spec("ours", devices=[], accel="tcg", extra_qemu=["-icount", "shift=0"])
     with run.guests([Wanted("ours", counting)]) as (side,):
         instructions(run, side)
-    with run.guests([Wanted("ours", run.spec("ours", devices=[], cpus=8))]) as (side,):
-        readers(run, side)

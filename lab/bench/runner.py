@@ -38,7 +38,6 @@ DEBIAN_NOTE = (
 )
 
 # The accelerators of figures that are not of a run's guests.
-MACHINE = "the machine itself, no guest"
 COUNTING = "tcg, counting instructions"
 USER_MODE = "User-Mode Linux"
 

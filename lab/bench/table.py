@@ -19,7 +19,6 @@ from lab.bench import (
 )
 from lab.bench.plan import DEBIAN, LINUX, NATIVE, Bench, Disk, Kernel, Needs, Parts
 from lab.boot import nested
-from lab.build import daemon
 
 # The base kernel with a patch (linux/measure) that leaves the memory of large mappings as it is.
 FLOOR = {"floor": Kernel("floor")}
@@ -67,7 +66,7 @@ _ALL = (
         "device",
         "vhost-user-balloon against the balloon in QEMU",
         device.measure,
-        needs=Needs(daemon=True, first=daemon.build_punch),
+        needs=Needs(daemon=True),
     ),
     Bench(
         "both-ends",
@@ -80,7 +79,6 @@ _ALL = (
         "prezero",
         "free memory zeroed before it is used",
         prezero.measure,
-        needs=Needs(user_mode=True),
         takes=(NATIVE,),
     ),
     Bench(

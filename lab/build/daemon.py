@@ -73,29 +73,6 @@ def build_lying() -> Path:
     return target_dir() / "debug" / name
 
 
-PUNCH = ("bench", "--locked", "-p", NAME, "--bench", "punch")
-
-
-def build_punch() -> None:
-    """Build what ``punch`` runs."""
-    log = paths.log_file("punch")
-    cargo([*PUNCH, "--no-run"], log, "the bench of the daemon does not build")
-
-
-def punch(rounds: int, size_mb: int) -> dict[str, list[float]]:
-    """MB/s at which a loop of fallocate(2) and a release build punch the same holes, by turns."""
-    log = paths.log_file("punch")
-    amounts = ["--rounds", str(rounds), "--mib", str(size_mb)]
-    cargo([*PUNCH, "--", *amounts], log, "the daemon cannot be measured")
-    lines = [line for line in log.read_text(errors="replace").splitlines() if line.startswith("{")]
-    try:
-        rates = json.loads(lines[-1])
-        return {side: [float(rate) for rate in rates[side]] for side in ("bare", "daemon")}
-    except (IndexError, KeyError, ValueError):
-        fix = "run it by hand: cargo bench --bench punch, in vhost-user-balloon"
-        raise LabError("the bench of the daemon printed no result", f"see {log}", fix) from None
-
-
 def ask(control: Path, **request: object) -> dict[str, Any]:
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(15 + float(str(request.get("timeout", 0))))

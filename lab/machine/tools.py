@@ -44,7 +44,6 @@ TOOLS: dict[str, tuple[str, ...]] = {
     ),
     "daemon": ("cargo",),
     "daemon's tests": ("rustfmt", "rust-clippy"),
-    "system calls": ("strace",),
     "package": ("dpkg", "dpkg-dev"),
     "signing": ("libssl-dev", "sbsigntool"),
     "stock kernel": ("kmod",),

@@ -4,8 +4,7 @@
  *
  * On a CPU without ERMS every kernel clears pages that way, so the count is the same for base and
  * ours, without help from either. (The kernel fills other memory that way too; compare what a job
- * adds.) The counts of these bytes, and of the instructions of kernel and programs, stand in a file
- * of two 64-bit words, a few milliseconds late.
+ * adds.) The count stands in a file of one 64-bit word, a few milliseconds late.
  *
  * Arguments: out=FILE
  */
@@ -13,7 +12,7 @@
 
 #include "plugin.h"
 
-static qemu_plugin_u64 bytes, instructions;
+static qemu_plugin_u64 bytes;
 static volatile uint64_t *shown;
 
 /* Bytes one repetition of this instruction stores, or 0 if it is no `rep stos`. */
@@ -45,7 +44,6 @@ static void translated(qemu_plugin_id_t id, struct qemu_plugin_tb *tb)
 {
 	size_t n = qemu_plugin_tb_n_insns(tb), i;
 
-	qemu_plugin_register_vcpu_tb_exec_inline_per_vcpu(tb, QEMU_PLUGIN_INLINE_ADD_U64, instructions, n);
 	for (i = 0; i < n; i++) {
 		struct qemu_plugin_insn *insn = qemu_plugin_tb_get_insn(tb, i);
 		unsigned int size = rep_stos(insn);
@@ -60,7 +58,6 @@ static void *show(void *unused)
 {
 	for (;;) {
 		shown[0] = qemu_plugin_u64_sum(bytes);
-		shown[1] = qemu_plugin_u64_sum(instructions);
 		usleep(5000);
 	}
 	return NULL;
@@ -72,11 +69,10 @@ QEMU_PLUGIN_EXPORT int qemu_plugin_install(qemu_plugin_id_t id, const qemu_info_
 	const char *path = plugin_argument(argc == 1 ? argv[0] : NULL, "out");
 	pthread_t thread;
 
-	shown = path ? plugin_share(path, 2 * sizeof(*shown)) : NULL;
+	shown = path ? plugin_share(path, sizeof(*shown)) : NULL;
 	if (!shown)
 		return -1;
 	bytes = qemu_plugin_scoreboard_u64(qemu_plugin_scoreboard_new(sizeof(uint64_t)));
-	instructions = qemu_plugin_scoreboard_u64(qemu_plugin_scoreboard_new(sizeof(uint64_t)));
 	qemu_plugin_register_vcpu_tb_trans_cb(id, translated);
 	return pthread_create(&thread, NULL, show, NULL) ? -1 : 0;
 }

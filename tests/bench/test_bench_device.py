@@ -14,7 +14,6 @@ from lab.bench import device, session
 from lab.bench.repeat import Values
 from lab.bench.runner import Pair
 from lab.boot import balloon
-from lab.build import daemon
 from lab.core.errors import TestFailure
 from tests.bench.fakes import MIB, FakeSide, by_name, run_of
 
@@ -107,9 +106,6 @@ def found(rates: tuple[float, ...], gaps: tuple[float, ...] = (1, 2, 3)) -> Valu
             made[side, name, "rate"] = [*rate]
             made[side, name, "host_cpu"] = made[side, name, "daemon_cpu"] = [1.0]
         made[side, "latency", "ms"] = [*gap]
-        made[side, "report", "system_calls"] = made[side, "report", "daemon_calls"] = [
-            100 * gap[0]
-        ] * 3
         for key in (
             (mode, state, kind)
             for mode in device.STALLS
@@ -175,13 +171,12 @@ def test_a_device_that_is_slower_misses_its_targets() -> None:
     run = run_of("device")
     device.figures(run, found((500.0, 510.0, 490.0, 500.0), gaps=(10, 20, 30)))
     metrics = by_name(run)
-    # Three figures of three steps, system calls, latency, and three of stalls in two modes and two
-    # states.
-    assert len(metrics) == 9 + 2 + 1 + 12
+    # Three figures of three steps, latency, and three of stalls in two modes and two states.
+    assert len(metrics) == 9 + 1 + 12
     missed = {name for name, metric in metrics.items() if metric.target and not metric.target.met}
     assert missed == {
         *("device.report.rate", "device.inflate.rate", "device.deflate.rate"),
-        *("device.report.latency", "device.report.system_calls"),
+        "device.report.latency",
         *(
             f"device.stall.{mode}.{gap}.reporting"
             for mode in ("spin", "alloc")
@@ -192,31 +187,4 @@ def test_a_device_that_is_slower_misses_its_targets() -> None:
     run = run_of("device")
     device.figures(run, found((1000.0, 1010.0, 990.0, 1000.0)))
     targets = [metric.target for metric in run.metrics if metric.target]
-    assert len(targets) == 11 and all(target.met for target in targets)
-
-
-@pytest.mark.parametrize(("rate", "met"), [(1000.0, True), (950.0, True), (700.0, False)])
-def test_a_daemon_is_held_against_a_bare_loop(
-    monkeypatch: pytest.MonkeyPatch, rate: float, met: bool
-) -> None:
-    asked: list[tuple[int, int]] = []
-
-    def punch(rounds: int, size_mb: int) -> dict[str, list[float]]:
-        asked.append((rounds, size_mb))
-        return {"bare": [1000.0, 1001.0, 999.0], "daemon": [rate, rate + 1, rate - 1]}
-
-    monkeypatch.setattr(daemon, "punch", punch)
-    run = run_of("device", pairs=7, size_mb=64)
-    device.punch(run)
-    (metric,) = run.metrics
-    assert asked == [(7 * device.PUNCH_TURNS, 64)]
-    assert (metric.base.median, metric.ours.median) == (1000.0, rate)
-    assert metric.target and metric.target.met is met
-
-
-@pytest.mark.slow
-@pytest.mark.nightly  # it takes cargo minutes to build all that for release
-def test_punching_is_measured() -> None:
-    both = daemon.punch(2, 16)
-    assert len(both["bare"]) == len(both["daemon"]) == 2
-    assert min(*both["bare"], *both["daemon"]) > 0
+    assert len(targets) == 10 and all(target.met for target in targets)

@@ -18,9 +18,7 @@ def answering(refpage_us: int, refpage_kb: int, start: int = 0) -> Any:
     """Answers in which every other method takes 1 ms for a mapping, and 6000 KiB."""
 
     def answer(*argv: str) -> dict[str, Any]:
-        ours = "refpage" in (
-            argv[2] if argv[0] == "refpage_bench" else argv[argv.index("--init") + 1]
-        )
+        ours = "refpage" in argv[2]
         loops = int(argv[argv.index("--loops") + 1]) if "--loops" in argv else 1
         wall = 1000 * (refpage_us if ours else 1000) * loops + start
         return {"wall_ns": wall, "max_rss_kb": refpage_kb if ours else 6000}
@@ -57,12 +55,3 @@ def test_instructions_are_those_of_the_mappings_alone() -> None:
     assert [m.name for m in run.metrics] == names
     assert all(m.target and m.target.met for m in run.metrics)
     assert {(m.base.median, m.ours.median) for m in run.metrics} == {(1_000_000, 10_000)}
-
-
-def test_readers_share_the_time_of_a_page() -> None:
-    run = run_of("refpage", pairs=1)
-    refpage.readers(run, side("ours", answering(10, 1)))
-    pages = 8 * refpage.READ_LOOPS * refpage.MAPPED / 4096
-    alone, eight = run.metrics
-    assert alone.ours.median == pytest.approx(10_000 * refpage.READ_LOOPS / pages)
-    assert eight.ours.median == pytest.approx(alone.ours.median / 8)

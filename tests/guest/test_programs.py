@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import platform
 import re
 import shutil
 import signal
@@ -92,7 +91,6 @@ def test_an_unknown_option_is_bad_usage(programs: dict[str, Path], name: str) ->
         ("build_load", ("left over",)),
         ("corunner", ("--ms", "0")),
         ("corunner", ("--size", "1M")),
-        ("corunner", ("--clear", "up")),
         ("stall", ("--mode", "sleep")),
         ("stall", ("--ms", "0")),
         ("stall", ("--size", "6")),
@@ -250,21 +248,6 @@ def test_build_load_reports_missing_tools(programs: dict[str, Path], tmp_path: P
     )
     assert told.returncode == 3
     assert "cannot open" in told.stderr and told.stdout == ""
-
-
-@pytest.mark.skipif(
-    platform.machine() != "x86_64", reason="one kind of stores on this architecture"
-)
-@pytest.mark.parametrize("how", ["stos", "movnti"])
-def test_corunner_zeroes_after_each_turn(programs: dict[str, Path], how: str) -> None:
-    told = call(programs, "corunner", "--ms", "20", "--size", "64", "--clear", how)
-    assert told.returncode == 0, told.stderr
-    found = json.loads(told.stdout)
-    turns = found["cleared_bytes"] // (2 << 20)
-    # A turn is a step for each cache line.
-    assert turns > 1
-    assert (turns - 1) * 1024 <= found["steps"] <= turns * 1024
-    assert found["clear_ns"] > 0 and found["wall_ns"] >= 20_000_000
 
 
 def test_fillfree_fills_the_given_share(programs: dict[str, Path]) -> None:
