@@ -50,7 +50,7 @@ VERBS = {
         "Measure base and ours side by side; writes out/NAME/TIME/result.json and report.html.",
         True,
     ),
-    "report": Verb("report", "Write report.html and report.md for one run, or one page.", True),
+    "report": Verb("report", "Write report.html for one run, or for several.", True),
     "compare": Verb("report", "Compare two runs metric by metric; refuses unlike ones.", True),
     "publish": Verb(
         "bench",

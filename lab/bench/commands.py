@@ -57,19 +57,19 @@ def show(result: Result, folder: Path, as_json: bool) -> None:
 
 
 def run_one(plan: Plan, folder: Path, prepare: Callable[[Plan], Images] | None = None) -> Result:
-    """Measure a plan and write result.json, the reports, and the files of the guests.
+    """Measure a plan and write result.json, the report, and the files of the guests.
 
     ``prepare``: instead of ``build``.
     """
     from lab.report import evidence
-    from lab.report.page import write_reports
+    from lab.report.page import write_report
 
     images = (prepare or build)(plan)
     with evidence.collecting() as found:
         result = measure(plan, images, found.take)
         found.publish(folder)
         result.save(folder)
-        write_reports([result], folder)
+        write_report([result], folder)
     note(f"wrote {folder / FILE_NAME} and {folder / 'report.html'}")
     return result
 
@@ -105,9 +105,9 @@ def run_all(options: BenchOptions, parent: Path, as_json: bool) -> list[Result]:
         if not as_json:
             show(results[-1], parent / name, as_json)
     if results:
-        from lab.report.page import write_reports
+        from lab.report.page import write_report
 
-        write_reports(results, parent)
+        write_report(results, parent)
         note(f"wrote {parent / 'report.html'}, all {len(results)} results on one page")
         if not as_json:
             print(parent)

@@ -13,7 +13,6 @@ from pathlib import Path
 from lab.core.units import human
 from lab.report.groups import Group
 from lab.report.results import SIDES, Metric
-from lab.report.significance import outside
 
 WIDTH = 340.0  # CSS pixels, the width of a phone
 BAR = 16.0
@@ -49,21 +48,15 @@ def _x(value: float, top: float, length: float) -> float:
     return max(0.0, value / top * length) if top > 0 else 0.0
 
 
-def _shown(values: Sequence[float]) -> list[tuple[int, float, bool]]:
-    """Index, value, and whether it is outside the fences.
-
-    Of many values, all outliers and some of the others.
-    """
-    found = [(index, *both) for index, both in enumerate(zip(values, outside(values), strict=True))]
-    step = -(-len(found) // MAX_DOTS)
-    return [dot for dot in found if dot[2] or dot[0] % step == 0]
-
-
 def _dots(
     values: Sequence[float], unit: str, y: float, top: float, length: float
 ) -> tuple[list[str], float]:
+    """A dot for each value, or for some of many; and how far they reach."""
     parts, reach = [], 0.0
-    for index, value, out in _shown(values):
+    every = -(-len(values) // MAX_DOTS)
+    for index, value in enumerate(values):
+        if index % every:
+            continue
         at, height, text = (
             _x(value, top, length),
             y + 3.5 + (index * 5) % 10,
@@ -77,11 +70,7 @@ def _dots(
             )
             continue
         reach = max(reach, at)
-        kind, radius = ("dot out", 2.2) if out else ("dot", 1.3)
-        title = f"<title>outside the fences: {text}</title>" if out else ""
-        parts.append(
-            f'<circle class="{kind}" cx="{at:.1f}" cy="{height:.1f}" r="{radius}">{title}</circle>'
-        )
+        parts.append(f'<circle class="dot" cx="{at:.1f}" cy="{height:.1f}" r="1.3"/>')
     return parts, reach
 
 

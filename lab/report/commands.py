@@ -28,7 +28,7 @@ def report(
 ) -> None:
     from lab.core import paths
     from lab.core.errors import LabError
-    from lab.report.page import write_reports
+    from lab.report.page import write_report
     from lab.report.results import results_of
 
     if output is not None:
@@ -40,8 +40,7 @@ def report(
             first if len(runs) == 1 else paths.out() / "report" / time.strftime("%Y%m%d-%H%M%S")
         )
     try:
-        for path in write_reports(results, output):
-            print(path)
+        print(write_report(results, output))
     except OSError as error:
         why, fix = f"{output}: {error.strerror}", "name another folder with --output"
         raise LabError("Cannot write the report", why, fix) from error

@@ -12,7 +12,7 @@ from lab.core.paths import REPO
 from lab.core.units import scale
 from lab.report import charts, origin, phases, questions, registry
 from lab.report.groups import Group, groups
-from lab.report.page import change, runs
+from lab.report.page import change, verdict
 from lab.report.results import FILE_NAME, Metric, Result, from_data, load
 from lab.report.significance import TOO_FEW
 from lab.report.table import Table
@@ -40,8 +40,20 @@ A run measured this series, or the one before the commit to linux/parts that is 
 
 def page(results: list[Result]) -> str:
     """The first page: what users ask, and all published runs."""
-    links = "[{0}]({0}/README.md)"
-    return "".join([HEAD, questions.table(results), RUNS, runs(results, links)])
+    return "".join([HEAD, questions.table(results), RUNS, _runs(results)])
+
+
+def _runs(results: list[Result]) -> str:
+    """A table in Markdown with the command and the origin of each result."""
+    heads = ("run", "command", "accelerator", "commit", "date", "series", "targets met", "machine")
+    rows = []
+    for one in results:
+        known = [one.host[key] for key in ("cpus", "cpu") if key in one.host]
+        machine = "×".join(known) or "unknown"
+        commit, day = one.versions.get("knownzero", "unknown"), one.when[:10]
+        first = (f"[{one.name}]({one.name}/README.md)", f"`{one.reproduce}`", one.ran_on)
+        rows.append((*first, commit, day, origin.words(one), verdict(one), machine))
+    return Table(heads, rows).markdown()
 
 
 def ordered(results: list[Result]) -> list[Result]:

@@ -38,7 +38,6 @@ class Definition:
     better: str = "less"
     floor: float | None = None
     targets: tuple[Rule, ...] = ()
-    headlines: tuple[Rule, ...] = ()
     main: Rule | None = None
     words: Mapping[str, Parameters] = field(default_factory=dict, repr=False)
 
@@ -81,13 +80,11 @@ def definitions() -> dict[str, Definition]:
     data = tomllib.loads(FILE.read_text(encoding="utf-8"))
     found = {}
     for name, table in data["metrics"].items():
-        main = table.pop("main", None)
-        targets, headlines = table.pop("target", None), table.pop("headline", None)
+        main, targets = table.pop("main", None), table.pop("target", None)
         found[name] = Definition(
             name,
             **table,
             targets=_rules(targets),
-            headlines=_rules(headlines),
             main=Rule({} if main is True else main, {}) if main else None,
             words=data["words"],
         )

@@ -1,13 +1,11 @@
 # SPDX-License-Identifier: GPL-2.0
-"""Tests whether two sides of a figure differ by more than chance, and finds values far from the
-rest.
+"""Tests whether two sides of a figure differ by more than chance.
 
 The tests use ranks, which need no distribution. scipy is imported where it is used: that takes a
 second.
 """
 
 import math
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,8 +15,6 @@ PAIRED, UNPAIRED = "Wilcoxon signed-rank", "Mann-Whitney U"
 CONSTANT, TOO_FEW = "constant", "too few"
 # Without ties, samples up to this size are tested exactly. With ties scipy enumerates fewer cases.
 EXACT, EXACT_TIED = 50, 9999
-FENCE = 1.5  # times the distance of the quartiles
-FENCE_LEAST = 5  # fewer values have no useful quartiles
 ROUNDS, SEED = 2000, 20260529
 
 
@@ -109,13 +105,3 @@ def change_interval(base: Sequence[float], ours: Sequence[float]) -> tuple[float
     if not np.isfinite(found.bootstrap_distribution).all():
         return None
     return float(found.confidence_interval.low), float(found.confidence_interval.high)
-
-
-def outside(values: Sequence[float]) -> list[bool]:
-    """For each value, whether it is outside Tukey's fences. Such values stay in every figure."""
-    if len(values) < FENCE_LEAST:
-        return [False] * len(values)
-    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
-    # Equal values may differ in the last digit from the computed fence.
-    reach = FENCE * (high - low) + 1e-9 * max(map(abs, values))
-    return [not low - reach <= value <= high + reach for value in values]

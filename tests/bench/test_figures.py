@@ -50,7 +50,7 @@ PHASE = (
 def observed(about: Definition) -> list[Metric]:
     """A metric with each value of its parameters."""
     texts = (about.name, about.title, about.label, about.more)
-    rules = (*about.targets, *about.headlines)
+    rules = about.targets
     names = dict.fromkeys(PLACE.findall(" ".join(texts)))
     names |= dict.fromkeys(name for rule in rules for name in rule.when)
     inner = [" ".join(about.words.get(name, {}).values()) for name in names]
@@ -86,24 +86,13 @@ def test_every_figure_has_its_words_and_a_name_of_its_own(written: list[Metric])
 
 
 def test_every_rule_of_the_registry_applies_to_a_figure(written: list[Metric]) -> None:
-    """A misspelt parameter would leave a target or a headline without effect."""
+    """A misspelt parameter would leave a target without effect."""
     for name, about in registry.definitions().items():
         # With 4 KiB pages by either name.
         parameters = [metric.parameters for metric in written if metric.kind == name]
         parameters += [of | {"pages": "4k"} for of in parameters if "pages" in of]
-        for rule in (*about.targets, *about.headlines):
+        for rule in about.targets:
             assert any(map(rule.applies, parameters)), (name, rule)
-
-
-def test_the_page_names_only_figures_of_a_bench() -> None:
-    """A misspelt name would leave a posted table without ours."""
-    patterns = [
-        re.compile(PLACE.sub(r"[^.]+", re.escape(name).replace(r"\{", "{").replace(r"\}", "}")))
-        for name in registry.definitions()
-    ]
-    wanted = [row[4] for table in page.posted() for row in table["rows"] if row[4]]
-    assert len(wanted) > 20
-    assert [name for name in wanted if not any(one.fullmatch(name) for one in patterns)] == []
 
 
 def test_every_figure_is_in_a_chart_under_a_label_of_its_own(written: list[Metric]) -> None:
@@ -125,8 +114,6 @@ def test_every_figure_is_in_a_chart_under_a_label_of_its_own(written: list[Metri
     text = page.html([result])
     # And one of a life, by its phases.
     assert text.count("<figure>") == text.count("<figcaption>") == len(charts) + 1 > 50
-    for table in page.posted():
-        assert table["source"].split(",")[0] in text
 
 
 def pattern(node: ast.expr, known: dict[str, ast.expr]) -> str:

@@ -11,11 +11,11 @@ import pytest
 from typer.testing import CliRunner
 
 from lab.core.paths import REPO
-from lab.core.units import human, percent
+from lab.core.units import human
 from lab.report import charts, plain
 from lab.report.commands import app
 from lab.report.groups import Group
-from lab.report.page import html, markdown, posted, ran_on, write_reports
+from lab.report.page import html, ran_on, write_report
 from lab.report.results import Metric, Result, Target, load
 
 MIB = 1 << 20
@@ -85,45 +85,6 @@ def test_the_page_is_well_formed_and_needs_nothing_else() -> None:
     assert "prefers-color-scheme: dark" in page and "width=device-width" in page
 
 
-def test_every_posted_table_is_beside_its_bench() -> None:
-    names = {
-        "thp.populate.task_clock": "51 ± 26 ms",
-        "hugetlb.surplus.populate.task_clock": "65 ± 34 ms",
-        "page_fault.thp.2.on": "8,371,360",
-        "prezero.4k.populate.task_clock": "10.2, 10.3, 11.2 s",
-        "refpage.half.max_rss": "4580 KiB",
-    }
-    for name, figure in names.items():
-        made = Result("some", "tcg", {}, "", [Metric.of(name, "ms", LEVEL, [v / 2 for v in LEVEL])])
-        text = html([made])
-        assert figure in text and "p = 0.002" in text, name
-        assert text.count("Posted figures") == 1 and "never the milliseconds" in text
-    plain = Result("some", "tcg", {}, "", [Metric.of("novel.thing", "ms", LEVEL, LEVEL)])
-    assert "Posted figures" not in html([plain])
-
-
-def test_posted_changes_are_those_of_the_posted_figures() -> None:
-    """Computed again, where both figures are plain numbers.
-
-    Of three rounds, the change is that of their means.
-    """
-    checked = 0
-    for what, base, theirs, change, _ in (row for table in posted() for row in table["rows"]):
-        one, two = (
-            [float(n) for n in re.findall(r"[\d.]+", re.sub(r"±.*|,(?=\d{3})", "", text))]
-            for text in (base, theirs)
-        )
-        if (
-            (re.search(r"[±KM]", change + base) and "%" not in base)
-            or not one
-            or len(one) != len(two)
-        ):
-            continue
-        assert change == percent((sum(two) - sum(one)) / sum(one) * 100), what
-        checked += 1
-    assert checked > 15
-
-
 def test_significance_is_on_the_page() -> None:
     metrics = [
         Metric.of("a.differs", "ms", LEVEL, [v / 2 for v in LEVEL]),
@@ -131,27 +92,12 @@ def test_significance_is_on_the_page() -> None:
         Metric.of("a.few", "ms", [1.0, 2], [3.0, 4]),
         Metric.of("a.counter", "faults", [128.0] * 10, [0.0] * 10),
     ]
-    for text in (
-        html([Result("a", "tcg", {}, "", metrics)]),
-        markdown([Result("a", "tcg", {}, "", metrics)]),
-    ):
-        assert "p = 0.002" in text and "too few to tell" in text and "no spread" in text
-        assert "Wilcoxon signed-rank, exact" in text
-        assert "1 of 2 figures that were tested have p &lt; 0.05" in text.replace("p < ", "p &lt; ")
-        assert "not corrected" in text
+    text = html([Result("a", "tcg", {}, "", metrics)])
+    assert "p = 0.002" in text and "too few to tell" in text and "no spread" in text
+    assert "Wilcoxon signed-rank, exact" in text
+    assert "1 of 2 figures that were tested have p &lt; 0.05" in text
+    assert "not corrected" in text
     assert "p is the probability" not in html([Result("a", "tcg", {}, "", metrics[2:])])
-
-
-def test_outliers_are_shown_counted_and_not_dropped() -> None:
-    wild = [*LEVEL[:-1], 400.0]
-    metric = Metric.of("a.b", "ms", LEVEL, wild)
-    assert metric.ours.n == 10 and max(metric.values["ours"]) == 400
-    page = html([Result("a", "tcg", {}, "", [metric])])
-    assert "1 of 10 outside, as far as 400\N{NO-BREAK SPACE}ms" in page
-    assert "every figure includes them" in page
-    assert "outside" not in html(
-        [Result("a", "tcg", {}, "", [Metric.of("a.b", "ms", LEVEL, LEVEL)])]
-    )
 
 
 def test_figures_say_what_they_were_measured_on() -> None:
@@ -175,7 +121,7 @@ def test_what_the_guests_left_is_linked_from_where_the_page_is(tmp_path: Path) -
     made.save(run)
     assert "console.log" not in html([made])
     for folder, way in ((run, ""), (tmp_path / "all", "demo/")):
-        write_reports([made], folder)
+        write_report([made], folder)
         checker = Checker()
         checker.feed((folder / "report.html").read_text())
         assert checker.links == [
@@ -248,19 +194,13 @@ def test_bars_are_to_scale_from_zero() -> None:
     assert widths[0] / widths[1] == pytest.approx(4, rel=0.01)
 
 
-def test_the_verb_writes_both_files(tmp_path: Path) -> None:
+def test_the_verb_writes_the_page(tmp_path: Path) -> None:
     demo().save(tmp_path / "run")
     told = CliRunner().invoke(app, ["report", str(tmp_path / "run")])
     assert told.exit_code == 0
-    assert told.stdout.split() == [
-        str(tmp_path / "run" / "report.html"),
-        str(tmp_path / "run" / "report.md"),
-    ]
-    assert sorted(entry.name for entry in (tmp_path / "run").iterdir()) == [
-        "report.html",
-        "report.md",
-        "result.json",
-    ]
+    assert told.stdout.split() == [str(tmp_path / "run" / "report.html")]
+    names = {entry.name for entry in (tmp_path / "run").iterdir()}
+    assert names == {"report.html", "result.json"}
 
 
 @pytest.mark.parametrize(

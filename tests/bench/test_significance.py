@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 
 from lab.report import significance
-from lab.report.significance import CONSTANT, PAIRED, TOO_FEW, UNPAIRED, judge, outside
+from lab.report.significance import CONSTANT, PAIRED, TOO_FEW, UNPAIRED, judge
 
 
 def test_pairs_see_what_is_hidden_by_a_machine_that_drifts() -> None:
@@ -76,15 +76,3 @@ def test_pairs_have_two() -> None:
 )
 def test_p_reads_well(p: float, text: str) -> None:
     assert significance.Significance(PAIRED, p).text() == text
-
-
-def test_values_outside_the_fences_are_found() -> None:
-    # Quartiles 3.25 and 7.75, fences -3.5 and 14.5.
-    values = [1.0, 2, 3, 4, 5, 6, 7, 8, 9, 14.4]
-    assert not any(outside(values))
-    assert [
-        v for v, out in zip([*values[:-1], 15.0], outside([*values[:-1], 15.0]), strict=True) if out
-    ] == [15]
-    assert not any(outside([1.0, 1, 1, 100]))
-    assert not any(outside([0.1 + 0.2] * 9))
-    assert sum(outside([5.0] * 9 + [6.0])) == 1
