@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from lab.bench import host, hotpath
-from lab.bench.jobs import BASE_COUNTS, HUGE, MODES, TOUCHED, allocate
+from lab.bench.jobs import BASE_COUNTS, HUGE, MODES, TOUCHED, Job, allocate
 from lab.bench.runner import Pair, Run
 from lab.bench.session import MIB, PAGE, Side
 from lab.core.errors import TestFailure
@@ -19,8 +19,8 @@ def thp(run: Run) -> None:
     run.note(BASE_COUNTS, TOUCHED)
     with run.kernels("base", "ours", "floor") as sides:
         for mode in MODES:
-            of: dict[str, object] = {"mode": mode}
-            phase = allocate(run, sides, "thp.{mode}", mode, "thp", parameters=of, twice=run.native)
+            job = Job("thp.{mode}", mode, "thp", {"mode": mode}, twice=run.native)
+            phase = allocate(run, sides, job)
             phase.check_huge()
             phase.zeroed()
             phase.clock()
@@ -34,10 +34,8 @@ def thp(run: Run) -> None:
 def small_pages(run: Run, sides: Sequence[Side], modes: Iterable[str] = MODES) -> None:
     """The job with huge pages off."""
     for mode in modes:
-        of: dict[str, object] = {"mode": mode}
-        phase = allocate(
-            run, sides, "order0.{mode}", mode, "nothp", parameters=of, twice=run.native
-        )
+        job = Job("order0.{mode}", mode, "nothp", {"mode": mode}, twice=run.native)
+        phase = allocate(run, sides, job)
         phase.add("skipped_percent", "skipped_percent")
         phase.clock()
         phase.zeroed()
@@ -86,14 +84,8 @@ def hugetlb(run: Run) -> None:
     pages = run.options.size_mb * MIB // HUGE
     with run.kernels("base", "ours", "floor") as sides:
         for pool, prepared in (("surplus", surplus), ("persistent", persistent)):
-            phase = allocate(
-                run,
-                sides,
-                "hugetlb.{pool}.populate",
-                "populate",
-                "hugetlb",
-                around=functools.partial(prepared, pages=pages),
-                parameters={"pool": pool},
-            )
+            job = Job("hugetlb.{pool}.populate", "populate", "hugetlb", {"pool": pool})
+            around = functools.partial(prepared, pages=pages)
+            phase = allocate(run, sides, job, around=around)
             phase.clock()
             phase.zeroed()

@@ -5,7 +5,7 @@ Debian's QEMU, the daemon, and one kernel. Without: the same with a device that 
 6.
 """
 
-from lab.bench.jobs import NO_SOURCE, TOUCHED, allocate
+from lab.bench.jobs import NO_SOURCE, TOUCHED, Job, allocate
 from lab.bench.plan import NATIVE, Bench, Images, Needs, Plan, kernels_of
 from lab.bench.runner import Run
 from lab.bench.session import Wanted, shared_memory
@@ -62,8 +62,8 @@ def measure(run: Run) -> None:
         wanted.append(Wanted(side, spec, kernel=NO_SOURCE if side == "base" else "ours"))
     with run.guests(wanted) as sides:
         for mode, pages in JOBS:
-            of: dict[str, object] = {"mode": mode}
-            phase = allocate(run, sides, NAMES[pages], mode, pages, parameters=of, twice=run.native)
+            job = Job(NAMES[pages], mode, pages, {"mode": mode}, twice=run.native)
+            phase = allocate(run, sides, job)
             if pages == "thp":
                 phase.check_huge()
             phase.clock()

@@ -84,7 +84,17 @@ MORE = (
     HotPath("over_limit", "over_limit", 1, FEW, 200.0, length="long"),
 )
 # With ON_FREE.
-FREED = (HotPath("thp_fault", "thp_fault", 1, FEW, 200.0, False, "thp_fault_init_on_free", "long"),)
+FREED = (
+    HotPath(
+        "thp_fault",
+        "thp_fault",
+        reps=FEW,
+        worth=200.0,
+        bound=False,
+        metric="thp_fault_init_on_free",
+        length="long",
+    ),
+)
 # Each repetition uses memory that was not used since it was reported.
 NEW = (
     HotPath("new_fault", "new_fault", 32),

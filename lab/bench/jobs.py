@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0
 """The allocation job in two guests, and its figures."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -105,17 +105,26 @@ class Runs:
         return [min(100.0, sum(self.host_system_ms) / clock * 100) if clock else 0.0]
 
 
-@dataclass
-class Phase:
-    """The values of a job in both guests.
+@dataclass(frozen=True)
+class Job:
+    """A run of alloc_once; ``name`` begins the names of its metrics, which have ``parameters``.
 
-    ``name`` begins the names of its metrics, which have these parameters.
+    ``twice``: also the time of this job and of another one at once after it.
     """
 
-    run: Run
     name: str
-    size: float
-    parameters: dict[str, object] = field(default_factory=dict)
+    mode: str
+    pages: str
+    parameters: Mapping[str, object] = field(default_factory=dict)
+    twice: bool = False
+
+
+@dataclass
+class Phase:
+    """The values of a job in both guests."""
+
+    run: Run
+    job: Job
     base: Runs = field(default_factory=Runs)
     ours: Runs = field(default_factory=Runs)
     floor: Runs = field(default_factory=Runs)
@@ -123,10 +132,8 @@ class Phase:
     def add(self, last: str, values: str, floor: Sequence[float] = ()) -> None:
         """Add the metric with this last name, of these values of ``Runs``."""
         both = getattr(self.base, values), getattr(self.ours, values)
-        size_mb = f"{self.size / MIB:.0f}"
-        self.run.add(
-            f"{self.name}.{last}", both, {"size_mb": size_mb, **self.parameters}, floor=floor
-        )
+        of = {"size_mb": self.run.options.size_mb, **self.job.parameters}
+        self.run.add(f"{self.job.name}.{last}", both, of, floor=floor)
 
     def zeroed(self) -> None:
         """Add the bytes that the guest zeroed."""
@@ -149,10 +156,10 @@ class Phase:
 
     def check_huge(self) -> None:
         """TestFailure unless the job got huge pages on both sides."""
-        wanted = self.size // HUGE
+        wanted = self.run.options.size_mb * MIB // HUGE
         for name, runs in (("base", self.base), ("ours", self.ours)):
             if sorted(runs.huge_pages)[len(runs.huge_pages) // 2] < wanted * 0.95:
-                why = f"{runs.huge_pages} of {wanted:.0f} in the {name} guest"
+                why = f"{runs.huge_pages} of {wanted} in the {name} guest"
                 fix = (
                     "give it more memory (--memory), or see /sys/kernel/mm/transparent_hugepage "
                     "in it"
@@ -163,30 +170,24 @@ class Phase:
 def allocate(
     run: Run,
     sides: Sequence[Side],
-    name: str,
-    mode: str,
-    pages: str,
+    job: Job,
     *,
     prepare: Callable[[Side, bool], None] | None = None,
     warm: int | None = None,
     around: Callable[[Side], AbstractContextManager[object]] = nullcontext,
-    parameters: dict[str, object] | None = None,
-    twice: bool = False,
 ) -> Phase:
     """Run the job in the guests by turns, --pairs times after the warm-up.
 
     ``prepare`` readies a guest for each job, with whether the turn counts; otherwise all free
     memory is reported. ``around`` prepares the guest right before the job and puts it back after
     it. ``warm``: bytes of the host's memory to touch before, by default those of the job.
-    ``twice``: also the time of a job and another one. ``name`` and ``parameters`` are for
-    ``Phase``.
     """
     options = run.options
-    phase = Phase(run, name, options.size_mb * MIB, parameters or {})
-    argv = ["alloc_once", "--size", str(options.size_mb), "--mode", mode, "--pages", pages]
+    phase = Phase(run, job)
+    argv = ["alloc_once", "--size", str(options.size_mb), "--mode", job.mode, "--pages", job.pages]
     before = (lambda: None) if prepare else (lambda: settle_both(sides))
-    called = name.format_map(phase.parameters)
-    with step(f"{called}, {pages} {mode}: {options.pairs} pairs of {options.size_mb} MB"):
+    called = job.name.format_map(job.parameters)
+    with step(f"{called}, {job.pages} {job.mode}: {options.pairs} pairs of {options.size_mb} MB"):
         for side, counts in turns(sides, options.pairs, before=before):
             if prepare:
                 prepare(side, counts)
@@ -194,7 +195,7 @@ def allocate(
             with around(side):
                 with side.host_cost() as cost:
                     answer = side.json(*argv)
-                again = side.json(*argv) if twice else None
+                again = side.json(*argv) if job.twice else None
             if counts:
                 runs: Runs = getattr(phase, side.name)
                 runs.add(side, answer, cost[0])

@@ -4,7 +4,7 @@
 import time
 from typing import Any
 
-from lab.bench.jobs import SPARE, Phase
+from lab.bench.jobs import SPARE, Job, Phase
 from lab.bench.jobs import allocate as allocate_once
 from lab.bench.repeat import Values, turns
 from lab.bench.runner import Pair, Run
@@ -83,16 +83,8 @@ def allocate(
             if counts:
                 cost.note(**spent)
 
-    return allocate_once(
-        run,
-        both,
-        "prezero.{pages}.{mode}",
-        mode,
-        pages,
-        prepare=prepare,
-        warm=SPARE,
-        parameters={"pages": WORDS[pages], "mode": mode},
-    )
+    job = Job("prezero.{pages}.{mode}", mode, pages, {"pages": WORDS[pages], "mode": mode})
+    return allocate_once(run, both, job, prepare=prepare, warm=SPARE)
 
 
 def background(run: Run, cost: Values) -> None:

@@ -8,7 +8,7 @@ import itertools
 from dataclasses import replace
 
 from lab.bench import kzeropaged
-from lab.bench.jobs import BASE_COUNTS, MODES, SPARE, allocate
+from lab.bench.jobs import BASE_COUNTS, MODES, SPARE, Job, allocate
 from lab.bench.kzeropaged import DIRTY, OFF, ON, WORDS
 from lab.bench.repeat import Values, turns
 from lab.bench.runner import Pair, Run
@@ -97,16 +97,9 @@ def again(run: Run) -> None:
                     del counts
                     side.sh(f"{job}; sleep {AGAIN_AFTER_S}")
 
-                phase = allocate(
-                    repeated,
-                    both,
-                    f"{prefix}.{{pages}}",
-                    "touch_all",
-                    pages,
-                    prepare=run_before,
-                    warm=SPARE,
-                    parameters={"pages": word, "after": AGAIN_AFTER_S},
-                )
+                of = {"pages": word, "after": AGAIN_AFTER_S}
+                once = Job(f"{prefix}.{{pages}}", "touch_all", pages, of)
+                phase = allocate(repeated, both, once, prepare=run_before, warm=SPARE)
                 phase.zeroed()
                 phase.clock()
 

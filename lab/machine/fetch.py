@@ -132,7 +132,7 @@ def local(name: str, path: Path, given_as: str) -> Source:
         # The longest: linux-source-6.12_6.12.117-1_all.deb.
         found = re.findall(r"\d+\.\d+(?:\.\d+)?(?:-rc\d+)?", path.name)
         version = max(found, key=len, default="unknown")
-    return Source(name, version, stat_key(path), path, False)
+    return Source(name, version, stat_key(path), path, from_debian=False)
 
 
 def identify(name: str) -> Source:
@@ -145,8 +145,9 @@ def identify(name: str) -> Source:
         with contextlib.suppress(OSError, ValueError, KeyError):
             data = json.loads(archive.with_name(f"{name}.json").read_text(encoding="utf-8"))
             if data["instead_of"] == wanted.sha256:
-                return Source(name, data["version"], data["sha256"], Path(data["archive"]), True)
-    return Source(name, wanted.version, wanted.sha256, archive, True)
+                archive = Path(data["archive"])
+                return Source(name, data["version"], data["sha256"], archive, from_debian=True)
+    return Source(name, wanted.version, wanted.sha256, archive, from_debian=True)
 
 
 def verify(archive: Path, checksum: str) -> bool:
@@ -238,7 +239,7 @@ def _download(wanted: Base) -> Source:
         data = {"instead_of": wanted.sha256, "version": found.version}
         data |= {"sha256": found.sha256, "archive": str(archive)}
         lock.write_atomically(archive.parent / f"{wanted.name}.json", json.dumps(data))
-    return Source(wanted.name, found.version, found.sha256, archive, True)
+    return Source(wanted.name, found.version, found.sha256, archive, from_debian=True)
 
 
 def obtain(name: str) -> Source:

@@ -87,7 +87,19 @@ def rows(first: Result, second: Result) -> list[Row]:
             # A machine that is slower today is slower for both sides.
             a, b = Sample.of(changes), Sample.of(others)
             test, points = _tested(changes, others), b.median - a.median
-            found.append(Row(one.name, "percent", PAIRS, a, b, None, _touch(a, b), test, points))
+            found.append(
+                Row(
+                    one.name,
+                    "percent",
+                    PAIRS,
+                    a,
+                    b,
+                    change_percent=None,
+                    overlap=_touch(a, b),
+                    significance=test,
+                    points=points,
+                )
+            )
     return found
 
 

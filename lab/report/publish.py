@@ -106,7 +106,7 @@ def collect(run: Path, benches: list[str]) -> tuple[list[Result], list[str]]:
     return results, reasons
 
 
-def publish(run: Path, benches: list[str], to: Path = FOLDER) -> list[Path]:
+def publish(run: Path, benches: list[str]) -> list[Path]:
     """Publish a run; the folders written. TestFailure for one that is not whole."""
     results, reasons = collect(run, benches)
     if reasons:
@@ -114,13 +114,14 @@ def publish(run: Path, benches: list[str], to: Path = FOLDER) -> list[Path]:
         fix = "measure again, or name the folder of one bench that is whole"
         raise TestFailure(f"Cannot publish {run}", why, fix)
     texts = {result.name: _files(result) for result in results}
-    kept = [load(file) for file in to.glob(f"*/{FILE_NAME}") if file.parent.name not in texts]
+    earlier = FOLDER.glob(f"*/{FILE_NAME}")
+    kept = [load(file) for file in earlier if file.parent.name not in texts]
     for name, files in texts.items():
-        shutil.rmtree(to / name, ignore_errors=True)
+        shutil.rmtree(FOLDER / name, ignore_errors=True)
         for file, content in files.items():
-            lock.write_atomically(to / name / file, content)
-    lock.write_atomically(to / "README.md", page(ordered(kept + results)))
-    return [to / name for name in texts]
+            lock.write_atomically(FOLDER / name / file, content)
+    lock.write_atomically(FOLDER / "README.md", page(ordered(kept + results)))
+    return [FOLDER / name for name in texts]
 
 
 def _files(result: Result) -> dict[str, str]:

@@ -6,7 +6,7 @@ second.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,14 +53,14 @@ def _changes(base: Sequence[float], ours: Sequence[float]) -> list[float]:
 
 
 def _tested(
-    name: str, test: str, samples: Sequence[Sequence[float]], tied: bool, cases: int
+    name: str, test: Callable[..., Any], samples: Sequence[Sequence[float]], tied: bool, cases: int
 ) -> Significance:
     """``cases``: how many ranks an exact test with ties has to enumerate."""
     from scipy import stats
 
     exact = cases <= EXACT_TIED if tied else max(map(len, samples)) <= EXACT
     method = (stats.PermutationMethod() if tied else "exact") if exact else "asymptotic"
-    p = float(getattr(stats, test)(*samples, method=method).pvalue)
+    p = float(test(*samples, method=method).pvalue)
     return Significance(f"{name}, {'exact' if exact else 'approximate'}", p)
 
 
@@ -74,14 +74,16 @@ def judge(base: Sequence[float], ours: Sequence[float], *, paired: bool) -> Sign
     least = 2.0 / (1 << n) if paired else 2.0 / math.comb(n + m, n)
     if least > LEVEL or min(n, m) < 2:
         return Significance(TOO_FEW)
+    from scipy import stats
+
     if not paired:
         tied = len({*base, *ours}) < n + m
-        return _tested(UNPAIRED, "mannwhitneyu", (base, ours), tied, math.comb(n + m, n))
+        return _tested(UNPAIRED, stats.mannwhitneyu, (base, ours), tied, math.comb(n + m, n))
     some = [value for value in _changes(base, ours) if value]
     if not some:
         return Significance(f"{PAIRED}, exact", 1.0)
     tied = len({abs(value) for value in some}) < len(some)
-    return _tested(PAIRED, "wilcoxon", (some,), tied, 2 ** len(some))
+    return _tested(PAIRED, stats.wilcoxon, (some,), tied, 2 ** len(some))
 
 
 def change_interval(base: Sequence[float], ours: Sequence[float]) -> tuple[float, float] | None:

@@ -99,7 +99,9 @@ def sources(name: str, wanted: str) -> list[tuple[str, fetch.Source]]:
         with lock.locked(f"download-{offer.file}"), progress.step(f"downloading {offer.file}"):
             archive = fetch.download(PrivateApt(offer.suite, offer.kind), offer)
         origin = f"Debian {offer.suite}, {offer.package} {offer.debian_version}"
-        found.append((origin, fetch.Source(name, offer.version, offer.sha256, archive, False)))
+        found.append(
+            (origin, fetch.Source(name, offer.version, offer.sha256, archive, from_debian=False))
+        )
     return found
 
 

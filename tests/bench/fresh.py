@@ -62,12 +62,12 @@ def main(kernel: Path, qemu: Path, folder: Path, size_mb: int) -> None:
         "build": lambda plan: images,
         "output_folder": lambda given, name: folder / "run",
     }
-    publish.publish.__defaults__ = (folder / "results",)
     file = str(folder / "evidence.tar.gz")
     with (
         mock.patch.multiple(commands, **small),
         mock.patch.object(archive, "BENCHES", ("order0",)),
         mock.patch.object(native, "need_quiet"),
+        mock.patch.object(publish, "FOLDER", folder / "results"),
     ):
         asked = [VERB, "--accel", "tcg", "--pairs", "1", "--output", file]
         commands.app(asked, standalone_mode=False)

@@ -84,7 +84,7 @@ def test_ours_has_counters_of_the_kernel() -> None:
 
 
 def test_a_job_without_huge_pages_is_no_result() -> None:
-    phase = jobs.Phase(run_of(), "thp.populate", 256 * MIB)
+    phase = jobs.Phase(run_of(), jobs.Job("thp.populate", "populate", "thp"))
     for runs in (phase.base, phase.ours):
         runs.huge_pages += [128, 128]
     phase.check_huge()

@@ -40,7 +40,7 @@ SAMPLES = {
     "fresh": ["yes"],
 }
 BENCHES = sorted((REPO / "lab" / "bench").glob("*.py"))
-# The last names that a Phase of jobs.py adds to the names that ``allocate`` gets.
+# The last names that a Phase of jobs.py adds to the names that a Job has.
 PHASE = (
     *("guest_zeroed_bytes", "task_clock", "cold_and_warm"),
     *("host_faults", "host_share", "skipped_percent"),
@@ -148,9 +148,9 @@ def added(file: Path) -> Iterator[str]:
             called = ast.unparse(node.func)
             if called == "run.add":
                 yield pattern(node.args[0], known)
-            elif called in ("allocate", "allocate_once") and len(node.args) > 4:
+            elif called == "Job":
                 for last in PHASE:
-                    yield pattern(node.args[2], known) + re.escape(f".{last}")
+                    yield pattern(node.args[0], known) + re.escape(f".{last}")
 
 
 def test_benches_and_registry_name_the_same_metrics() -> None:

@@ -84,7 +84,8 @@ def measured(log: list[str]) -> Any:
         sides = two_sides(pid, log)
         for side in sides:
             side.prepare()
-        return jobs.allocate(run, sides, "thp.{mode}", "populate", "thp", parameters={"mode": "x"})
+        job = jobs.Job("thp.{mode}", "populate", "thp", {"mode": "x"})
+        return jobs.allocate(run, sides, job)
 
 
 def check_priority() -> None:

@@ -55,7 +55,7 @@ def to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_run_is_published_reduced_with_its_main_charts(tmp_path: Path, to: Path) -> None:
     first = result("demo")
     first.save(tmp_path / "run")
-    assert publish(tmp_path / "run", BENCHES, to=to) == [to / "demo"]
+    assert publish(tmp_path / "run", BENCHES) == [to / "demo"]
     assert {file.name for file in (to / "demo").iterdir()} == {
         "README.md",
         "result.json",
@@ -88,7 +88,7 @@ def test_a_published_metric_keeps_only_words_of_its_own(tmp_path: Path, to: Path
     )
     made = [clock, replace(clock, name="thp.own", title="A title of its own")]
     replace(first, metrics=made).save(tmp_path / "run")
-    publish(tmp_path / "run", BENCHES, to=to)
+    publish(tmp_path / "run", BENCHES)
     stored = json.loads((to / "demo" / "result.json").read_text(encoding="utf-8"))["metrics"]
     assert [one.get("title") for one in stored] == [None, "A title of its own"]
     assert "label" not in stored[0] and clock.label
@@ -114,9 +114,9 @@ def test_a_published_metric_keeps_only_words_of_its_own(tmp_path: Path, to: Path
 
 def test_a_published_run_can_be_published_again(tmp_path: Path, to: Path) -> None:
     result("demo").save(tmp_path / "run")
-    publish(tmp_path / "run", BENCHES, to=to)
+    publish(tmp_path / "run", BENCHES)
     before = {file: file.read_text() for file in to.rglob("*.*")}
-    publish(to / "demo", BENCHES, to=to)
+    publish(to / "demo", BENCHES)
     assert {file: file.read_text() for file in to.rglob("*.*")} == before
 
 
@@ -177,7 +177,7 @@ def test_a_question_gets_the_worst_of_its_figures(monkeypatch: pytest.MonkeyPatc
 def test_a_page_has_every_figure_of_its_run(tmp_path: Path, to: Path) -> None:
     for name in ("order0", "demo"):
         result(name, when="2026-11-24T01:02:03+0000").save(tmp_path / name)
-        publish(tmp_path / name, BENCHES, to=to)
+        publish(tmp_path / name, BENCHES)
     first = (to / "README.md").read_text()
     linked = re.findall(r"^\[\w+\]\((\w+)/README.md\)", first, re.MULTILINE)
     assert linked == ["demo", "order0"]
@@ -191,7 +191,7 @@ def test_a_page_has_every_figure_of_its_run(tmp_path: Path, to: Path) -> None:
         assert word in first
     # Publishing again replaces the run.
     before = sorted(to.rglob("*"))
-    publish(tmp_path / "demo", BENCHES, to=to)
+    publish(tmp_path / "demo", BENCHES)
     assert sorted(to.rglob("*")) == before and (to / "README.md").read_text() == first
 
 
@@ -211,7 +211,7 @@ def test_a_page_says_which_series_was_measured(tmp_path: Path, to: Path) -> None
     ):
         made = result("demo", parts=measured, versions={"knownzero": commit})
         made.save(tmp_path / "run")
-        publish(tmp_path / "run", BENCHES, to=to)
+        publish(tmp_path / "run", BENCHES)
         assert f"\n\ntcg; {words}. [How" in (to / "demo" / "README.md").read_text()
         assert f"|{words}|" in (to / "README.md").read_text()
 
@@ -219,7 +219,7 @@ def test_a_page_says_which_series_was_measured(tmp_path: Path, to: Path) -> None
 def refused(run: Path, to: Path) -> str:
     there = {path: path.stat().st_mtime_ns for path in to.rglob("*")}
     with pytest.raises(LabError) as caught:
-        publish(run, BENCHES, to=to)
+        publish(run, BENCHES)
     assert {path: path.stat().st_mtime_ns for path in to.rglob("*")} == there, (
         "something was written"
     )
@@ -229,20 +229,20 @@ def refused(run: Path, to: Path) -> str:
 
 def test_a_missed_target_is_published_as_such(tmp_path: Path, to: Path) -> None:
     result("demo").save(tmp_path / "good")
-    publish(tmp_path / "good", BENCHES, to=to)
+    publish(tmp_path / "good", BENCHES)
     result("demo", met=False).save(tmp_path / "run")
-    publish(tmp_path / "run", BENCHES, to=to)
+    publish(tmp_path / "run", BENCHES)
     assert "|MISSED\n" in (to / "demo" / "README.md").read_text()
 
 
 def test_an_undecided_target_is_published_as_such(tmp_path: Path, to: Path) -> None:
     made = result("demo")
     hidden = Metric.of(
-        "thp.noisy", "ms", BASE, BASE, target=Target("at least 78 % less", False, False)
+        "thp.noisy", "ms", BASE, BASE, target=Target("at least 78 % less", met=False, decided=False)
     )
     made.metrics.append(hidden)
     made.save(tmp_path / "run")
-    publish(tmp_path / "run", BENCHES, to=to)
+    publish(tmp_path / "run", BENCHES)
     text = (to / "demo" / "README.md").read_text()
     assert "|not decided\n" in text and "MISSED" not in text
     assert "|1 of 2, 1 not decided|" in (to / "README.md").read_text()
@@ -263,14 +263,14 @@ def test_a_run_of_all_benches_is_published_whole(tmp_path: Path, to: Path) -> No
     run = tmp_path / "all"
     result("thp").save(run / "thp")
     assert f"order0: Cannot read the run {run / 'order0'}" in refused(run, to)
-    assert publish(run / "thp", BENCHES, to=to) == [to / "thp"]
+    assert publish(run / "thp", BENCHES) == [to / "thp"]
     result("order0").save(run / "order0")
-    assert publish(run, BENCHES, to=to) == [to / "thp", to / "order0"]
+    assert publish(run, BENCHES) == [to / "thp", to / "order0"]
     assert {one.name for one in results_of(to).values()} == {"thp", "order0"}
 
 
 def test_the_verb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(publishing.publish, "__defaults__", (tmp_path / "results",))
+    monkeypatch.setattr(publishing, "FOLDER", tmp_path / "results")
     result("demo", met=False).save(tmp_path / "run")
     done = CliRunner().invoke(app, ["publish", str(tmp_path / "run" / "nothing")])
     assert isinstance(done.exception, LabError)

@@ -136,7 +136,7 @@ def test_reservation_fails() -> None:
 
 
 def test_charge_fails() -> None:
-    """A page that the memory cgroup refuses is not zeroed and returns to the pool as known z"""
+    """A page that the memory cgroup refuses returns to the pool known to be zero."""
     small = "alloc_once --size 2 --pages hugetlb --verify"
     result = run(
         "mkdir -p /tmp/cg; mount -t cgroup2 -o memory_hugetlb_accounting none /tmp/cg; "

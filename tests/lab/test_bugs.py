@@ -125,7 +125,9 @@ def test_the_parts_of_an_older_kernel_apply(
 ) -> None:
     """Plainly, without a fuzz. ``kz test --quick`` downloads nothing."""
     wanted = fetch.base("linux", series)
-    source = fetch.Source("linux", wanted.version, wanted.sha256, Path(wanted.file), False)
+    source = fetch.Source(
+        "linux", wanted.version, wanted.sha256, Path(wanted.file), from_debian=False
+    )
     archive = paths.sub("downloads") / wanted.file
     monkeypatch.setenv(fetch.variable("linux"), str(archive))
     own = fetch.identify("linux") if archive.is_file() else source
