@@ -122,8 +122,7 @@ def _boot(run: Run, kind: Kind, kernel: str) -> dict[str, float]:
     warm_host(kind.program_mb * MIB)
     with running(_spec(run, kind, kernel), run.keep) as guest:
         if kind.arch != "um":
-            run.accel = run.accel or guest.accel
-            run.accel_reason = run.accel_reason or guest.accel_reason
+            run.ran_on(guest)
         lines, before = _until(guest, UP), 0
         if kind.reboot:
             guest.send("fill")

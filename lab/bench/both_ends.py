@@ -10,14 +10,13 @@ import shlex
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from lab.bench.jobs import BASE_COUNTS, HUGE, MODES, Runs
-from lab.bench.kzeropaged import FOLDER
+from lab.bench.jobs import BASE_COUNTS, HUGE, MODES, Runs, check_zeros
+from lab.bench.kzeropaged import FOLDER, PREZEROED
 from lab.bench.repeat import Values, turns
 from lab.bench.runner import Run
 from lab.bench.session import DELAY, DELAY_MS, LATE, MIB, PAGE, HostCost, Side, Wanted, settled
 from lab.boot import nested
 from lab.boot.spec import BootSpec
-from lab.core.errors import TestFailure
 from lab.core.progress import step
 
 # The kernels outside and inside; the others are compared with the first pair.
@@ -64,7 +63,6 @@ NOTE = (
     "program runs in the outer guest until the use begins. Never given back: the inner guest "
     "reports nothing, so its memory stays in QEMU; giving it back is measured against this."
 )
-PREZEROED = "pgzeroed_set_prezeroed"
 MORE_MB = 64  # made dirty beyond what is used
 OUTER_MB = 1024  # memory of the outer guest beyond the inner one's
 STILL_S, REST_S, WAIT_S = 1.5, 4.0, 120.0  # kzeropaged pauses for a second between two batches
@@ -115,11 +113,7 @@ def zeroed(changes: dict[str, int]) -> int:
 
     Base zeroes each huge page of the pool that QEMU takes.
     """
-    if changes.get("pgzeroed_bad"):
-        why = f"pgzeroed_bad rose by {changes['pgzeroed_bad']} in an outer guest"
-        raise TestFailure(
-            "Memory that should have been zero was not", why, "use the debug kernel outside"
-        )
+    check_zeros(changes.get("pgzeroed_bad"), "an outer guest")
     if "pgzeroed_cleared" in changes:
         return changes["pgzeroed_cleared"] * PAGE
     huge = changes["thp_fault_alloc"] + max(0, changes["pool"]) * PAGE // HUGE

@@ -18,10 +18,10 @@ from typing import NamedTuple
 from lab.bench import init_on_alloc
 from lab.bench.init_on_alloc import EACH_PAGE
 from lab.bench.jobs import BASE_COUNTS, Runs
-from lab.bench.kzeropaged import DIRTY, ON
+from lab.bench.kzeropaged import DIRTY, ON, PREZEROED
 from lab.bench.repeat import Values
 from lab.bench.runner import Run
-from lab.bench.session import DELAY, PAGE, Side, Wanted
+from lab.bench.session import DELAY, PAGE, USUAL, Side, Wanted
 from lab.boot import balloon, console
 from lab.core.errors import TestFailure
 from lab.core.progress import step
@@ -42,12 +42,10 @@ class Policy(NamedTuple):
 
 POLICIES = {
     "none": Policy("base, no reports", "base", balloon.device()),
-    "upstream": Policy("base, reports after 2000 ms", "base", REPORTS, f"echo 2000 > {DELAY}"),
-    "late": Policy("ours, reports after 2000 ms", "ours", REPORTS, f"echo 2000 > {DELAY}"),
+    "upstream": Policy("base, reports after 2000 ms", "base", REPORTS, USUAL),
+    "late": Policy("ours, reports after 2000 ms", "ours", REPORTS, USUAL),
     "early": Policy("ours, reports after 250 ms", "ours", REPORTS, f"echo 250 > {DELAY}"),
-    "kzeropaged": Policy(
-        "ours, 2000 ms, with kzeropaged", "ours", REPORTS, f"echo 2000 > {DELAY}; {ON}"
-    ),
+    "kzeropaged": Policy("ours, 2000 ms, with kzeropaged", "ours", REPORTS, f"{USUAL}; {ON}"),
 }
 KINDS = (
     "memory_time",
@@ -98,7 +96,7 @@ def bursts(side: Side, number: int, each_page: bool) -> dict[str, list[float]]:
     return {
         "burst": [ns / 1e6 for ns in answer["burst_ns"]],
         "zeroed": every or runs.zeroed,
-        "prezeroed": [float((counted["pgzeroed_set_prezeroed"] or 0) * PAGE)],
+        "prezeroed": [float((counted[PREZEROED] or 0) * PAGE)],
         "host_faults": runs.host_faults,
         "guest_faults": [float(counted["pgfault"])],
         "cpu": [cost[0].system_s + cost[0].user_s],

@@ -37,6 +37,14 @@ BOTH_RUNS = (
 )
 
 
+def check_zeros(bad: int | None, where: str) -> None:
+    """TestFailure when the kernel of a guest has found known-zero memory that was not zero."""
+    if bad:
+        why = f"pgzeroed_bad rose by {bad} in {where}"
+        fix = "run the same on the debug kernel: its oracle prints the page and its history"
+        raise TestFailure("Memory that should have been zero was not", why, fix)
+
+
 def zeroed_bytes(answer: dict[str, Any], kernel: str) -> float:
     """Bytes that the guest zeroed for a run of alloc_once: see ``BASE_COUNTS``.
 
@@ -46,10 +54,7 @@ def zeroed_bytes(answer: dict[str, Any], kernel: str) -> float:
     counters.
     """
     vmstat: dict[str, int | None] = answer["vmstat"]
-    if vmstat["pgzeroed_bad"]:
-        why = f"pgzeroed_bad rose by {vmstat['pgzeroed_bad']} in a guest with the kernel {kernel}"
-        fix = "run the same on the debug kernel: its oracle prints the page and its history"
-        raise TestFailure("Memory that should have been zero was not", why, fix)
+    check_zeros(vmstat["pgzeroed_bad"], f"a guest with the kernel {kernel}")
     cleared = vmstat["pgzeroed_cleared"]
     if cleared is None and kernel == "ours":
         why = "its /proc/vmstat has no pgzeroed_cleared"

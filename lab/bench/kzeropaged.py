@@ -20,7 +20,8 @@ DIRTY = f"fillfree --share 90 > /dev/null; {DROP}"
 CORUNNER_MS = 1500
 CORUNNER_TURNS, CORUNNER_MOST = 10, 30
 FAULT_TURNS = 10
-ZEROED = "awk '/^pgzeroed_set_prezeroed/ { print $2 }' /proc/vmstat"
+PREZEROED = "pgzeroed_set_prezeroed"
+ZEROED = f"awk '/^{PREZEROED}/ {{ print $2 }}' /proc/vmstat"
 KNOWN = (
     "awk '/^pgzeroed_set/ { n += $2 } /^pgzeroed_(skip|lost)/ { n -= $2 } END { print n }' "
     "/proc/vmstat"

@@ -15,10 +15,11 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lab.bench import init_on_alloc, life_programs, native
+from lab.bench import init_on_alloc, life_programs, native, programs
 from lab.bench.fleet import pss
 from lab.bench.host import BACK_PERCENT, take_back, until_back
 from lab.bench.jobs import BASE_COUNTS, SPARE, zeroed_bytes
+from lab.bench.kzeropaged import PREZEROED
 from lab.bench.repeat import Values, turns
 from lab.bench.runner import Run
 from lab.bench.session import (
@@ -49,7 +50,6 @@ LOOK_S = 0.002
 GIVE_UP_S = 120.0
 # Free pages in the lists of a CPU, which nr_free_pages leaves out.
 IN_LISTS = "awk '$1 == \"count:\" { n += $2 } END { print n + 0 }' /proc/zoneinfo"
-PREZEROED = "pgzeroed_set_prezeroed"
 NO_REPORTS = balloon.device()
 REPORTS = balloon.device(free_page_reporting="on")
 
@@ -233,8 +233,7 @@ class Life:
 
     def _enter(self, wanted: BootSpec) -> None:
         guest = self.stack.enter_context(running(wanted, self.run.keep))
-        self.run.accel = self.run.accel or guest.accel
-        self.run.accel_reason = self.run.accel_reason or guest.accel_reason
+        self.run.ran_on(guest)
         raise_priority(guest.pid)
         self.side = Side(self.column, guest, kernel=self.about.kernel)
         if self.run.native:
@@ -408,7 +407,7 @@ class ProgramLife(Life):
         about = self.about
         return self.run.spec(
             f"disk_{about.kernel}",
-            extra_qemu=life_programs.arguments(self.image, self.plugin, self.counts),
+            extra_qemu=programs.arguments(self.image, self.plugin, self.counts),
             add=life_programs.ADDED,
             memory=f"{self.sizes.memory_mb}M",
             label=f"{self.column}-init{self.init}-programs",

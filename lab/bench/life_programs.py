@@ -12,7 +12,6 @@ from lab.bench.plugin import stored
 from lab.bench.repeat import Values
 from lab.bench.runner import Run
 from lab.bench.session import PAGE, Side, cpu_ns
-from lab.boot import nested
 from lab.core.errors import TestFailure
 from lab.core.paths import REPO
 
@@ -42,15 +41,6 @@ NOT_COUNTED = (
     "only: base has no counter, and zeroes each page that it allocates. On ours they are "
     "pgzeroed_cleared."
 )
-
-
-def arguments(disk: Path, plugin: Path | None, counts: Path) -> list[str]:
-    """Arguments of QEMU: the disk, and the plugin that counts into the file ``counts``."""
-    image = str(disk).replace(",", ",,")
-    found = ["-drive", f"if=virtio,format=raw,snapshot=on,file={image}"]
-    if plugin:
-        found += ["-cpu", nested.CPU, "-plugin", f"{plugin},out={counts}"]
-    return found
 
 
 def latencies(lines: Iterable[str]) -> dict[str, float]:

@@ -12,12 +12,11 @@ from lab.bench.jobs import BASE_COUNTS, MODES, SPARE, Job, allocate
 from lab.bench.kzeropaged import DIRTY, OFF, ON, WORDS
 from lab.bench.repeat import Values, turns
 from lab.bench.runner import Pair, Run
-from lab.bench.session import BALLOON, DELAY, MIB, Side, Wanted, warm_host
+from lab.bench.session import BALLOON, MIB, USUAL, Side, Wanted, warm_host
 from lab.core.progress import step
 
 SHARE = 0.75
 AGAIN_MB, AGAIN_AFTER_S = 800, 2  # of a program that runs again
-REPORT_DEFAULT_MS = 2000  # a bench has shorter delays
 # The descriptor keeps the pages of the device in the page cache.
 FILL_CACHE = "exec 3</dev/vda; dd if=/dev/vda of=/dev/null bs=1M count=2200 2>/dev/null"
 # The other ways to have zeros, on the base kernel; both are older than this series.
@@ -85,7 +84,7 @@ def again(run: Run) -> None:
     extra = dict.fromkeys(("base", "ours"), disk)
     with run.kernels(devices=devices, extra=extra) as both:
         for side in both:
-            side.sh(f"echo {REPORT_DEFAULT_MS} > {DELAY}")
+            side.sh(USUAL)
         both.ours.sh(ON)
         for prefix, first in (("prezero.again", "true"), ("prezero.again.cached", FILL_CACHE)):
             for side in both:

@@ -86,6 +86,15 @@ def disk() -> Path:
     return target
 
 
+def arguments(disk: Path, plugin: Path | None, counts: Path) -> list[str]:
+    """Arguments of QEMU: the disk, and the plugin that counts into the file ``counts``."""
+    image = str(disk).replace(",", ",,")
+    found = ["-drive", f"if=virtio,format=raw,snapshot=on,file={image}"]
+    if plugin:
+        found += ["-cpu", nested.CPU, "-plugin", f"{plugin},out={counts}"]
+    return found
+
+
 def in_debian(script: str) -> str:
     """The command that runs a script in the Debian of the disk."""
     return f"HOME=/root chroot /debian /bin/sh -eu {script} 2>&1"
@@ -125,8 +134,8 @@ def measure(run: Run) -> None:
         "rounds": rounds,
         "programs": ", ".join(names),
     }
-    disk_image = str(run.images.disk).replace(",", ",,")
-    drive = ["-drive", f"if=virtio,format=raw,snapshot=on,file={disk_image}"]
+    assert run.images.disk
+    plugin = None if run.native else run.images.plugins["zerobytes"]
     added = [
         (PROGRAMS / "setup", "/kz/"),
         (Path(run.images.base), "/kz/kernel"),
@@ -136,11 +145,7 @@ def measure(run: Run) -> None:
         specs = []
         for name, file in counts.items():
             kernel = "ours" if name == KZEROPAGED else name
-            emulated = []
-            if not run.native:
-                plugin = f"{run.images.plugins['zerobytes']},out={file}"
-                emulated = ["-cpu", nested.CPU, "-plugin", plugin]
-            args = [*drive, *emulated]
+            args = arguments(run.images.disk, plugin, file)
             spec = run.spec(kernel, extra_qemu=args, add=added, timeout=7200.0)
             specs.append(Wanted(name, spec, kernel))
         with run.guests(specs) as sides:

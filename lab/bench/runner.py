@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from lab.bench import native
 from lab.bench.plan import DEBIAN, Bench, BenchOptions, Image, Images, Plan
 from lab.bench.session import SHARED, Side, Wanted, guests, spec_for
-from lab.boot.guest import Keep, forget
+from lab.boot.guest import Guest, Keep, forget
 from lab.boot.spec import BootSpec
 from lab.build.images import metadata
 from lab.core.paths import REPO
@@ -104,6 +104,11 @@ class Run:
         """The metrics so far."""
         return metrics(self.observations)
 
+    def ran_on(self, guest: Guest) -> None:
+        """Take the accelerator of a guest; that of the first one stays."""
+        self.accel = self.accel or guest.accel
+        self.accel_reason = self.accel_reason or guest.accel_reason
+
     def note(self, *texts: str) -> None:
         """Add sentences about the method, each once."""
         self.notes = list(dict.fromkeys([*self.notes, *texts]))
@@ -129,10 +134,9 @@ class Run:
 
     @contextmanager
     def guests(self, specs: Sequence[Wanted]) -> Iterator[list[Side]]:
-        """Running guests, prepared; the accelerator of the run is that of the first ones."""
+        """Running guests, prepared."""
         with guests(specs, self.keep) as sides:
-            self.accel = self.accel or sides[0].guest.accel
-            self.accel_reason = self.accel_reason or sides[0].guest.accel_reason
+            self.ran_on(sides[0].guest)
             if sides[0].guest.accel == "pvm":
                 (native.mark if self.facts else native.check)(self, sides)
             yield sides

@@ -32,6 +32,7 @@ FLUSH = "/sys/kernel/mm/page_reporting/flush"
 DELAY = "/sys/module/page_reporting/parameters/page_reporting_delay_ms"
 LATE = f"echo 3600000 > {DELAY}"  # reports only come when they are measured
 AT_ONCE = f"echo 1 > {DELAY}"
+USUAL = f"echo 2000 > {DELAY}"  # the default; a bench has shorter delays
 # Pages in the lists of a CPU are never reported. A flush drains these lists, and base has no flush.
 # A low limit while a few pages are freed drains them on both sides.
 LISTS = "/proc/sys/vm/percpu_pagelist_high_fraction"

@@ -40,28 +40,6 @@ def a_life(tmp_path: Path, column: str = "ours", init: int = 0) -> Life:
     return made
 
 
-@pytest.mark.parametrize("status", ["completed", "timeout"])
-def test_report_now_waits_for_the_end_of_the_command(status: str) -> None:
-    asked, states = [], ["running", "running", status]
-
-    def qmp(command: str, **arguments: object) -> Any:
-        asked.append(command)
-        if command == "query-balloon":
-            return {"report-now": {"status": states[asked.count(command) - 1]}}
-        assert arguments == {"timeout": 120_000}
-        return None
-
-    guest = side("ours")
-    fake(guest).guest.qmp = qmp
-    if status == "completed":
-        life.report_now(guest, MIB)
-    else:
-        with pytest.raises(TestFailure, match="balloon-report-now fails") as error:
-            life.report_now(guest, MIB)
-        assert "timeout" in error.value.why
-    assert asked == ["balloon-report-now", *["query-balloon"] * 3]
-
-
 class Saved:
     """A QEMU that writes a file with a hole of 64 MB and 3 MB of data."""
 

@@ -37,10 +37,8 @@ def test_each_program_is_a_script() -> None:
     for name in programs.NAMES:
         file = PROGRAMS / f"{name}.sh"
         subprocess.run(["sh", "-n", file], check=True)
-        head = file.read_text(encoding="utf-8").splitlines()[:4]
-        assert head[0] == "#!/bin/sh" and head[1] == "# SPDX-License-Identifier: GPL-2.0"
-        assert re.fullmatch(r"# .{8,52}", head[2]) and ":" not in head[2]
-        assert re.fullmatch(r"# packages:( [a-z0-9.+-]+)+", head[3])
+        fourth = file.read_text(encoding="utf-8").splitlines()[3]
+        assert re.fullmatch(r"# packages:( [a-z0-9.+-]+)+", fourth)
     for other in (PROGRAMS / "setup", programs.MAKER):
         subprocess.run(["sh", "-n", other], check=True)
 

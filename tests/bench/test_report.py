@@ -10,13 +10,12 @@ from urllib.parse import unquote
 import pytest
 from typer.testing import CliRunner
 
-from lab.core.paths import REPO
 from lab.core.units import human
 from lab.report import charts, plain
 from lab.report.commands import app
 from lab.report.groups import Group
 from lab.report.page import html, ran_on, write_report
-from lab.report.results import Metric, Result, Target, load
+from lab.report.results import Metric, Result, Target
 
 MIB = 1 << 20
 LEVEL = [100.0, 101, 99, 100, 102, 98, 100, 101, 99, 102]
@@ -171,18 +170,6 @@ def test_the_terminal_has_whole_names_and_80_columns() -> None:
     assert lines[lines.index(name) + 1].startswith("    target MISSED: ")
     assert lines[lines.index("thp.x") + 1].startswith("    floor 100 ms reached")
     assert [line for line in lines if len(line) > 80] == [lines[1], name]
-
-
-def test_published_results_fit_a_terminal() -> None:
-    """Every name that a bench has had, the demo's too."""
-    for file in sorted((REPO / "docs" / "results").glob("*/result.json")):
-        made = load(file)
-        lines = plain.text(made).splitlines()
-        assert lines[0].startswith("Targets met: ")
-        assert [line for line in lines if len(line) > 80] == [], file
-        assert {metric.name for metric in made.metrics} <= set(lines)
-        command = plain.text(made).rpartition("Again: ")[2].replace(" \\\n", "")
-        assert command.split() == made.reproduce.split()
 
 
 def test_bars_are_to_scale_from_zero() -> None:

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 
@@ -67,16 +66,6 @@ def test_a_result_survives_its_file(tmp_path: Path) -> None:
     assert again.job == first.job
     assert load(path).accelerator == "tcg"
     assert [entry.name for entry in (tmp_path / "run").iterdir()] == ["result.json"]
-
-
-def test_the_file_has_what_other_programs_read(tmp_path: Path) -> None:
-    data = json.loads(result().save(tmp_path).read_text())
-    assert {"name", "accelerator", "versions", "reproduce", "metrics"} <= set(data)
-    metric = data["metrics"][0]
-    assert metric["name"] == "thp.populate.task_clock"
-    assert metric["unit"] == "ms"
-    assert set(metric["base"]) == set(metric["ours"]) == {"median", "low", "high", "n"}
-    assert metric["change_percent"] == pytest.approx(-80)
 
 
 def test_a_run_that_is_not_there_is_bad_usage(tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from lab.bench.both_ends import ALL, PREZEROED, REST_S
-from lab.bench.kzeropaged import OFF
+from lab.bench.both_ends import ALL, REST_S
+from lab.bench.kzeropaged import OFF, PREZEROED
 from lab.bench.session import LOOP, MIB, PAGE, Side, settled
 from lab.boot import resolve
 from lab.boot.guest import Guest, running

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from lab.bench.both_ends import ALL, PREZEROED, REST_S, Inner, zeroed
+from lab.bench.both_ends import ALL, REST_S, Inner, zeroed
+from lab.bench.kzeropaged import PREZEROED
 from lab.bench.session import DELAY, LOOP, MIB, PAGE, Side
 from lab.boot import argv, initramfs, nested
 from lab.boot.console import taint_reasons
