@@ -22,16 +22,7 @@ from lab.bench.jobs import BASE_COUNTS, SPARE, zeroed_bytes
 from lab.bench.kzeropaged import PREZEROED
 from lab.bench.repeat import Values, turns
 from lab.bench.runner import Run
-from lab.bench.session import (
-    MIB,
-    PAGE,
-    Side,
-    Wanted,
-    cpu_ns,
-    raise_priority,
-    resident,
-    warm_host,
-)
+from lab.bench.session import MIB, PAGE, Side, Wanted, cpu_ns, raise_priority, resident, warm_host
 from lab.boot import accel, balloon, resolve
 from lab.boot.guest import Guest, running
 from lab.boot.spec import BootSpec

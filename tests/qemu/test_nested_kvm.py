@@ -148,8 +148,8 @@ def test_the_evidence_on_kvm(
 ) -> None:
     """The benches of `kz evidence`, each kernel in an outer guest, and their archive.
 
-    thp is the demo, all but its count of instructions. Without deflate, whose balloon no monitor
-    can reach here, and init-on-alloc, which needs a disk. Times are not judged: emulated KVM.
+    thp does not count instructions. Without init-on-alloc, which needs a disk. Times are not
+    judged: emulated KVM.
     """
     options = BenchOptions(pairs=2, memory="1536M", accel="tcg")
     planned = plan.plan(BENCHES[name], options)
@@ -187,10 +187,10 @@ def test_the_evidence_on_kvm(
     with archive.opened(tmp_path / "evidence.tar.gz") as place:
         assert load(place / name).to_json() == written.to_json()
     if name == "thp":
-        expect_the_demo({one.name: one for one in run.metrics})
+        expect_thp({one.name: one for one in run.metrics})
 
 
-def expect_the_demo(found: dict[str, Metric]) -> None:
+def expect_thp(found: dict[str, Metric]) -> None:
     """It has huge pages in the outer guest, and a target for each kind of figure."""
     expect_at_least(found["thp.touch_all.host_faults"].ours.median, 128)
     assert {name.rpartition(".")[2] for name, one in found.items() if one.target} == {
