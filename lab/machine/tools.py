@@ -43,7 +43,7 @@ TOOLS: dict[str, tuple[str, ...]] = {
         *NEEDS,
     ),
     "daemon": ("cargo",),
-    "daemon's tests": ("rustfmt", "rust-clippy"),
+    "daemon's tests": ("rustfmt", "rust-clippy", "strace"),
     "package": ("dpkg", "dpkg-dev"),
     "signing": ("libssl-dev", "sbsigntool"),
     "stock kernel": ("kmod",),

@@ -48,7 +48,7 @@ def test_of_two_rusts_the_one_that_is_new_enough(
     program(tmp_path, "apt-cache", POLICY.format(cargo=cargo, web=web))
     monkeypatch.setenv("PATH", str(tmp_path) + os.pathsep + os.environ["PATH"])
     monkeypatch.setattr(tools, "has", lambda check: False)
-    assert tools.missing("daemon", "daemon's tests") == names
+    assert tools.missing("daemon", "daemon's tests") == [*names, "strace"]
 
 
 def test_it_needs_nothing_but_the_standard_library() -> None:
