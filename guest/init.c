@@ -10,6 +10,7 @@
  * /kz/modules  module files to load, in order
  *
  * On the control channel: "ready", then "taint N" and "exit N" (128 + signal if killed).
+ * Without a channel that the mode needs it runs no command, and switches the machine off.
  */
 #include "common.h"
 
@@ -28,6 +29,14 @@
 static void complain(const char *what, const char *name)
 {
 	fprintf(stderr, "init: %s %s: %s; %s\n", what, name, strerror(errno), kz_help(errno));
+}
+
+static void switch_off(void)
+{
+	sync();
+	reboot(RB_POWER_OFF);
+	/* Without power-off, a reset ends the machine. */
+	reboot(RB_AUTOBOOT);
 }
 
 static void mount_at(const char *type, const char *dir, const char *options)
@@ -69,7 +78,10 @@ static void load_modules(void)
 	}
 }
 
-/* A virtio-serial port by the name the host gave it, or -1. */
+/*
+ * A virtio-serial port by the name the host gave it, or -1. errno is ENOENT without the
+ * driver, and ENXIO if the driver found no such port.
+ */
 static int open_port(const char *wanted)
 {
 	char path[512], name[64];
@@ -90,6 +102,8 @@ static int open_port(const char *wanted)
 		fd = open(path, O_RDWR | O_CLOEXEC);
 	}
 	closedir(dir);
+	if (fd < 0)
+		errno = ENXIO;
 	return fd;
 }
 
@@ -106,20 +120,30 @@ static int open_terminal(const char *name)
 	return open(name, O_RDWR | O_CLOEXEC);
 }
 
-/* The ports of virtio-serial appear one by one, some time after its driver. */
+/*
+ * The ports of virtio-serial appear one by one, some time after its driver. A command whose
+ * output nobody gets is not run.
+ */
 static int wait_for(int (*open_it)(const char *name), const char *name)
 {
 	const struct timespec pause = { .tv_nsec = 2 * 1000 * 1000 };
-	int fd = -1;
+	int fd = -1, error = 0;
 
 	for (int i = 0; i < 5000; i++) {
-		if (fd < 0)
+		if (fd < 0) {
 			fd = open_it(name);
+			error = errno;
+		}
 		if (fd >= 0 && is_connected(fd))
 			return fd;
 		nanosleep(&pause, NULL);
 	}
+	if (fd >= 0)
+		error = ENOTCONN;
+	errno = error;
 	complain("no channel", name);
+	if (fd < 0)
+		switch_off();
 	return fd;
 }
 
@@ -253,9 +277,6 @@ int main(void)
 		tell(to.control, "taint", atol(taint));
 	tell(to.control, "exit", status);
 	tcdrain(to.control);
-	sync();
-	reboot(RB_POWER_OFF);
-	/* Without power-off, a reset ends the machine. */
-	reboot(RB_AUTOBOOT);
+	switch_off();
 	return 0;
 }

@@ -93,6 +93,18 @@ def stale_section(log: str) -> bool:
     return bool(_NOT_ITS_OWN.search(log))
 
 
+_NO_PORT = re.compile(r"^init: no channel kz\.\w+: No such device or address", re.MULTILINE)
+
+
+def no_port(text: str) -> bool:
+    """Whether the guest's first program ended it because the lab's port never appeared.
+
+    QEMU announces its ports in messages of the device. A lost one, see ``stale_section``, leaves
+    the driver without ports. A kernel without the driver gets another message.
+    """
+    return bool(_NO_PORT.search(text))
+
+
 def stale_breakpoint(text: str) -> bool:
     """Whether the first fault is a breakpoint at an address that, by the same report, has none.
 

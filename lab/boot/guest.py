@@ -406,9 +406,10 @@ def running(spec: BootSpec, keep: Keep = forget) -> Iterator[Guest]:
 def boot(spec: BootSpec, *sinks: Sink, keep: Keep = forget) -> BootResult:
     """Boot, run the command to its end, and return its output; see ``Guest.wait`` for errors.
 
-    Under emulation one boot in some hundreds hangs before user space, or dies there of
-    ``console.timer_race`` or ``console.stale_section``: such a guest is started again, once, with a
-    note. No other fault is forgiven. ``keep`` as for ``running``.
+    Under emulation one boot in some hundreds hangs before user space, dies there of
+    ``console.timer_race`` or ``console.stale_section``, or has no channels (``console.no_port``):
+    such a guest is started again, once, with a note. No other fault is forgiven. ``keep`` as for
+    ``running``.
     """
     images = resolve.images(spec)
     try:
@@ -420,7 +421,7 @@ def boot(spec: BootSpec, *sinks: Sink, keep: Keep = forget) -> BootResult:
 
 def _note_again(why: str) -> None:
     started_again.append(why)
-    progress.note(f"starting the guest again, since it did not reach user space: {why}")
+    progress.note(f"starting the guest again, since it never was ready: {why}")
 
 
 def _boot_once(spec: BootSpec, images: Images, sinks: Sequence[Sink], keep: Keep) -> BootResult:

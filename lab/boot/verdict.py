@@ -19,7 +19,7 @@ class EmulatorFault(TestFailure):
 
 
 class NeverCameUp(TestFailure):
-    """An emulated guest ended before user space, by a hang or by one of the known races (see
+    """An emulated guest ended before it was ready, by a hang or by one of the known races (see
     ``forgiven``).
     """
 
@@ -56,7 +56,7 @@ class Ending:
         return (
             self.spec.cpus > 1
             and not console.violations(self.text)
-            and console.stale_section(self.log())
+            and (console.stale_section(self.log()) or console.no_port(self.text))
         )
 
     def emulator_fault(self) -> EmulatorFault | None:

@@ -7,6 +7,7 @@ Without it a shell ends at once.
 from __future__ import annotations
 
 import contextlib
+import re
 import socket
 import time
 from collections.abc import Callable
@@ -16,9 +17,10 @@ from pathlib import Path
 import pytest
 
 from lab.bench.session import LOOP, Side
-from lab.boot import argv, resolve
+from lab.boot import argv, console, resolve
 from lab.boot.guest import Guest
 from lab.boot.spec import BootSpec
+from lab.core.errors import TestFailure
 
 pytestmark = pytest.mark.boots
 PORT = "virtserialport,chardev=kzin,name=kz.in"
@@ -41,11 +43,23 @@ def wait_for_init(guest: Guest) -> None:
     pytest.fail("the guest's first program does not open its channels")
 
 
-def test_a_port_that_comes_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    def without_port(words: list[str]) -> list[str]:
-        at = words.index(PORT)
-        return words[: at - 1] + words[at + 1 :]
+def without_port(words: list[str]) -> list[str]:
+    at = words.index(PORT)
+    return words[: at - 1] + words[at + 1 :]
 
+
+def test_a_port_that_never_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The guest switches off, and does not run a command without its channels."""
+    changed(monkeypatch, without_port)
+    spec = replace(SPEC, cpus=1, command=["sh", "-c", "echo ran > /dev/console"])
+    with contextlib.closing(Guest(spec, resolve.images(spec))) as guest:
+        with pytest.raises(TestFailure, match="died before its command reported"):
+            guest.wait()
+        assert console.no_port(guest.ending().text)
+        assert not re.search("^ran", guest.ending().text, re.MULTILINE)
+
+
+def test_a_port_that_comes_late(monkeypatch: pytest.MonkeyPatch) -> None:
     changed(monkeypatch, without_port)
     with contextlib.closing(Guest(SPEC, resolve.images(SPEC))) as guest:
         wait_for_init(guest)

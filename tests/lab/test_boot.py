@@ -20,7 +20,7 @@ from lab.boot import initramfs
 from lab.boot.spec import BootSpec
 from lab.core import errors, paths
 from lab.core.errors import TestFailure
-from tests.lab.test_console import ASSERTED, RACE
+from tests.lab.test_console import ASSERTED, NO_PORT, RACE
 
 # Plays QEMU: finds the channels by name in its arguments, then does what its script says.
 FAKE = """#!/usr/bin/env python3
@@ -224,6 +224,27 @@ def test_an_emulator_that_dies_early_is_forgiven_for_what_is_known(
                 how()
             assert said in caught.value.why
     assert [said in why for why in boot.started_again] == ([True, True] if forgiven else [])
+
+
+@pytest.mark.parametrize(
+    ("cpus", "before", "forgiven"),
+    [(2, "", True), (1, "", False), (2, "page_zeroed: BUG: page 0x1 is not zero\n", False)],
+)
+def test_a_guest_that_got_no_ports_is_started_again(
+    fake: Fake, tmp_path: Path, last_words: Path, cpus: int, before: str, forgiven: bool
+) -> None:
+    """It powers off, with QEMU's exit code 0."""
+    last_words.write_text(f"{before}{NO_PORT}\n[   14.6] reboot: Power down\n")
+    (tmp_path / "die").touch()
+    spec = fake("report(7)", cpus=cpus)
+    if forgiven:
+        assert boot.boot(spec).exit_code == 7
+        (why,) = boot.started_again
+        assert "no channel kz.ctl" in why
+    else:
+        with pytest.raises(TestFailure, match="died before"):
+            boot.boot(spec)
+        assert not boot.started_again
 
 
 @pytest.mark.parametrize("why", ["page_zeroed: BUG: page 0x1 is not zero", "Oops: 0000 [#1] SMP"])

@@ -119,6 +119,17 @@ def test_an_access_that_met_another_device_is_the_emulators_fault() -> None:
     assert not console.stale_section("")
 
 
+NO_PORT = "init: no channel kz.ctl: No such device or address; see the kernel log (dmesg)"
+
+
+def test_a_guest_without_the_labs_ports_is_known() -> None:
+    assert console.no_port(f"[    4.297949] Run /init as init process\n{NO_PORT}\n")
+    # a kernel without the driver, and a command that prints the same words
+    absent = "No such file or directory; boot a kernel that is built with it"
+    assert not console.no_port(f"init: no channel kz.ctl: {absent}\n")
+    assert not console.no_port(f"it said {NO_PORT}\n")
+
+
 def test_a_hang_is_no_other_fault() -> None:
     assert console.is_hang("fine\n")
     assert console.is_hang("watchdog: BUG: soft lockup - CPU#0 stuck for 26s!\n")
