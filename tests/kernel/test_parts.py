@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ from lab.core import paths
 from lab.machine import fetch
 from lab.patches import apply, parts
 from lab.series import against
-from tests.kernel import kunit, mutants
+from tests.kernel import kunit, mutants, unchanged
 from tests.sets import sets
 
 EVERY = [(variant, one) for one in sets(parts.get("linux")) for variant in ("off", "debug")]
@@ -45,33 +46,43 @@ def git(folder: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str
     )
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["linux", "qemu"])
-def test_plain_git_am(name: str, tmp_path: Path) -> None:
+def applies_by_hand(name: str, folder: Path) -> None:
     """Every set of parts, from a folder of this repository to a git tree of the base, without the
     lab.
     """
     series, pristine = parts.get(name), fetch.pristine(fetch.obtain(name))
     for file in series.files():
         if (pristine / file).is_file():
-            (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(pristine / file, tmp_path / file)
+            (folder / file).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(pristine / file, folder / file)
     for arguments in (["init", "-q", "-b", "base"], ["add", "-f", "."], ["commit", "-qm", "base"]):
-        assert git(tmp_path, *arguments).returncode == 0
+        assert git(folder, *arguments).returncode == 0
     wrong, applied = {}, 0
     for chosen in sets(series):  # small sets first: each is another one with a part on top
         set_name, below = "+".join(chosen), "+".join(chosen[:-1]) or "base"
-        if git(tmp_path, "checkout", "-q", "-f", "-B", set_name, below).returncode:
+        if git(folder, "checkout", "-q", "-f", "-B", set_name, below).returncode:
             continue
         patches = sorted((series.root / "parts" / chosen[-1]).glob("*.patch"))
-        if patches and (done := git(tmp_path, "am", "-q", *map(str, patches))).returncode:
+        if patches and (done := git(folder, "am", "-q", *map(str, patches))).returncode:
             wrong[set_name] = done.stderr
-            git(tmp_path, "am", "--abort")
-            git(tmp_path, "checkout", "-q", "--detach")
-            git(tmp_path, "branch", "-D", set_name)
+            git(folder, "am", "--abort")
+            git(folder, "checkout", "-q", "--detach")
+            git(folder, "branch", "-D", set_name)
         applied += 1
     assert not wrong, "\n".join(f"{name}: {text}" for name, text in wrong.items())
     assert applied == len([*sets(series)])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["linux", "qemu"])
+def test_plain_git_am(
+    name: str, tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
+    inputs = [paths.REPO / name, Path(__file__), paths.REPO / "tests" / "sets.py"]
+    with unchanged.since_it_passed(f"am-{name}", inputs) as same:
+        record_property("unchanged since it passed", same)
+        if not same:
+            applies_by_hand(name, tmp_path)
 
 
 def boots(variant: str, chosen: tuple[str, ...]) -> None:
