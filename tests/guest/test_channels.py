@@ -51,7 +51,9 @@ def without_port(words: list[str]) -> list[str]:
 def test_a_port_that_never_comes(monkeypatch: pytest.MonkeyPatch) -> None:
     """The guest switches off, and does not run a command without its channels."""
     changed(monkeypatch, without_port)
-    spec = replace(SPEC, cpus=1, command=["sh", "-c", "echo ran > /dev/console"])
+    # It looks for the port 5,000 times, which takes minutes on a busy machine.
+    command = ["sh", "-c", "echo ran > /dev/console"]
+    spec = replace(SPEC, cpus=1, command=command, timeout=600.0)
     with contextlib.closing(Guest(spec, resolve.images(spec))) as guest:
         with pytest.raises(TestFailure, match="died before its command reported"):
             guest.wait()
