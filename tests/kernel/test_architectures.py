@@ -38,7 +38,6 @@ OBJECTS = [
     "mm/page_zeroed.o",
     "mm/page_reporting.o",
     "mm/prezero.o",
-    "mm/prezero_map.o",
     "mm/refpage.o",
     "drivers/virtio/virtio_balloon.o",
 ]
