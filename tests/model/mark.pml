@@ -13,7 +13,7 @@
  *
  * Options:
  *	REPORT		the page reporter, the device, resume from hibernation
- *	PREZERO		kzeropaged and the maps of blocks that are zero in parts
+ *	PREZERO		kzeropaged
  *	BALLOON		a balloon with VIRTIO_BALLOON_F_DEVICE_INIT_ON_INFLATE
  *	HUGETLB		a pool of huge pages
  *	FAILURE		memory_failure(), unpoison_memory()
@@ -22,7 +22,7 @@
  *	OFFLINE		isolation of pageblocks, and memory that goes offline
  *	DISTRUST	a source turns out to be wrong
  *	QUEUE		free_frozen_pages_nolock() while zone->lock is taken
- *	CPUS=n, HELD_ORDER=n, PAGEBLOCK_ORDER=n, BAD=n (the only page that fails)
+ *	CPUS=n, PAGEBLOCK_ORDER=n, BAD=n (the only page that fails)
  *	MUTANT_name	the mistake of tests/mutants/name.patch, and RULE_ ones
  */
 #define PAGES		4
@@ -34,9 +34,6 @@
 #endif
 #ifndef PAGEBLOCK_ORDER
 #define PAGEBLOCK_ORDER	2
-#endif
-#ifndef HELD_ORDER
-#define HELD_ORDER	1
 #endif
 
 /* Where a block is: at its first page. The other pages are TAIL. */
@@ -70,11 +67,12 @@ bit zeroed[PAGES];		/* PG_zeroed */
 bit reported[PAGES];		/* PageReported */
 bit trusted = 1;		/* !page_zeroed_distrusted */
 #ifdef PREZERO
-bit zeromap[PAGES];		/* PG_zeromap */
-byte word[PAGES];		/* __folio_index */
-#define has_map(p)	zeromap[p]
+bit prezeroed[PAGES];		/* PG_prezeroed */
+#define is_prezeroed(p)		prezeroed[p]
+#define set_prezeroed(p, v)	prezeroed[p] = v
 #else
-#define has_map(p)	0
+#define is_prezeroed(p)		0
+#define set_prezeroed(p, v)	skip
 #endif
 #ifdef FAILURE
 bit hwpoison[PAGES];
@@ -97,17 +95,21 @@ bit isolated[PAGES];	/* by pageblock */
 #else
 #define MERGED		&&
 #endif
+#ifdef RULE_merge_needs_one_prezeroed
+#define MERGED_PREZEROED ||
+#else
+#define MERGED_PREZEROED &&
+#endif
 
 /* Scratch variables of steps: 0 after each. */
-byte fp, fo, fb, lower, upper, ci, cj, cw, sw, ep, eo, lp, lo, le;
-byte zp, zl, zw, zt, hp, ho;
-bit z1, z2, z3, erep, split_zeroed;
+byte fp, fo, fb, lower, upper, ci, cj, ep, eo, lp, lo, le, hp, ho;
+bit z1, z2, z3, erep, split_zeroed, split_prezeroed;
 
 inline end_step()
 {
-	fp = 0; fo = 0; fb = 0; lower = 0; upper = 0; ci = 0; cj = 0; cw = 0; sw = 0;
-	ep = 0; eo = 0; lp = 0; lo = 0; le = 0; zp = 0; zl = 0; zw = 0; zt = 0;
-	hp = 0; ho = 0; z1 = 0; z2 = 0; z3 = 0; erep = 0; split_zeroed = 0
+	fp = 0; fo = 0; fb = 0; lower = 0; upper = 0; ci = 0; cj = 0;
+	ep = 0; eo = 0; lp = 0; lo = 0; le = 0; hp = 0; ho = 0;
+	z1 = 0; z2 = 0; z3 = 0; erep = 0; split_zeroed = 0; split_prezeroed = 0
 }
 
 /* The head of a block that is neither used nor in another block */
@@ -125,25 +127,10 @@ inline end_step()
 
 #define CHOOSE(v)	if :: v = 0 :: v = 1 fi
 
-/* The words of a map. Kernel: mm/prezero_map.c map_word() map_order() map_state() */
-#define JUNK		0	/* not part of a map: a user of the page may have written it */
-#define COOKIE		128
-#define LEAF_DIRTY	0
-#define LEAF_ZERO	1
-#define LEAF_ABSENT	2
-#define TODO		16
-#define map_order(w)	((w) & 3)
-#define map_state(w)	(((w) >> 2) & 3)
-#define map_block(w)	(((w) >> 5) & 3)
-#define map_word(o, s)	(COOKIE | ((o) << 5) | ((s) == LEAF_DIRTY -> TODO : 0) | ((s) << 2) | (o))
-#define with_block(w, o) (((w) & ~96) | ((o) << 5))
-#define with_leaf(w, o)	(((w) & ~3) | (o))
-#define with_state(w, s) (((w) & ~12) | ((s) << 2))
-
 /*
  * What must hold after each step: only the first page of a block carries a mark,
- * and only while the block is free; a block with the mark is clean, and so is a
- * part that its map says is zero. Marks say nothing once a source was wrong, and
+ * and only while the block is free; a block with the mark is clean. The mark of
+ * kzeropaged comes with the mark. Marks say nothing once a source was wrong, and
  * while the device has the block: then they are set or cleared by its answer.
  */
 #define counts(p)	(trusted && kind[p] != REPORTED)
@@ -158,242 +145,76 @@ inline check()
 			for (cj : ci .. ci + (1 << ord[ci]) - 1) {
 				assert(!zeroed[ci] || !counts(ci) || !dirty[cj]);
 				assert(cj == ci || (kind[cj] == TAIL && !zeroed[cj] && !reported[cj] &&
-						    !has_map(cj)))
-			}
-#ifdef PREZERO
-			assert(!zeroed[ci] || !zeromap[ci]);
-			if
-			:: zeromap[ci] ->
-				assert(map_block(word[ci]) == ord[ci]);
-				cj = ci;
-				do
-				:: cj < ci + (1 << ord[ci]) ->
-					cw = word[cj];
-					assert(cw & COOKIE);
-					assert(is_aligned(cj, map_order(cw)));
-					if
-					:: map_state(cw) == LEAF_ZERO && counts(ci) ->
-						assert(!dirty[cj]);
-						assert(!dirty[cj + (1 << map_order(cw)) - 1])
-					:: else
-					fi;
-					cj = cj + (1 << map_order(cw))
-				:: else -> break
-				od;
-				assert(cj == ci + (1 << ord[ci]))
-			:: else
-			fi
-#endif
-		:: kind[ci] > ISOLATED -> assert(!zeroed[ci] && !reported[ci] && !has_map(ci))
+						    !is_prezeroed(cj)))
+			};
+			assert(zeroed[ci] || !is_prezeroed(ci))
+		:: kind[ci] > ISOLATED -> assert(!zeroed[ci] && !reported[ci] && !is_prezeroed(ci))
 		:: else
 		fi
 	}
 	end_step()
 }
 
-/* Maps, in mm/prezero_map.c */
-#ifdef PREZERO
-
-/* Kernel: mm/prezero_map.c map_set() */
-inline map_set(p, w)
-{
-	if
-	:: map_order(w) == map_block(w) && map_state(w) == LEAF_ZERO -> zeroed[p] = 1
-	:: map_order(w) != map_block(w) || map_state(w) == LEAF_ABSENT ->
-		word[p] = w;
-		zeromap[p] = 1
-	:: else
-	fi;
-	word[p] = (zeromap[p] -> word[p] : JUNK)
-}
-
-/* Kernel: mm/prezero_map.c prezero_map_leaf() */
-inline prezero_map_leaf(p, o, pos, w)
-{
-	if
-	:: !zeromap[p] && zeroed[p] -> w = map_word(o, LEAF_ZERO)
-	:: !zeromap[p] && !zeroed[p] -> w = map_word(o, LEAF_DIRTY)
-	:: else ->
-		w = word[p + pos];
-		assert(w & COOKIE)	/* WARN_ON_ONCE: "This does not happen." */
-	fi
-}
-
-/* Kernel: mm/prezero_map.c map_take() */
-inline map_take(p, o, w)
-{
-	prezero_map_leaf(p, o, 0, w);
-	zeroed[p] = 0;
-	word[p] = JUNK;
-	zeromap[p] = 0
-}
-
-/* Kernel: mm/prezero_map.h prezero_map_clear() mm/prezero_map.c __prezero_map_clear() */
-inline prezero_map_clear(p)
-{
-	if
-	:: zeromap[p] ->
-		zp = p + (1 << map_block(word[p]));
-		do
-		:: zp > p -> zp--; word[zp] = JUNK
-		:: else -> break
-		od;
-		zeromap[p] = 0
-	:: else
-	fi
-}
-
-/* Kernel: mm/prezero_map.c __prezero_map_merge() */
-inline prezero_map_merge(l, r, o)
-{
-	map_take(l, o, cw);
-	map_take(r, o, sw);
-#ifndef MUTANT_map_merge_forgets_right
-	word[r] = sw;
-#endif
-	cw = with_block(cw | (sw & TODO), o + 1);
-	map_set(l, cw)
-}
-
-/* Kernel: mm/prezero_map.h prezero_map_split() mm/prezero_map.c __prezero_map_split() */
-inline prezero_map_split(p, part, o)
-{
-	map_take(p, o + 1, cw);
-	if
-	:: map_order(cw) > o ->
-		cw = map_word(o, LEAF_ABSENT);
-		map_set(part, cw)
-	:: else ->
-#ifdef MUTANT_map_split_copies_left
-		sw = with_block(cw, o);
-#else
-		sw = word[part];
-#endif
-		map_set(part, sw);
-		cw = with_block(cw, o)
-	fi;
-	map_set(p, cw)
-}
-
-/* Kernel: mm/prezero_map.c prezero_map_absent() */
-inline prezero_map_absent(p, o)
-{
-	if
-	:: !zeroed[p] && !zeromap[p] ->
-		cw = map_word(o, LEAF_ABSENT);
-		map_set(p, cw)
-	:: else
-	fi
-}
-
-/* Kernel: mm/prezero.h prezero_note_merge() */
-inline prezero_note_merge(b, o)
-{
-	if
-	:: reported[b] -> prezero_map_absent(b, o)
-	:: else
-	fi
-}
-
-/* Nothing is lost: as many pages are zero after leaves were joined as before (ho). */
-inline check_joined(p, o)
-{
-	zp = 0;
-	do
-	:: zp < (1 << o) ->
-		zl = map_order(word[p + zp]);
-		ho = ho - (map_state(word[p + zp]) == LEAF_ZERO -> 1 << zl : 0);
-		zp = zp + (1 << zl)
-	:: else -> break
-	od;
-	assert(ho == 0)
-}
-
-/* Kernel: mm/prezero_map.c prezero_map_zeroed() */
-inline prezero_map_zeroed(p, o)
-{
-	zp = 0;
-	ho = 0;
-	do
-	:: zp < (1 << o) ->
-		prezero_map_leaf(p, o, zp, zw);
-		zw = zw & ~TODO;
-		zl = map_order(zw);
-		if
-#ifdef MUTANT_map_absent_is_zero
-		:: map_state(zw) != LEAF_ZERO -> zw = with_state(zw, LEAF_ZERO)
-#else
-		:: map_state(zw) == LEAF_DIRTY -> zw = with_state(zw, LEAF_ZERO)
-#endif
-		:: else
-		fi;
-		ho = ho + (map_state(zw) == LEAF_ZERO -> 1 << zl : 0);
-		do
-		:: map_state(zw) == LEAF_ZERO && (zp >> zl) & 1 ->
-			zt = word[p + zp - (1 << zl)];
-			if
-#ifdef MUTANT_map_joins_any
-			:: map_order(zt) != zl -> break
-#else
-			:: map_state(zt) != LEAF_ZERO || map_order(zt) != zl -> break
-#endif
-			:: else
-			fi;
-			word[p + zp] = JUNK;
-			zp = zp - (1 << zl);
-			zl++;
-			zw = with_leaf(zt, zl)
-		:: else -> break
-		od;
-		word[p + zp] = zw;
-		zp = zp + (1 << zl)
-	:: else -> break
-	od;
-	check_joined(p, o);
-	zw = word[p];
-	zeromap[p] = 0;
-	map_set(p, zw)
-}
-
-#else
-#define prezero_map_clear(p)		skip
-#define prezero_note_merge(b, o)	skip
-#endif
-
 /* The mark, in mm/page_zeroed.h */
+
+/*
+ * The zeros are used, lost, or the host's from now on. Kernel: mm/prezero.h
+ * prezero_end()
+ */
+#ifdef MUTANT_prezero_keeps_mark
+#define prezero_end(p)		skip
+#else
+#define prezero_end(p)		set_prezeroed(p, 0)
+#endif
 
 /* Kernel: mm/page_zeroed.h page_zeroed_test() page_zeroed_test_clear() page_zeroed_clear() */
 inline page_zeroed_test_clear(p, was)
 {
-	prezero_map_clear(p);
 	was = zeroed[p];
-	zeroed[p] = 0
+	zeroed[p] = 0;
+#ifndef RULE_clear_keeps_prezeroed
+	set_prezeroed(p, is_prezeroed(p) && !was)
+#endif
 }
 
 /* Kernel: mm/page_zeroed.c page_zeroed_set() page_zeroed_trusted() */
 inline page_zeroed_set(p)
 {
+	zeroed[p] = zeroed[p] || trusted
+}
+
+/* Kernel: mm/page_zeroed.h page_zeroed_take() */
+inline page_zeroed_take(p, z, pre)
+{
+	pre = is_prezeroed(p);
+	page_zeroed_test_clear(p, z);
+	z = z || pre
+}
+
+/* Kernel: mm/page_zeroed.h page_zeroed_give() */
+inline page_zeroed_give(p, z, pre)
+{
 	if
-	:: trusted && !zeroed[p] ->
-#ifndef MUTANT_set_keeps_map
-		prezero_map_clear(p);
-#endif
-		zeroed[p] = 1
+	:: z ->
+		zeroed[p] = 1;
+		set_prezeroed(p, is_prezeroed(p) || (pre))
 	:: else
 	fi
 }
 
-/* Kernel: mm/page_zeroed.h page_zeroed_merge() mm/prezero_map.h prezero_map_merge() */
+/* Kernel: mm/page_zeroed.h page_zeroed_merge() */
 inline page_zeroed_merge(p, b, o)
 {
 	lower = (p < b -> p : b);
 	upper = (p < b -> b : p);
 	if
 #ifdef PREZERO
-	:: (zeroed[lower] || zeroed[upper] || zeromap[lower] || zeromap[upper]) &&
-	   !(zeroed[lower] && zeroed[upper]) -> prezero_map_merge(lower, upper, o)
+	:: prezeroed[lower] MERGED_PREZEROED prezeroed[upper] ->
+		page_zeroed_take(upper, z1, z2)
 #endif
 	:: else ->
+		prezero_end(lower);
+		prezero_end(upper);
 		page_zeroed_test_clear(lower, z1);
 		page_zeroed_test_clear(upper, z2);
 		zeroed[lower] = (z1 MERGED z2)
@@ -401,18 +222,13 @@ inline page_zeroed_merge(p, b, o)
 }
 
 /* Kernel: mm/page_zeroed.h page_zeroed_split() */
-inline page_zeroed_split(p, part, o)
+inline page_zeroed_split(p, part)
 {
-	if
-#ifdef PREZERO
-	:: zeromap[p] -> prezero_map_split(p, part, o)
-#endif
 #ifdef RULE_split_always_zero
-	:: else -> zeroed[part] = 1
+	zeroed[part] = 1
 #else
-	:: else -> zeroed[part] = zeroed[p]
+	page_zeroed_give(part, zeroed[p] || is_prezeroed(p), is_prezeroed(p))
 #endif
-	fi
 }
 
 /* The buddy allocator, in mm/page_alloc.c */
@@ -439,7 +255,6 @@ inline add_to_free_list(p, o)
 
 inline merge_with(p, b, o)
 {
-	prezero_note_merge(b, o);
 	del_page_from_free_list(b, TAIL);
 	page_zeroed_merge(p, b, o);
 	kind[p] = TAIL;
@@ -473,18 +288,13 @@ inline split_large_buddy(page, order)
 	lp = page;
 	lo = order;
 	le = lp + (1 << lo);
-	split_zeroed = 0;
-	if
-	:: lo > PAGEBLOCK_ORDER ->
-		page_zeroed_test_clear(lp, split_zeroed);
-		lo = PAGEBLOCK_ORDER
-	:: else
-	fi;
+	page_zeroed_take(lp, split_zeroed, split_prezeroed);
+	lo = (lo > PAGEBLOCK_ORDER -> PAGEBLOCK_ORDER : lo);
 	kind[lp] = TAIL;
 	ord[lp] = 0;
 	do
 	:: lp < le ->
-		zeroed[lp] = zeroed[lp] || split_zeroed;
+		page_zeroed_give(lp, split_zeroed, split_prezeroed);
 		__free_one_page(lp, lo);
 		lp = lp + (1 << lo)
 	:: else -> break
@@ -514,7 +324,7 @@ inline page_del_and_expand(p, low, k)
 		ep = p + (1 << eo);
 		add_to_free_list(ep, eo);
 		reported[ep] = erep;
-		page_zeroed_split(p, ep, eo)
+		page_zeroed_split(p, ep)
 	:: else -> break
 	od;
 	ord[p] = low
@@ -564,8 +374,8 @@ inline post_alloc_hook(p, o, want)
 {
 #ifdef RULE_alloc_keeps_mark
 	z3 = zeroed[p];
-	prezero_map_clear(p);
 #else
+	prezero_end(p);
 	page_zeroed_test_clear(p, z3);
 #endif
 	zero_or_skip(p, o, want, z3)
@@ -629,253 +439,75 @@ inline free_one_page(p, o)
 
 #ifdef PREZERO
 
-/* Kernel: mm/prezero.c struct prezero_node */
-byte held = NONE;
-byte held_order;
-bit held_bad;
-
-/* Kernel: mm/prezero.c prezero_put_back_good() */
-inline prezero_put_back_good(page, order)
-{
-	page_zeroed_test_clear(page, z1);
-	hp = page;
-	ho = page + (1 << order);
-	kind[page] = TAIL;
-	ord[page] = 0;
-	do
-	:: hp < ho ->
-		if
-		:: is_bad(hp) ->
-			kind[hp] = TAKEN_OFF;
-			dirty[hp] = 1
-		:: else -> __putback_isolated_page(hp, 0)
-		fi;
-		hp++
-	:: else -> break
-	od
-}
-
-/* Kernel: mm/prezero.c prezero_release() prezero_put_back() prezero_block_of() */
-inline prezero_release(done)
-{
-	if
-	:: held == NONE
-	:: held != NONE && held_bad -> prezero_put_back_good(held, held_order)
-	:: else ->
-		if
-		:: done && trusted -> prezero_map_zeroed(held, held_order)
-		:: else
-		fi;
-		__putback_isolated_page(held, held_order)
-	fi;
-	held = NONE;
-	held_order = 0;
-	held_bad = 0
-}
-
-/*
- * Whether a caller tries, or waits for the lock, makes no difference to the mark.
- * Kernel: mm/prezero.c __prezero_give_back() __prezero_give_back_wait()
- * mm/prezero.h prezero_give_back() prezero_give_back_wait()
- */
-#define prezero_give_back()	prezero_release(0)
-
-/* Kernel: mm/prezero_map.c prezero_map_dirty() mm/prezero.c prezero_next() prezero_search() */
+/* Kernel: mm/prezero.c prezero_dirty_block() prezero_can_zero() */
 #define dirty_block(p) \
-	(kind[p] == FREE && !in_isolation(p) && \
-	 (zeromap[p] -> word[p] & TODO : !zeroed[p] && !reported[p]))
+	(kind[p] == FREE && !in_isolation(p) && !zeroed[p] && !reported[p])
+
+/* Kernel: mm/prezero.c prezero_put_back() */
+#define prezero_put_back(p)	__putback_isolated_page(p, ord[p])
+
+inline prezero_mark(p)
+{
+	if
+	:: trusted ->
+		page_zeroed_set(p);
+		set_prezeroed(p, 1)
+	:: else
+	fi
+}
 
 /*
- * Memory that was never used is left alone: which, makes no difference to the mark.
- * Kernel: mm/prezero_map.c prezero_map_part_dirty() prezero_map_unused()
+ * The lock of the node is held meanwhile. A task that waits for it does not look
+ * at the mark.
  */
-inline prezero_map_part_dirty(p, o, unused, is)
-{
-	is = (zeromap[p] -> (word[p] & TODO) != 0 : !zeroed[p] && !unused);
-	if
-	:: !is -> prezero_map_absent(p, o)
-	:: else
-	fi
-}
-
-/* Kernel: mm/prezero.c prezero_take() prezero_cut() */
-inline prezero_take(p, unused_low, unused_high)
-{
-	ho = ord[p];
-	isolate_free_page(p, HELD);
-	z2 = unused_low;
-	do
-	:: ho > HELD_ORDER ->
-		ho--;
-		hp = p + (1 << ho);
-		page_zeroed_split(p, hp, ho);
-		ord[p] = ho;
-		kind[hp] = HELD;
-		ord[hp] = ho;
-		prezero_map_part_dirty(p, ho, z2, z3);
-		if
-		:: !z3 ->
-			zp = p;
-			p = hp;
-			hp = zp;
-			z2 = unused_high
-		:: else
-		fi;
-		__putback_isolated_page(hp, ho)
-	:: else -> break
-	od;
-	prezero_map_part_dirty(p, ho, z2, z3);
-	if
-	:: z3 ->
-		held = p;
-		held_order = ho;
-		held_bad = 0
-	:: else -> __putback_isolated_page(p, ho)
-	fi
-}
-
-/* Kernel: mm/prezero_map.c prezero_map_next() */
-inline prezero_map_next(p, o, pos, unused, end)
-{
-	do
-	:: pos < (1 << o) ->
-		prezero_map_leaf(p, o, pos, zw);
-		end = pos + (1 << map_order(zw));
-		if
-		:: map_state(zw) == LEAF_DIRTY ->
-			if
-			:: !unused || !zeromap[p] -> break
-			:: else -> word[p + pos] = with_state(zw, LEAF_ABSENT)
-			fi
-		:: else
-		fi;
-		pos = end
-	:: else -> break
-	od
-}
-
-/* Kernel: mm/prezero.c prezero_clear_next() */
-inline prezero_clear_next(i, end, unused, more)
-{
-	more = 0;
-	if
-	:: held == NONE
-	:: else ->
-		if
-		:: i == end -> prezero_map_next(held, held_order, i, unused, end)
-		:: else
-		fi;
-		if
-		:: i >= (1 << held_order)
-		:: i < (1 << held_order) && is_bad(held + i) -> held_bad = 1
-		:: else ->
-#ifdef MUTANT_prezero_last_page
-			dirty[held + i] = (i + 1 < end -> 0 : dirty[held + i]);
-#else
-			dirty[held + i] = 0;
-#endif
-			i++;
-			more = 1
-		fi
-	fi
-}
-
-/* The end of prezero_work() */
-inline prezero_end()
-{
-	z3 = (held != NONE && i == (1 << held_order));
-#ifdef MUTANT_prezero_no_zone_lock
-	if
-	:: held != NONE && z3 && trusted -> prezero_map_zeroed(held, held_order)
-	:: else
-	fi;
-	p = held;
-	end = held_order;
-	i = (held == NONE -> 0 : NONE);
-	held = NONE;
-	held_order = 0;
-	held_bad = 0;
-#else
-	prezero_release(z3);
-	i = 0;
-	end = 0;
-#endif
-	more = 0
-}
-
-/* Kernel: mm/prezero.c prezero_work() prezero_step() */
 active proctype kzeropaged()
 {
-	byte p = NONE, i, end;
-	bit unused_low, unused_high, more;
+	byte p = NONE, i;
 
 	do
 	:: atomic {
-		p == NONE && !more;
+		p == NONE;
 		PICK(p, dirty_block);
-		CHOOSE(unused_low);
-		CHOOSE(unused_high);
-		d_step {
-			if
-			:: p != NONE ->
-				prezero_take(p, unused_low, unused_high);
-				more = (held != NONE)
-			:: else
-			fi;
-			p = NONE;
-			unused_low = 0;
-			unused_high = 0;
-			check()
-		}
-	   }
-	:: atomic {
-		more;
-		CHOOSE(unused_low);
-		d_step {
-			prezero_clear_next(i, end, unused_low, more);
-			unused_low = 0;
-			if
-			:: !more -> prezero_end()
-			:: else
-			fi;
-			check()
-		}
-	   }
-	/* There is no memory to spare. */
-	:: d_step { more; prezero_end(); check() }
-#ifdef MUTANT_prezero_no_zone_lock
-	/* Each step of __free_one_page() can meet another task. */
-	:: d_step {
-		p != NONE && i == NONE;
-		find_buddy(p, end, i);
 		if
-		:: end == MAX_ORDER -> i = NONE
+		:: p != NONE -> d_step { isolate_free_page(p, HELD); check() }
 		:: else
-		fi;
-		if
-		:: i == NONE ->
-			add_to_free_list(p, end);
-			p = NONE;
-			i = 0;
-			end = 0
-		:: else
-		fi;
-		check()
+		fi
 	   }
+	/* Kernel: mm/prezero.c prezero_zero() mm/page_zeroed.h page_zeroed_zero() */
 	:: d_step {
-		p != NONE && i != NONE;
-		fp = p;
-		fo = end;
-		fb = i;
-		merge_with(fp, fb, fo);
-		p = fp;
-		end = fo;
-		i = NONE;
-		kind[p] = HELD;
-		ord[p] = end;
-		check()
-	   }
+		p != NONE && i < (1 << ord[p]) && !is_bad(p + i);
+#ifdef MUTANT_prezero_last_page
+		dirty[p + i] = (i + 1 < (1 << ord[p]) -> 0 : dirty[p + i]);
+#else
+		dirty[p + i] = 0;
 #endif
+		i++;
+		check()
+	   }
+	/* It is done, or gives up the block. Kernel: mm/prezero.c prezero_one() */
+	:: d_step {
+		p != NONE;
+#ifdef RULE_prezero_mark_after_put_back
+		z3 = (i == (1 << ord[p]));
+		prezero_put_back(p);
+		if
+		:: z3 -> prezero_mark(p)
+#else
+		if
+#ifdef MUTANT_prezero_part_is_zero
+		:: i < (1 << ord[p]) -> prezero_mark(p)
+#endif
+		:: i == (1 << ord[p]) -> prezero_mark(p)
+#endif
+		:: else
+		fi;
+#ifndef RULE_prezero_mark_after_put_back
+		prezero_put_back(p);
+#endif
+		p = NONE;
+		i = 0;
+		check()
+	   }
 	od
 }
 
@@ -979,11 +611,6 @@ active [CPUS] proctype cpu()
 		fi;
 		d_step { p = NONE; o = 0; freeing = 0; check() }
 	   }
-
-#ifdef PREZERO
-	/* Offlining and contiguous allocation need what the thread holds. */
-	:: held != NONE -> d_step { prezero_give_back(); check() }
-#endif
 	od
 }
 
@@ -1018,12 +645,14 @@ inline register_reporting()
  *
  * Kernel: mm/page_reporting.c page_reporting_report()
  * drivers/virtio/virtio_balloon.c virtballoon_report_each()
+ * mm/prezero.h prezero_reported()
  */
 inline report(i, confirms)
 {
 	for (hp : sg[i] .. sg[i] + (1 << sg_order[i]) - 1) {
 		dirty[hp] = !(confirms && offers)
 	}
+	prezero_end(sg[i]);
 	answer[i] = answer[i] || (tells_zeroed && (confirms || !offers))
 }
 
@@ -1188,9 +817,9 @@ inline take_page_off_buddy(p, h)
 	del_page_from_free_list(h, TAIL);
 #ifdef RULE_take_off_keeps_mark
 	z1 = zeroed[h];
-	prezero_map_clear(h);
+	z2 = is_prezeroed(h);
 #else
-	page_zeroed_test_clear(h, z1);
+	page_zeroed_take(h, z1, z2);
 #endif
 	ord[h] = 0;
 	do
@@ -1206,7 +835,7 @@ inline take_page_off_buddy(p, h)
 		fi;
 		add_to_free_list(hp, eo);
 		reported[hp] = erep;
-		zeroed[hp] = z1
+		page_zeroed_give(hp, z1, z2)
 	:: else -> break
 	od;
 	kind[p] = TAKEN_OFF;
@@ -1222,24 +851,14 @@ active proctype memory_failure()
 	byte p = NONE, h;
 
 	do
-	/*
-	 * Kernel: mm/memory-failure.c test_set_page_hwpoison_locked() mm/prezero.c
-	 * __prezero_note_poison() mm/prezero.h prezero_note_poison()
-	 */
+	/* Kernel: mm/memory-failure.c test_set_page_hwpoison_locked() */
 	:: atomic {
 		!hwpoison[0] && !hwpoison[1] && !hwpoison[2] && !hwpoison[3];
 		PICK(p, is_good);
 		d_step {
 			if
 			:: p != NONE ->
-				hwpoison[p] = 1;
-#ifdef PREZERO
-				if
-				:: held != NONE && p >= held && p < held + (1 << held_order) ->
-					held_bad = 1
-				:: else
-				fi
-#endif
+				hwpoison[p] = 1
 			:: else
 			fi;
 			p = NONE
@@ -1328,7 +947,7 @@ active proctype compaction()
 				hp = p + (1 << ord[p]);
 				kind[hp] = ISOLATED;
 				ord[hp] = ord[p];
-				page_zeroed_split(p, hp, ord[p])
+				page_zeroed_split(p, hp)
 			:: else -> break
 			od;
 			post_alloc_hook(p, o, 0);
@@ -1657,7 +1276,8 @@ active proctype hugetlb()
 		if
 		:: p != NONE -> d_step {
 			page_del_and_expand(p, 1, BUSY);
-			prezero_map_clear(p);
+			prezero_end(p);
+			assert(!is_prezeroed(p));	/* else PG_swapcache of a folio */
 			z3 = zeroed[p];
 			zero_or_skip(p, 1, want, z3);
 			check()
