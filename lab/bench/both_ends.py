@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from lab.bench.jobs import BASE_COUNTS, HUGE, MODES, Runs, check_zeros
-from lab.bench.kzeropaged import FOLDER, PREZEROED
+from lab.bench.kzeropaged import ON, PREZEROED
 from lab.bench.repeat import Values, turns
 from lab.bench.runner import Run
 from lab.bench.session import DELAY, DELAY_MS, LATE, MIB, PAGE, HostCost, Side, Wanted, settled
@@ -58,16 +58,14 @@ POOL_DELAY_MS = 1000
 NOTE = (
     "Each guest runs in a guest, the host here, with KVM on a processor that QEMU emulates. A "
     "turn makes memory of the inner guest dirty, frees and reports it, and uses as much again. "
-    "kzeropaged is on (all) in the outer guest if its kernel is ours, and off in the inner one. "
+    "kzeropaged is on in the outer guest if its kernel is ours, and off in the inner one. "
     "After a rest: the outer guest is idle until kzeropaged has no more work. Never idle: another "
     "program runs in the outer guest until the use begins. Never given back: the inner guest "
     "reports nothing, so its memory stays in QEMU; giving it back is measured against this."
 )
 MORE_MB = 64  # made dirty beyond what is used
 OUTER_MB = 1024  # memory of the outer guest beyond the inner one's
-STILL_S, REST_S, WAIT_S = 1.5, 4.0, 120.0  # kzeropaged pauses for a second between two batches
-# A host on hardware has no other host that could use its memory: all of it is zeroed.
-ALL = f"echo all > {FOLDER}/enabled"
+STILL_S, REST_S, WAIT_S = 1.5, 4.0, 120.0  # kzeropaged pauses for a second after steal time
 BUSY, IDLE = "while :; do :; done & busy=$!", "kill $busy; "
 # Counters of the outer kernel, then of the QEMU in it: page faults, its huge pages of the pool, and
 # all of its memory, both in units of 4 KiB.
@@ -171,7 +169,7 @@ def rounds(run: Run, names: Sequence[str], found: Values) -> None:
         insides = [Inner(ENDS[side.name][1], side, inner[side.name]) for side in sides]
         for one in insides:
             if one.outer.kernel == "ours":
-                one.outer.sh(ALL)
+                one.outer.sh(ON)
                 one.settled(PREZEROED, REST_S)
         for name, mode in [(one, mode) for one in names for mode in WAYS[one].modes]:
             way = WAYS[name]

@@ -2,13 +2,14 @@
 """Driving kzeropaged in the guests of a bench, and the figures of its work."""
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 from lab.bench.jobs import SPARE, Job, Phase
 from lab.bench.jobs import allocate as allocate_once
 from lab.bench.repeat import Values, turns
 from lab.bench.runner import Pair, Run
-from lab.bench.session import DROP, PAGE, Side
+from lab.bench.session import DROP, PAGE, Side, cpu_ns
 from lab.core.errors import TestFailure
 from lab.core.progress import step
 
@@ -17,6 +18,9 @@ WORDS = {"nothp": "4k", "thp": "thp"}
 FOLDER = "/sys/kernel/mm/zero_page"
 OFF, ON = (f"echo {value} > {FOLDER}/enabled" for value in (0, 1))
 DIRTY = f"fillfree --share 90 > /dev/null; {DROP}"
+# The thread is done when the guest used less than this share of each slice for so long; after steal
+# time the thread pauses for a second.
+LOOK_S, BUSY, STILL_S = 0.05, 0.2, 2.0
 CORUNNER_MS = 1500
 CORUNNER_TURNS, CORUNNER_MOST = 10, 30
 FAULT_TURNS = 10
@@ -36,28 +40,44 @@ def known_percent(side: Side) -> float:
     return side.number(KNOWN) / side.number(FREE) * 100
 
 
-def zero_all(side: Side, timeout: float = 300.0, look: float = 0.1) -> dict[str, float]:
-    """Turn the thread on and look every ``look`` s until it is done.
+def make_dirty(side: Side) -> None:
+    side.sh(DIRTY)
 
-    Bytes, CPU seconds, seconds, percent known zero.
+
+def wait_until_idle(side: Side, timeout: float) -> float:
+    """Wait until the guest has been idle for STILL_S; when its last work ended.
+
+    Seen from outside: the thread gives up its block and pauses when a program in the guest looks.
     """
-    before, cpu_before = side.number(ZEROED), side.number(CPU)
     began = last = time.monotonic()
-    side.sh(ON)
-    seen = before
-    while time.monotonic() - last < 1.0:
-        time.sleep(look)
-        now = side.number(ZEROED)
-        if now != seen:
-            seen, last = now, time.monotonic()
+    seen = cpu_ns(side.guest.pid)
+    while time.monotonic() - last < STILL_S:
+        time.sleep(LOOK_S)
+        now, spent = time.monotonic(), cpu_ns(side.guest.pid)
+        if spent - seen > BUSY * LOOK_S * 1e9:
+            last = now
+        seen = spent
         if last - began > timeout:
-            why = (
-                f"after {timeout:.0f} s {seen - before} pages were zeroed, and there is still more "
-                "to do"
-            )
+            why = f"after {timeout:.0f} s the guest is still busy"
             fix = f"see {FOLDER} in the guest: a program may free memory all the time"
             raise TestFailure("Free memory does not become zero", why, fix)
-    size, cpu, seconds = (seen - before) * PAGE, (side.number(CPU) - cpu_before) / 100, last - began
+    return last
+
+
+def zero_all(
+    side: Side, dirty: Callable[[Side], object] = make_dirty, timeout: float = 300.0
+) -> dict[str, float]:
+    """Turn the thread on, make memory dirty, and wait until the thread is done.
+
+    It zeroes as much as programs have waited for while it was on, so it must be on before
+    ``dirty``. Bytes, CPU seconds, seconds, percent known zero.
+    """
+    side.sh(ON)
+    before, cpu_before = side.number(ZEROED), side.number(CPU)
+    dirty(side)
+    began = time.monotonic()
+    seconds = wait_until_idle(side, timeout) - began
+    size, cpu = (side.number(ZEROED) - before) * PAGE, (side.number(CPU) - cpu_before) / 100
     gib = size / GIB or 1.0
     spent = {"cpu": cpu, "seconds": seconds, "gib_cpu": cpu / gib, "gib_seconds": seconds / gib}
     return spent | {"bytes": float(size), "known": known_percent(side)}
@@ -76,13 +96,12 @@ def allocate(
     """
 
     def prepare(side: Side, counts: bool) -> None:
-        if side.name == "ours":
-            side.sh(OFF)
-        side.sh(DIRTY)
-        if side.name == "ours":
-            spent = zero_all(side)
-            if counts:
-                cost.note(**spent)
+        if side.name != "ours":
+            make_dirty(side)
+            return
+        spent = zero_all(side)
+        if counts:
+            cost.note(**spent)
 
     job = Job("prezero.{pages}.{mode}", mode, pages, {"pages": WORDS[pages], "mode": mode})
     return allocate_once(run, both, job, prepare=prepare, warm=SPARE)
@@ -102,10 +121,11 @@ def background(run: Run, cost: Values) -> None:
 
 
 def beside(side: Side, works: bool, command: str) -> dict[str, Any]:
-    """The answer of a program that runs while memory is dirty, and the thread at work or off."""
-    side.sh(f"{OFF}; {DIRTY}")
-    # In one step: between two steps the guest is idle, and the thread would work then.
-    answer: dict[str, Any] = side.json("sh", "-c", f"{ON if works else OFF}; {command}; {OFF}")
+    """The answer of a program that runs while memory is dirty, and the thread on or off."""
+    # In one step: between two steps the guest is idle, and the thread would work then. Turned on
+    # before the fill, it has to zero as much as the fill has waited for.
+    script = f"{ON if works else OFF}; {DIRTY}; {command}; {OFF}"
+    answer: dict[str, Any] = side.json("sh", "-c", script)
     if works and known_percent(side) > 90:
         why = "all free memory was zero before the end of a run"
         fix = "give the guest more memory with --memory"
@@ -114,8 +134,8 @@ def beside(side: Side, works: bool, command: str) -> dict[str, Any]:
 
 
 def faults(run: Run, side: Side) -> None:
-    """Add how long a page fault takes, with its mapping, with the thread off and with the thread at
-    work.
+    """Add how long a page fault takes, with its mapping, with the thread off and with the thread on
+    and memory to zero.
     """
     found = Values()
     with step(
@@ -132,8 +152,8 @@ def faults(run: Run, side: Side) -> None:
 
 
 def corunner(run: Run, side: Side) -> None:
-    """Add the speed of another program on the only CPU, with the thread off and with the thread at
-    work.
+    """Add the speed of another program on the only CPU, with the thread off and with the thread on
+    and memory to zero.
     """
     found = Values()
     pairs = f"{CORUNNER_TURNS} to {CORUNNER_MOST} pairs of {CORUNNER_MS} ms"

@@ -38,7 +38,7 @@ TAKE, RELEASE = ("_raw_spin_lock", "_raw_spin_trylock"), ("_raw_spin_unlock",)
 LEARN = ("free_pcppages_bulk", "free_one_page")
 # The beginnings of the functions that hold the lock for a report, and for kzeropaged.
 REPORTING = ("page_reporting",)
-ZEROING = ("prezero", "putback_untouched_block")
+ZEROING = ("prezero",)
 
 # With huge pages; and with small ones, each of which takes an emulated page fault.
 FILL_PERCENT, SMALL_PERCENT = 40, 12
@@ -265,12 +265,14 @@ def flush(side: Side, watch: Watch, gb: int) -> Holds:
 
 def prezero(side: Side, watch: Watch, gb: int) -> Holds:
     """Zero free memory, much of it in pieces of 64 KiB; the holds of kzeropaged."""
-    fill(side, fill_mb(gb, SMALL_PERCENT), more="--nothp --gaps 64", warm=False)
-    side.sh(session.DROP)
-    blocks = entries(side)
+
+    def gaps(side: Side) -> None:
+        fill(side, fill_mb(gb, SMALL_PERCENT), more="--nothp --gaps 64", warm=False)
+        side.sh(session.DROP)
+        found.blocks = entries(side)
+
     with watch.during() as found:
-        found.blocks = blocks
-        zero_all(side, look=REST_S / 2)
+        zero_all(side, gaps)
     release(side)
     side.sh("wait")
     return found.of(ZEROING)

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from lab.bench import kzeropaged
 from lab.bench.jobs import BASE_COUNTS, MODES, SPARE, Job, allocate
-from lab.bench.kzeropaged import DIRTY, OFF, ON, WORDS
+from lab.bench.kzeropaged import OFF, ON, WORDS
 from lab.bench.repeat import Values, turns
 from lab.bench.runner import Pair, Run
 from lab.bench.session import BALLOON, MIB, USUAL, Side, Wanted, warm_host
@@ -42,10 +42,11 @@ def peers(run: Run, sides: list[Side], size_mb: int) -> None:
         argv = ["alloc_once", "--size", str(size_mb), "--mode", "touch_all", "--pages", pages]
         with step(f"{pages}, peers: {PEER_TURNS} turns of {size_mb} MB in {len(sides)} guests"):
             for side, counts in turns(sides, PEER_TURNS):
+                before = 0.0
                 if side is ours:
-                    side.sh(OFF)
-                side.sh(DIRTY)
-                before = kzeropaged.zero_all(side)["cpu"] if side is ours else 0.0
+                    before = kzeropaged.zero_all(side)["cpu"]
+                else:
+                    kzeropaged.make_dirty(side)
                 warm_host(64 * MIB)
                 with side.host_cost() as host:
                     answer = side.json(*argv)
