@@ -13,7 +13,6 @@
 #include <sys/mman.h>
 #include <sys/prctl.h>
 
-#define KNOB "/sys/kernel/mm/zero_page/mini_order"
 #define ENABLED "/sys/kernel/mm/zero_page/enabled"
 #define THREAD "kzeropaged0"
 #define CHURN (4 * KZ_MB)
@@ -91,15 +90,6 @@ static void keep_busy(void)
 		;
 }
 
-/* Any write to a knob starts a pass, most of which is the drain: there is nothing to zero. */
-static void start_passes(void)
-{
-	for (;;) {
-		kz_write_file(KNOB, "10");
-		usleep(100);
-	}
-}
-
 /* Fill the lists of this CPU with dirty pages. */
 static void churn(void)
 {
@@ -107,6 +97,13 @@ static void churn(void)
 
 	memset(mem, 0x5a, CHURN);
 	munmap(mem, CHURN);
+}
+
+/* A pass starts when so much is freed, and begins with the drain. */
+static void start_passes(void)
+{
+	for (;;)
+		churn();
 }
 
 static int by_size(const void *a, const void *b)

@@ -22,7 +22,7 @@ static const char usage[] =
 "  flush        reports all free memory to the host\n"
 "  memoryblock  takes blocks of memory offline and online again\n"
 "  softoffline  takes single pages out of use and back again (needs debugfs, HWPOISON_INJECT)\n"
-"  prezero      turns kzeropaged on and off, and all its knobs\n"
+"  prezero      turns kzeropaged on and off, and sets max_rate\n"
 "  reporter     switches the page reporter for tests on and off\n"
 "Options:\n"
 "  --seconds S  duration (default 10), up to 120 s more until each driver has done a step\n"
@@ -170,17 +170,14 @@ static int step_softoffline(void)
 static int step_prezero(void)
 {
 	static const char *const bad[][2] = {
-		{ "enabled", "2" }, { "enabled", "maybe" }, { "mini_order", "11" },
-		{ "mini_order", "-1" }, { "delay_millisecs", "4294967296" },
-		{ "batch_size", "4095" }, { "max_rate", "1M" }, { "cpus", "5000" },
-		{ "hugetlb", "2" },
+		{ "enabled", "2" }, { "enabled", "maybe" }, { "max_rate", "1M" }, { "max_rate", "-1" },
 	};
 	char path[64], text[24] = "";
 	const char *knob;
 	unsigned long i;
 	int err;
 
-	switch (kz_between(0, 9)) {
+	switch (kz_between(0, 4)) {
 	case 0:
 		i = kz_between(0, sizeof(bad) / sizeof(bad[0]) - 1);
 		snprintf(path, sizeof(path), ZERO_PAGE "%s", bad[i][0]);
@@ -189,28 +186,8 @@ static int step_prezero(void)
 			kz_die(KZ_FAILED, "%s: '%s' was not refused (%d); see Documentation/admin-guide/mm", path, bad[i][1], err);
 		return 0;
 	case 1:
-		knob = "mini_order";
-		snprintf(text, sizeof(text), "%lu", kz_between(0, 10));
-		break;
-	case 2:
-		knob = "delay_millisecs";
-		snprintf(text, sizeof(text), "%lu", kz_between(0, 1) * kz_between(0, 100));
-		break;
-	case 3:
-		knob = "batch_size";
-		snprintf(text, sizeof(text), "%lu", 4096UL << kz_between(0, 16));
-		break;
-	case 4:
 		knob = "max_rate";
 		snprintf(text, sizeof(text), "%lu", kz_between(0, 4) ? 0 : KZ_MB << kz_between(4, 10));
-		break;
-	case 5:
-		knob = "hugetlb";
-		snprintf(text, sizeof(text), "%d", kz_between(0, 3) ? 1 : 0);
-		break;
-	case 6:
-		knob = "cpus";
-		snprintf(text, sizeof(text), "%s", kz_between(0, 2) ? "\n" : "0");
 		break;
 	default:
 		/* On most of the time, so that there is something to disturb. */

@@ -44,8 +44,8 @@ BOTH_AT_NIGHT = [
 DELAY = "/sys/module/page_reporting/parameters/page_reporting_delay_ms"
 FLUSH = "/sys/kernel/mm/page_reporting/flush"
 ZP = "/sys/kernel/mm/zero_page"
-# kzeropaged, as busy as its knobs allow.
-KZEROPAGED = f"echo 20 > {ZP}/delay_millisecs; echo 0 > {ZP}/mini_order; echo 1 > {ZP}/enabled"
+# kzeropaged zeroes what programs wait for from then on.
+KZEROPAGED = f"echo 1 > {ZP}/enabled"
 # Free memory made dirty, then reported at once: what comes next has to be zero all the same.
 DIRTY = "fillfree --share 70 >/dev/null; echo 3 > /proc/sys/vm/drop_caches"
 REPORT = f"echo 0 > {FLUSH}"

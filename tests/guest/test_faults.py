@@ -19,7 +19,6 @@ from tests.guest.guests import (
     DIRTY,
     KZEROPAGED,
     REPORT,
-    SETTLE,
     STALE_MEMMAP,
     STRESS_SECONDS,
     ZP,
@@ -248,7 +247,7 @@ HOLD = (
 # Commands that bring pages into a state, and the page frames of some.
 STATES = {
     "reported": (f"{DIRTY}; {REPORT}", BLOCKS),
-    "pre-zeroed": (f"fillfree --share 80 >/dev/null; {ZERO_ALL}; {SETTLE}", BLOCKS),
+    "pre-zeroed": (ZERO_ALL, BLOCKS),
     "pool": (f"{DIRTY}; {REPORT}; echo 64 > /proc/sys/vm/nr_hugepages", flags(POOL, 512)),
     "mapped": (f"{DIRTY}; {REPORT}; {HOLD}", flags(ANON, 512)),
 }

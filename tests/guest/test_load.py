@@ -59,7 +59,7 @@ PG_ZEROMAP, PG_ZEROED, BUDDY, FREE_OF_CPU, MAP_COOKIE, ZERO_LEAF = (
 MOST_OF_CPU = 8  # pages: orders 0 to 3 are on the lists of a CPU, and DROP drains huge pages
 # Builtins only: another program would allocate memory.
 COUNTERS = "while read -r n v; do case $n in pgzeroed_*) echo $n $v;; esac; done < /proc/vmstat"
-PREZERO = f"echo 0 > {ZP}/delay_millisecs; echo 0 > {ZP}/mini_order; echo 1 > {ZP}/enabled"
+PREZERO = f"echo 1 > {ZP}/enabled"
 # kzeropaged leaves reported blocks to the host, and zeroes smaller blocks.
 BOTH = f"{REPORT}; {PREZERO}; {SETTLE}"
 SMALL_BLOCKS = 32  # MiB that are free in blocks under 2 MiB, which are not reported

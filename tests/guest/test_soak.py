@@ -47,7 +47,7 @@ USES = {
 }
 # Half a second at the most, or until kzeropaged has zeroed as much as is used.
 PREZERO = f"""
-echo 0 > {ZP}/delay_millisecs; echo 0 > {ZP}/mini_order; echo 1 > {ZP}/enabled
+echo 1 > {ZP}/enabled
 zeroed() {{
 	end=$(($(sed -n 's/^pgzeroed_skip //p' /proc/vmstat) + $pages))
 	for i in 1 2 3 4 5; do

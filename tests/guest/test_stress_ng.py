@@ -34,10 +34,7 @@ SHORT = 40
 EACH_SECONDS = int(os.environ.get("KNOWNZERO_STRESSOR_SECONDS", "20"))
 
 GROUP = "/sys/fs/cgroup/stress"
-SOURCES = (
-    f"echo 50 > {DELAY}; echo 20 > {ZP}/delay_millisecs; echo 0 > {ZP}/mini_order; echo 1 > "
-    f"{ZP}/enabled"
-)
+SOURCES = f"echo 50 > {DELAY}; echo 1 > {ZP}/enabled"
 PARTIAL = "page_zeroed_reporter.mode=partial"
 # Small amounts, often: what is allocated, freed and merged counts here, not how much there is of
 # it.

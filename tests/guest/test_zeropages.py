@@ -459,8 +459,8 @@ def test_why_it_is_off(append: str, devices: list[str], state: str, why: str) ->
 @pytest.mark.boots
 def test_kzeropaged_is_seen_at_work() -> None:
     result = run(
-        f"{LOOK}; fillfree --share 80 >/dev/null; echo 100 > {ZP}/delay_millisecs; echo 1 > "
-        f"{ZP}/enabled; zeropages --once --interval 3 --json; {DROP}; {SETTLE}; {LOOK}; "
+        f"{LOOK}; echo 1 > {ZP}/enabled; fillfree --share 80 >/dev/null; "
+        f"zeropages --once --interval 3 --json; {DROP}; {SETTLE}; {LOOK}; "
         f"alloc_once --size 64 --pages thp >/dev/null; {LOOK}; echo 0 > {ZP}/enabled; {LOOK}",
         devices=[],
         checked=True,

@@ -137,8 +137,8 @@ def test_the_reference_of_kz_is_current() -> None:
 # The names that a table of the reference lists: its page, and the files that define them. The
 # names are what the group matches; of module parameters, with the file's name before them.
 LISTED = {
-    "/proc/vmstat": (COUNTERS, r"^mm/vmstat\.c$", r'"(pgzeroed_\w+|nr_free_zeroed)"'),
-    "/sys/kernel/mm/zero_page": (COUNTERS, r"^mm/prezero\w*\.c$", r"(?m)^\t&(\w+)_attr\.attr,$"),
+    "/proc/vmstat": (COUNTERS, r"^mm/vmstat\.c$", r'"(pgzeroed_\w+|pgprezero_\w+)"'),
+    "/sys/kernel/mm/zero_page": (COUNTERS, r"^mm/prezero\.c$", r"(?m)^\t&(\w+)_attr\.attr,$"),
     "Module parameters": (COUNTERS, r"\.c$", r"\bmodule_param(?:_named|_cb)?\(\s*(\w+)"),
     "Boot parameters": (COUNTERS, r"\.c$", r'\b(?:__setup|early_param|__setup_param)\("([^"]+)"'),
     "Kernel options": (COUNTERS, r"Kconfig[.\w]*$", r"(?m)^config (\w+)$"),

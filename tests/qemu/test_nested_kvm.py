@@ -18,8 +18,9 @@ from typing import Any
 import pytest
 
 from lab.bench import both_ends, host, hotpath, jobs, plan, runner
-from lab.bench.both_ends import ALL, Inner, use
+from lab.bench.both_ends import Inner, use
 from lab.bench.jobs import MODES
+from lab.bench.kzeropaged import ON
 from lab.bench.plan import BenchOptions
 from lab.bench.runner import Run
 from lab.bench.session import LATE, LOOP, MIB, PAGE, HostCost, Side, Wanted
@@ -101,7 +102,7 @@ def test_neither_end_zeroes_memory_that_comes_back(
         monkeypatch.setattr(accel, "kvm_obstacle", lambda _: why)
         assert accel.choose("kvm", qemu).name == "kvm"
 
-        outer.sh(ALL)
+        outer.sh(ON)
         inner = Inner("ours", outer, GUEST)
         assert "Hypervisor detected: KVM" in running_host.console.read_text(errors="replace")
         inner.sh(f"{LATE}; fillfree --size {FILL} > /dev/null")

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from lab.bench.both_ends import ALL, REST_S, Inner, zeroed
-from lab.bench.kzeropaged import PREZEROED
+from lab.bench.both_ends import REST_S, Inner, zeroed
+from lab.bench.kzeropaged import ON, PREZEROED
 from lab.bench.session import DELAY, LOOP, MIB, PAGE, Side
 from lab.boot import argv, initramfs, nested
 from lab.boot.console import taint_reasons
@@ -80,7 +80,7 @@ def test_neither_end_zeroes_memory_of_user_mode_linux(
     )
     with running(host) as running_host:
         outer = Side("outer", running_host)
-        outer.sh(ALL)
+        outer.sh(ON)
         # Its memory is a file there, with huge pages as in private memory.
         outer.sh("mount -o remount,huge=always /dev/shm")
         inner = UserMode(outer, spec)

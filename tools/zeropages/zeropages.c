@@ -42,12 +42,14 @@ static const char *const source_names[] = { "reported", "freed", "inflated", "pr
 
 /* The lines of /proc/vmstat that are read. */
 enum counter {
-	SET_REPORTED, SET_FREED, SET_PREZEROED, SKIP, LOST, BAD, CLEARED, BALLOON, NR_COUNTERS
+	SET_REPORTED, SET_FREED, SET_PREZEROED, SKIP, LOST, BAD, CLEARED, BALLOON,
+	PZ_USED, PZ_REPORTED, PZ_TAKEN, PZ_WAITED, NR_COUNTERS
 };
 
 static const char *const counter_names[] = {
 	"pgzeroed_set_reported", "pgzeroed_set_freed", "pgzeroed_set_prezeroed",
 	"pgzeroed_skip", "pgzeroed_lost", "pgzeroed_bad", "pgzeroed_cleared", "nr_balloon_pages",
+	"pgprezero_used", "pgprezero_reported", "pgprezero_taken", "pgprezero_waited",
 };
 
 /* The counter of each source; deflated pages are among the freed ones. */
@@ -781,10 +783,39 @@ static void show_sources(void)
 	}
 }
 
+/* Of what kzeropaged has zeroed, what is still free: the counters are not read at the same moment. */
+static uint64_t prezero_waiting(void)
+{
+	const uint64_t ended = now->counter[PZ_USED].n + now->counter[PZ_REPORTED].n +
+			       now->counter[PZ_TAKEN].n;
+
+	return now->counter[SET_PREZEROED].n > ended ? now->counter[SET_PREZEROED].n - ended : 0;
+}
+
+/* Does it pay? */
+static void show_prezero_fate(void)
+{
+	char text[5][32];
+	const uint64_t pages[] = {
+		now->counter[SET_PREZEROED].n, now->counter[PZ_USED].n, now->counter[PZ_REPORTED].n,
+		now->counter[PZ_TAKEN].n, prezero_waiting(),
+	};
+	int i;
+
+	if (!now->counter[PZ_USED].known)
+		return;
+	for (i = 0; i < 5; i++)
+		human(text[i], sizeof(text[i]), (double)pages[i] * (double)page_size);
+	fprintf(out, "%-18szeroed in advance %s: used %s, reported before use %s, taken by others %s, still waiting %s\n",
+		"kzeropaged", text[0], text[1], text[2], text[3], text[4]);
+}
+
 static void show_prezero(void)
 {
 	const struct thread *t = now->threads;
 	int i;
+
+	show_prezero_fate();
 
 	if (now->cpu_ms.known)
 		fprintf(out, "%-18s%12.3f s of CPU time", "kzeropaged", (double)now->cpu_ms.n / 1000);
@@ -973,6 +1004,13 @@ static void json_prezero(void)
 	json("kzeropaged", "{");
 	json("enabled", now->prezero_on.n ? "true" : "false");
 	json_value("bytes_zeroed", &now->counter[SET_PREZEROED], page_size);
+	json_value("bytes_used", &now->counter[PZ_USED], page_size);
+	json_value("bytes_reported", &now->counter[PZ_REPORTED], page_size);
+	json_value("bytes_taken", &now->counter[PZ_TAKEN], page_size);
+	if (now->counter[PZ_USED].known)
+		json("bytes_waiting", "%" PRIu64, prezero_waiting() * page_size);
+	else
+		json("bytes_waiting", "null");
 	json_value("cpu_ms", &now->cpu_ms, 1);
 	json_rate("bytes_per_s", &now->counter[SET_PREZEROED], page_size);
 	json_rate("cpu_ms_per_s", &now->cpu_ms, 1);
@@ -1068,6 +1106,12 @@ static void show_metrics(enum state state)
 			  "Memory zeroed at allocation since a source is on.");
 	if (!now->cpu_ms.known)
 		return;
+	metric_of_counter(PZ_USED, "prezero_used_bytes_total", "counter",
+			  "Memory zeroed in advance that an allocation used.");
+	metric_of_counter(PZ_REPORTED, "prezero_reported_bytes_total", "counter",
+			  "Memory zeroed in advance that was reported first.");
+	metric_of_counter(PZ_TAKEN, "prezero_taken_bytes_total", "counter",
+			  "Memory zeroed in advance that was lost otherwise.");
 	metric("prezero_cpu_seconds_total", "counter", "CPU time of kzeropaged.");
 	fprintf(out, "knownzero_prezero_cpu_seconds_total %.3f\n", (double)now->cpu_ms.n / 1000);
 }
