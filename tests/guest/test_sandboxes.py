@@ -103,7 +103,7 @@ def with_socat(folder: Path) -> None:
 def test_plain_qemu(machine: Path) -> None:
     """Boot, park, save, restore, resume; the guest still knows its zeros."""
     with_socat(machine)
-    begin, park, state, save, restore, resume = under("Plain QEMU")
+    begin, park, state, save, saved, leave, restore, resume = under("Plain QEMU")
     (drop,) = under("Before parking: free the page cache")
     more = arguments(machine)
     with started(begin.replace("…", more), machine) as qemu:
@@ -116,6 +116,8 @@ def test_plain_qemu(machine: Path) -> None:
         assert eventually(lambda: "status=completed" in ask(state, machine))
         expect_at_least(full - resident(qemu.pid), 0.9 * USED)
         ask(save, machine)
+        assert eventually(lambda: "completed" in ask(saved, machine))
+        ask(leave, machine)
         assert qemu.wait(60) == 0
     size = (machine / "saved").stat().st_blocks * 512
     print(f"the saved file has {size / MIB:.0f} MiB, the guest had {full / MIB:.0f}")
