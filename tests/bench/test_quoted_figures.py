@@ -147,7 +147,6 @@ FRONT: dict[str, tuple[str, str, float, float]] = {
         MS,
     ),
     "native: the same in 4 KiB pages": ("order0-native", "order0.touch_all.cold_and_warm", MS, MS),
-    "a restored guest with": ("life", "life.init0.kzeropaged.thp.burst.time", MS, MS),
     "3 GiB parked": ("life", "life.init0.kzeropaged.thp.park.time", 1e3, 1e3),
     "the saved file": ("life", "life.init1.kzeropaged.thp.save.file", MIB, MIB),
     "native: allocating and freeing": (
