@@ -43,7 +43,7 @@ pytestmark = pytest.mark.boots
 
 FILL = f"fillfree --share 80 >/dev/null; {DROP}"
 ON = f"echo 1 > {ZP}/enabled"
-# What programs wait for is zeroed in advance from then on: most of the memory.
+# The thread zeroes as much as programs wait for. FILL waits for most of the memory.
 ALL = f"{ON}; {FILL}; {SETTLE}"
 KNOWN = (
     "awk '/^pgzeroed_set/ { n += $2 } /^pgzeroed_(skip|lost)/ { n -= $2 } END { print n * 4096 }' "
@@ -112,7 +112,7 @@ def test_free_memory_becomes_zero_and_is_not_zeroed_again(how: str) -> None:
     )
     fine(result)
     found, count = values(result), counters(result)
-    # FILL has used 80 %. What is smaller than 64 KiB stays dirty.
+    # FILL has used 80 %, and blocks below 64 KiB stay dirty.
     expect_at_least(found["pages"] * 4096, 0.7 * found["free"])
     expect_at_least(found["known"], 0.7 * found["free"])
     expect_at_most(found["known"], 1.02 * found["free"])
@@ -313,7 +313,7 @@ def test_reported_memory_stays_with_the_host() -> None:
     """A program has waited for 256 MiB. Its memory is reported, and is not zeroed after that."""
     (before, after), out = resident(
         f"echo 3600000 > {DELAY}; echo 0 > {FLUSH}; mark; {FILL}; echo 0 > {FLUSH}; {ON}; "
-        # What it waits for is in reported memory: the device promises nothing.
+        # The program gets reported memory, and waits: the device does not promise zeros.
         f"alloc_once --size 256 --pages thp --mode touch_all > /dev/null; echo 0 > {FLUSH}; "
         f"{SETTLE}; mark; {COUNTERS}",
         device=[f"{BALLOON},x-device-init-reported=off"],
@@ -594,8 +594,7 @@ def test_it_is_frozen_and_resumes(tmp_path: Path, cpus: int) -> None:
     assert "PM: hibernation: hibernation exit" in told
     assert printed(told, "before") > 0
     assert int(counted["pgzeroed_bad"]) == 0
-    # What was free and zero then is not known to be so now, and was zeroed in vain. It begins anew
-    # when programs wait, with less.
+    # Hibernation drops the marks, so these zeros count as taken, and the share is lower.
     known = next(line.split() for line in lines if line.startswith("known "))
     expect_at_least(int(known[1]), 0.25 * int(known[3]))
     # Which of the free memory a job gets is another matter, after what the hunter did to it.
