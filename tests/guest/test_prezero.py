@@ -439,16 +439,19 @@ def test_the_rate_is_limited() -> None:
     expect_at_least(found["zeroed"], 300 << 8)
 
 
-def test_each_node_has_its_thread() -> None:
+@pytest.mark.parametrize(("nodes", "cpus"), [(2, 2), (4, 1)])
+def test_each_node_has_its_thread(nodes: int, cpus: int) -> None:
+    """Threads that share a CPU do not keep each other from work."""
+    names = " ".join(str(node) for node in range(nodes))
     result = run(
         f"{ALL}; echo known=$({KNOWN}); echo free=$({FREE}); "
-        "for n in 0 1; do grep -l kzeropaged$n /proc/*/comm >/dev/null; done; "
+        f"for n in {names}; do grep -l kzeropaged$n /proc/*/comm >/dev/null; done; "
         f"alloc_once --size 256 --pages thp --verify --mode touch_all; echo 0 > {ZP}/enabled; "
         f"echo threads=$(grep -l kzeropaged /proc/*/comm | wc -l); {COUNTERS}",
         devices=[],
         checked=True,
-        cpus=2,
-        append="numa=fake=2",
+        cpus=cpus,
+        append=f"numa=fake={nodes}",
     )
     fine(result)
     found = values(result)
