@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0
 """The demo: the main job on what an operator would run.
 
-Debian's QEMU, the daemon, and one kernel. Without: the same with a device that does not offer bit
-6.
+Debian's QEMU, the daemon, and one kernel, which has no drivers but those that the demo uses.
+Without: the same with a device that does not offer bit 6.
 """
 
 from lab.bench.jobs import NO_SOURCE, TOUCHED, Job, allocate
@@ -76,6 +76,6 @@ DEMO = Bench(
     "demo",
     "the main job on what an operator would run",
     measure,
-    needs=Needs(base=False),
+    needs=Needs(base=False, config=ahead.CONFIG),
     takes=(NATIVE,),
 )

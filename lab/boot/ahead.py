@@ -21,6 +21,7 @@ Task = Callable[[], object]
 # The daemon as the tests have it. It makes the same system calls as a release build.
 PROFILE = "dev"
 KERNEL = "knownzero"
+CONFIG = "small"  # of the kernel, in linux/configs/matrix
 MESON = Path(sys.executable).with_name("meson")
 DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
 
@@ -44,7 +45,7 @@ def first() -> dict[str, Task]:
 
 def then(arch: str = "x86_64") -> dict[str, Task]:
     """The tasks that begin when the tools of the kernel are installed."""
-    tasks: dict[str, Task] = {"kernel": lambda: linux.build_linux(KERNEL, arch)}
+    tasks: dict[str, Task] = {"kernel": lambda: linux.build_linux(KERNEL, arch, CONFIG)}
     if on_stock_qemu():
         return tasks | {"daemon": lambda: daemon.build(PROFILE)}
     least = ".".join(map(str, tools.RUST))
