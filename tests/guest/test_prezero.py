@@ -183,6 +183,27 @@ def test_zeros_that_are_not_used_end_it() -> None:
     expect_at_most(found["after"] - found["before"], 100 << 8)
 
 
+def test_zeros_that_are_lost_make_the_next_dearer() -> None:
+    """Programs have waited for 1.5 GiB. Then files take all zeros, 400 MiB each time."""
+    fill = "dd if=/dev/zero of=/files/file bs=1M count=360 2>/dev/null; rm /files/file; sleep 3"
+    job = "alloc_once --size 500 --pages nothp --mode touch_all >/dev/null"
+    result = run(
+        # dd keeps its memory until somebody reads what it writes.
+        f"{ON}; {MOUNT}; {job}; {job}; dd if=/dev/zero bs=500M count=1 2>/dev/null | sleep 1000 & "
+        f"sleep 5; {fate('waited')}; {'; '.join([fill] * 6)}; echo zeroed=$({PREZEROED}); "
+        + fate("taken"),
+        devices=[],
+        checked=True,
+        memory="1G",
+        timeout=600.0,
+    )
+    fine(result)
+    found = values(result)
+    assert found["waited"] > 1200 << 8
+    expect_at_least(found["taken"], 200 << 8)
+    expect_at_most(found["zeroed"], 600 << 8)
+
+
 def test_files_use_dirty_memory_first() -> None:
     """Files find as much dirty memory as they need, and leave the zeros alone."""
     result = run(
