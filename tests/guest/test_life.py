@@ -35,6 +35,5 @@ def test_ours_keeps_what_is_zero_through_a_life(qemu: Path, tmp_path: Path) -> N
     # The guest knows it, before and after the restore.
     for phase in ("first", "restored"):
         expect_at_most(found[phase, "zeroed"], 0.1 * SIZES.program_mb * MB)
-    # kzeropaged has zeroed some of what the first runs used: zeros that are reported first make the
-    # next ones dearer.
-    expect_at_least(found[WHOLE, "prezeroed"], 0.2 * SIZES.program_mb * MB)
+    # kzeropaged has zeroed what programs waited for. That is less if reports come in between.
+    expect_at_least(found[WHOLE, "prezeroed"], 0.8 * found[WHOLE, "zeroed"])
