@@ -98,14 +98,6 @@ KERNELS = {
         must_not=frozenset(HUGETLB),
     ),
     "nonuma": Kernel("! [ -e /sys/devices/system/node ]", "nonuma"),
-    # Of the demo.
-    "small": Kernel(
-        "! [ -e /sys/firmware/acpi ]",
-        "small",
-        cpus=1,
-        drivers="compact flush",
-        must_not=frozenset(HUGETLB),
-    ),
     "up": Kernel("! uname -v | grep -q SMP", "up", cpus=1),
     "i386 with high memory": Kernel(
         "[ $(uname -m) = i686 ]; [ $(awk '/^HighTotal/ { print $2 }' /proc/meminfo) -gt 500000 ]",
