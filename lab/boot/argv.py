@@ -78,8 +78,10 @@ def cpu(accel: str, arch: str = "x86_64", mte: bool = False) -> list[str]:
     if arch == "arm64":
         # pauth-impdef: pointer authentication as specified takes half of the time.
         return ["-accel", "tcg", "-cpu", "max,pauth-impdef=on" if mte else "cortex-a57"]
-    if accel in ("kvm", "pvm"):
+    if accel == "kvm":
         return ["-accel", "kvm", "-cpu", "host"]
+    if accel == "pvm":  # on AMD, kvm_pvm offers arch-capabilities, and then refuses to set its MSR
+        return ["-accel", "kvm", "-cpu", "host,-arch-capabilities"]
     return ["-accel", "tcg", "-cpu", "qemu64,+pdpe1gb"]
 
 
