@@ -16,6 +16,7 @@ static const char usage[] =
 #define REPS 9
 #define SLOW_REPS 3
 #define ADDITIONS 1000000000UL
+#define TURN 10			/* a jump for each addition would measure how the code is aligned */
 #define CLEARED (1024 * KZ_MB)
 #define AREA (256 * KZ_MB)
 #define SMALL (8 * KZ_MB)
@@ -47,9 +48,10 @@ static void *map(size_t bytes, int advice)
 
 static double loop(void)
 {
-	uint64_t began = kz_now_ns(), left = ADDITIONS;
+	uint64_t began = kz_now_ns(), left = ADDITIONS / TURN;
 
-	asm volatile("1: add $3, %%rax; dec %0; jnz 1b" : "+r" (left) : : "rax", "cc");
+	asm volatile("1: .rept %c1\n\tadd $3, %%rax\n\t.endr\n\tdec %0; jnz 1b"
+		     : "+r" (left) : "i" (TURN) : "rax", "cc");
 	return kz_now_ns() - began;
 }
 
