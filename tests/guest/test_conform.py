@@ -206,6 +206,7 @@ def test_stock_qemu_as_in_the_documents() -> None:
     assert verdict(table, "host memory")[0] == "PASS"
 
 
+@pytest.mark.nightly
 def test_user_mode_linux_and_the_daemon_with_a_process_that_was_there_before(
     tmp_path: Path,
 ) -> None:

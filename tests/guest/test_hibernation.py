@@ -208,12 +208,14 @@ BITS = "device-init-reported=on,device-init-on-inflate=on"
             f"{LIAR},{NO_BITS}",
             (False, False),
             id="the second does not offer the bits",
+            marks=pytest.mark.nightly,
         ),
         pytest.param(
             f"{LIAR},{NO_BITS}",
             f"{LIAR},{BITS}",
             (False, False),
             id="the first does not offer the bits",
+            marks=pytest.mark.nightly,
         ),
     ],
 )

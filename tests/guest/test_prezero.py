@@ -97,7 +97,9 @@ def test_nothing_happens_while_it_is_off() -> None:
     assert counters(result)["pgzeroed_set_prezeroed"] == 0
 
 
-@pytest.mark.parametrize("how", ["sysfs", "boot parameter"])
+@pytest.mark.parametrize(
+    "how", ["sysfs", pytest.param("boot parameter", marks=pytest.mark.nightly)]
+)
 def test_free_memory_becomes_zero_and_is_not_zeroed_again(how: str) -> None:
     begin = ALL if how == "sysfs" else f"{FILL}; {SETTLE}"
     result = run(
@@ -184,6 +186,7 @@ def test_what_nobody_waits_for_is_not_zeroed() -> None:
     expect_at_most(counters(result)["pgzeroed_set_prezeroed"], 48 << 8)
 
 
+@pytest.mark.nightly
 def test_zeros_that_are_not_used_end_it() -> None:
     """Files take all free memory after each program: what is zeroed in advance is lost."""
     fill = "dd if=/dev/zero of=/files/file bs=1M count=340 2>/dev/null; rm /files/file"
@@ -265,7 +268,14 @@ def test_isolated_cpus_keep_their_lists() -> None:
     expect_at_least(found["after"], 0.75 * found["before"])
 
 
-@pytest.mark.parametrize("what", ["cma", "compact", "offline"])
+@pytest.mark.parametrize(
+    "what",
+    [
+        pytest.param("cma", marks=pytest.mark.nightly),
+        pytest.param("compact", marks=pytest.mark.nightly),
+        "offline",
+    ],
+)
 def test_no_task_waits_for_it(what: str) -> None:
     """Beside a busy process on its CPU: other tasks take as long as without it."""
     times = f"preempt --what {what} --seconds 12"
@@ -364,7 +374,7 @@ def test_reported_memory_stays_with_the_host() -> None:
 
 
 @pytest.mark.parametrize("devices", [[], [BALLOON]], ids=["alone", "with reports"])
-@pytest.mark.parametrize("prezero", ["off", "on"])
+@pytest.mark.parametrize("prezero", [pytest.param("off", marks=pytest.mark.nightly), "on"])
 def test_it_does_not_grow(devices: list[str], prezero: str) -> None:
     """Files and a program fill their needs from memory that the host backs already."""
     job = "alloc_once --size 300 --pages nothp --mode touch_all >/dev/null"

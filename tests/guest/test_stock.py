@@ -13,6 +13,7 @@ from lab.core.run import ask
 from tests.devices import wait_for
 from tests.guest.guests import (
     BALLOON,
+    BOTH_AT_NIGHT,
     BOTH_DEVICES,
     DELAY,
     DIRTY,
@@ -73,7 +74,7 @@ def test_the_base_kernel_on_our_qemu(device: str) -> None:
     assert [one["vmstat"]["pgzeroed_bad"] for one in told] == [None, None]
 
 
-@pytest.mark.parametrize("device", BOTH_DEVICES)
+@pytest.mark.parametrize("device", BOTH_AT_NIGHT)
 def test_the_distributions_kernel_on_our_qemu(device: str) -> None:
     result = run(
         "uname -r; fillfree --share 60; fillfree --share 60; " + JOB,

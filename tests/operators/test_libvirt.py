@@ -69,7 +69,8 @@ def saves(host: Host, name: str) -> None:
     assert after["skip"] - before["skip"] >= 0.9 * (64 * MIB >> 12)
 
 
-@pytest.mark.parametrize("base", ["10.0", pytest.param("10.2", marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("base", ["10.0", "10.2"])
 def test_the_packaged_qemu(tmp_path: Path, base: str, request: pytest.FixtureRequest) -> None:
     """Define, start, statistics, target, save, restore, snapshot, migrate, detach, undefine."""
     if base == "10.2":
