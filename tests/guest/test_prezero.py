@@ -139,7 +139,7 @@ def test_memory_on_the_lists_of_a_cpu_is_zeroed() -> None:
 def test_a_program_that_runs_again(devices: list[str], pages: str) -> None:
     """Its memory is zero again two seconds later; `kz bench prezero` measures the time."""
     job = f"alloc_once --size 400 --pages {pages} --verify --mode touch_all"
-    # It goes over zones without memory, too.
+    # A flush goes over zones without memory, too.
     flush = f"echo 0 > {FLUSH}" if devices else "true"
     result = run(
         f"{ON}; {job} >/dev/null; {SETTLE}; {skips('again', job)}; {flush}; {COUNTERS}",
