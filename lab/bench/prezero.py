@@ -1,18 +1,28 @@
 # SPDX-License-Identifier: GPL-2.0
 """Pre-zeroing: the job with free memory zeroed before, and the whole cost.
 
-Programs that run again, peers, another load. kzeropaged has its default settings.
+Programs that run again, peers, other work. kzeropaged has its default settings.
 """
 
 import itertools
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from lab.bench import kzeropaged
 from lab.bench.jobs import BASE_COUNTS, MODES, SPARE, Job, allocate
-from lab.bench.kzeropaged import OFF, ON, WORDS
+from lab.bench.kzeropaged import ON, PREZEROED, WORDS
 from lab.bench.repeat import Values, turns
-from lab.bench.runner import Pair, Run
-from lab.bench.session import BALLOON, MIB, USUAL, Side, Wanted, warm_host
+from lab.bench.runner import Run
+from lab.bench.session import (
+    BALLOON,
+    MIB,
+    PAGE,
+    USUAL,
+    Side,
+    Wanted,
+    cpu_ns,
+    resident,
+    warm_host,
+)
 from lab.core.progress import step
 
 SHARE = 0.75
@@ -23,12 +33,51 @@ FILL_CACHE = "exec 3</dev/vda; dd if=/dev/vda of=/dev/null bs=1M count=2200 2>/d
 PEERS = {"init_on_alloc": "init_on_alloc=1", "init_on_free": "init_on_free=1"}
 PEER_TURNS = 6
 PEER_SHARE = 0.5
-LOAD = ("build_load", "--steps", "40", "--size", "8")
+LEAST, WARM_MB = 6, 300
 PEERS_NOTE = (
     "Peers: init_on_alloc=1 zeroes every page when it is allocated; init_on_free=1 when it is "
     "freed, and not again. Their whole CPU time includes that, and ours the work of kzeropaged "
     "before."
 )
+LOADS_NOTE = (
+    "Loads: the CPU time is that of QEMU, with the rests, so it has the thread's. Before a turn the "
+    "load runs once, and is not measured."
+)
+
+
+@dataclass(frozen=True)
+class Load:
+    """What a guest does ``times`` times, with a rest after each."""
+
+    words: str
+    command: str
+    times: int
+    rest_s: float
+
+    def script(self, times: int) -> str:
+        return f"for i in $(seq {times}); do {self.command}; sleep {self.rest_s}; done"
+
+
+PROGRAM = "alloc_once --size {} --mode touch_all --pages thp > /dev/null"
+# The last ones make the thread lose zeros, after which it zeroes less.
+LOADS = {
+    "again_50ms": Load("a program of 300 MB, every 50 ms", PROGRAM.format(300), 20, 0.05),
+    "again_1500ms": Load("a program of 300 MB, every 1.5 s", PROGRAM.format(300), 4, 1.5),
+    "again_5s": Load("a program of 300 MB, every 5 s", PROGRAM.format(300), 2, 5.0),
+    "trickle": Load("a program of 4 MB, every 0.1 s", PROGRAM.format(4), 40, 0.1),
+    "build": Load(
+        "40 programs of 8 MB one after the other, every 1.5 s",
+        f"for j in $(seq 40); do {PROGRAM.format(8)}; done",
+        2,
+        1.5,
+    ),
+    "files": Load(
+        "a file of 200 MB in tmpfs written and removed, every 1.5 s",
+        "head -c 200M /dev/zero > /tmp/file; rm /tmp/file",
+        4,
+        1.5,
+    ),
+}
 
 
 def peers(run: Run, sides: list[Side], size_mb: int) -> None:
@@ -59,21 +108,37 @@ def peers(run: Run, sides: list[Side], size_mb: int) -> None:
             run.add(metric, values, {"pages": word, "peer": name, "size_mb": size_mb})
 
 
-def load(run: Run, both: Pair) -> None:
-    """Short processes that fill their memory, while the thread is on."""
-    found = Values()
-    with step(f"fork, exec, fault: {run.pairs} pairs of {LOAD[2]} processes"):
-        both.ours.sh(ON)
-        for side, counts in turns(both, run.pairs):
-            with side.host_cost() as host:
-                answer = side.json(*LOAD)
-            if counts:
-                whole = (host[0].user_s + host[0].system_s) * 1e3
-                found.note(side.name, wall=answer["wall_ns"] / 1e6, whole=whole)
-        both.ours.sh(OFF)
-    more = {"processes": LOAD[2], "fill_mb": LOAD[4]}
-    run.add("prezero.build_load.wall", found.both("wall"), more)
-    run.add("prezero.build_load.whole", found.both("whole"), more)
+def once(side: Side, load: Load) -> dict[str, float]:
+    """Run the load; what one of its times cost, and QEMU's memory afterwards."""
+    side.sh(load.script(1))
+    before, cpu = side.vmstat(), cpu_ns(side.guest.pid)
+    side.sh(load.script(load.times))
+    spent, after = cpu_ns(side.guest.pid) - cpu, side.vmstat()
+    zeroed = (after.get(PREZEROED, 0) - before.get(PREZEROED, 0)) * PAGE
+    figures = {"cpu": spent / 1e6 / load.times, "prezeroed": zeroed / load.times}
+    return figures | {"resident": float(resident(side.guest.pid))}
+
+
+def loads(run: Run) -> None:
+    """What loads cost with the thread on, in guests without and with reports."""
+    run.note(LOADS_NOTE)
+    for source, devices in {"alone": [], "reports": [BALLOON]}.items():
+        found = Values()
+        with run.kernels(devices=devices) as both:
+            for side in both:
+                side.sh(USUAL)
+            both.ours.sh(ON)
+            for name, load in LOADS.items():
+                with step(f"{load.words}, {source}: up to {run.pairs} pairs"):
+                    known = found.both(name, "cpu")
+                    for side, counts in turns(both, run.pairs, known, least=LEAST):
+                        warm_host(WARM_MB * MIB)
+                        values = once(side, load)
+                        if counts:
+                            found.note(side.name, name, **values)
+        for name, kind in itertools.product(LOADS, ("cpu", "prezeroed", "resident")):
+            of = {"load": name, "source": source, "words": LOADS[name].words}
+            run.add(f"prezero.load.{{load}}.{{source}}.{kind}", found.both(name, kind), of)
 
 
 def again(run: Run) -> None:
@@ -127,5 +192,5 @@ def measure(run: Run) -> None:
     ]
     with run.guests(specs) as sides:
         peers(run, sides, int(run.options.memory_mb * PEER_SHARE) // 2 * 2)
-        load(run, Pair(sides[0], sides[1]))
     again(run)
+    loads(run)
