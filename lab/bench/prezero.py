@@ -40,7 +40,7 @@ PEERS_NOTE = (
     "before."
 )
 LOADS_NOTE = (
-    "Loads: the CPU time is that of QEMU, with the rests, so it has the thread's. Before a turn the "
+    "Loads: the CPU time is that of QEMU, with rests, so it has the thread's. Before a turn the "
     "load runs once, and is not measured."
 )
 

@@ -41,6 +41,21 @@ def test_what_is_known_to_be_zero_is_not_zeroed_again(kind: str) -> None:
     expect_at_least(used["vmstat"]["pgzeroed_skip"], PAGES - SMALL)
 
 
+def test_a_fault_in_a_file_zeroes_a_page_once() -> None:
+    """With init_on_alloc=1, the allocator has. The clock of the guest counts instructions."""
+    times = []
+    for append in ("init_on_alloc=0", "init_on_alloc=1"):
+        result = run(
+            f"{DIRTY}; alloc_once --size 64 --pages shmem --mode touch_line",
+            devices=[],
+            append=append,
+            extra_qemu=["-icount", "shift=0,sleep=off"],
+        )
+        fine(result)
+        times.append(objects(result)[0]["task_clock_ns"])
+    expect_at_most(times[1], 1.1 * times[0])
+
+
 def test_without_a_source_all_is_zeroed() -> None:
     """The same memory, dirty and not reported."""
     kinds = " ".join((*KINDS, "full_writes"))
