@@ -86,9 +86,6 @@ def test_an_unknown_option_is_bad_usage(programs: dict[str, Path], name: str) ->
         ("page_fault", ("--pages", "small")),
         ("page_fault", ("--ms", "0")),
         ("page_fault", ("left over",)),
-        ("build_load", ("--steps", "0")),
-        ("build_load", ("--size", "8M")),
-        ("build_load", ("left over",)),
         ("corunner", ("--ms", "0")),
         ("corunner", ("--size", "1M")),
         ("stall", ("--mode", "sleep")),
@@ -227,27 +224,6 @@ def test_page_fault_goes_on_until_there_are_cycles(programs: dict[str, Path]) ->
     )
     found = json.loads(told.stdout)
     assert found["cycles"] >= 3
-
-
-def test_build_load_runs_processes_that_fill_memory(
-    programs: dict[str, Path], tmp_path: Path
-) -> None:
-    told = call(programs, "build_load", "--steps", "3", "--size", "2", "--folder", str(tmp_path))
-    assert told.returncode == 0, told.stderr
-    found = json.loads(told.stdout)
-    assert found["steps"] == 3 and found["bytes"] == 2 << 20
-    assert found["wall_ns"] > 0
-    # Every page of each of them is a fault of its own, or part of a huge page.
-    assert found["minor_faults"] > 0
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_build_load_reports_missing_tools(programs: dict[str, Path], tmp_path: Path) -> None:
-    told = call(
-        programs, "build_load", "--steps", "1", "--size", "1", "--folder", str(tmp_path / "none")
-    )
-    assert told.returncode == 3
-    assert "cannot open" in told.stderr and told.stdout == ""
 
 
 def test_fillfree_fills_the_given_share(programs: dict[str, Path]) -> None:
