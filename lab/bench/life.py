@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lab.bench import init_on_alloc, life_programs, native, programs
+from lab.bench import init_on_alloc, native
 from lab.bench.fleet import pss
 from lab.bench.host import BACK_PERCENT, take_back, until_back
 from lab.bench.jobs import BASE_COUNTS, SPARE, zeroed_bytes
@@ -23,7 +23,7 @@ from lab.bench.kzeropaged import PREZEROED
 from lab.bench.repeat import Values, turns
 from lab.bench.runner import Run
 from lab.bench.session import MIB, PAGE, Side, Wanted, cpu_ns, raise_priority, resident, warm_host
-from lab.boot import accel, balloon, resolve
+from lab.boot import balloon, resolve
 from lab.boot.guest import Guest, running
 from lab.boot.spec import BootSpec
 from lab.core import paths
@@ -33,7 +33,7 @@ from lab.patches.parts import split
 from lab.report.evidence import SNAPSHOT
 
 # Of each column, at most: one with huge pages takes half a minute under emulation.
-LIVES = {"thp": 3, "4k": 2, life_programs.KIND: 3}
+LIVES = {"thp": 3, "4k": 2}
 AGAIN_S = 2.0
 WARM_MB = 512  # of the host's memory, before a boot and a restore
 PASSES_S = 180.0  # in which page reporting has to give back what a guest has freed
@@ -64,8 +64,6 @@ NEEDS: dict[str, tuple[str, ...]] = {
 NOT_NATIVE = PHASES[PHASES.index("idle") :]
 # The kinds of pages of the programs, and the phases of a life with them.
 PAGES = {"thp": PHASES, "4k": ("first", "again", "later")}
-# The same, and the lives with real programs.
-OF_LIVES = PAGES | {life_programs.KIND: life_programs.PHASES}
 INITS = (0, 1)
 KINDS = ("zeroed", "time", "host", "file", "of_used", "prezeroed", "cpu")
 OF_4K = ("zeroed", "time")
@@ -236,11 +234,8 @@ class Life:
         self.found[WHOLE, "cpu"] = before + cpu_ns(self.side.guest.pid) / 1e9
         self.stack.close()
 
-    def spec(self) -> BootSpec:
-        return spec(self.run, self.column, self.init, self.sizes, self.image)
-
     def boot(self) -> None:
-        wanted = self.spec()
+        wanted = spec(self.run, self.column, self.init, self.sizes, self.image)
         resolve.images(wanted)  # finds them, so that the boot does not
         warm_host(WARM_MB * MIB)
         began = time.monotonic()
@@ -380,41 +375,6 @@ class Life:
         return self.found
 
 
-@dataclass
-class ProgramLife(Life):
-    """A guest that runs real programs from a disk, which ``image`` is.
-
-    ``plugin`` counts the bytes zeroed, if there is one.
-    """
-
-    plugin: Path | None = None
-
-    @property
-    def counts(self) -> Path:
-        """The file of the plugin."""
-        return self.folder / "counts"
-
-    def spec(self) -> BootSpec:
-        about = self.about
-        return self.run.spec(
-            f"disk_{about.kernel}",
-            extra_qemu=programs.arguments(self.image, self.plugin, self.counts),
-            add=life_programs.ADDED,
-            memory=f"{self.sizes.memory_mb}M",
-            label=f"{self.column}-init{self.init}-programs",
-            append=f"init_on_alloc={self.init} {about.append}".strip(),
-            devices=[about.device],
-        )
-
-    def boot(self) -> None:
-        super().boot()
-        self.side.sh("sh /kz/setup")
-
-    def _allocate(self, phase: str) -> None:
-        counts = self.counts if self.plugin else None
-        self.note(phase, **life_programs.play_all(self.side, self.init, counts))
-
-
 def figures(run: Run, found: Values, sizes: Sizes) -> None:
     """Each column against base with the same init_on_alloc."""
     sizes_mb = {"burst": sizes.burst_mb}
@@ -428,16 +388,14 @@ def figures(run: Run, found: Values, sizes: Sizes) -> None:
             if all(values):
                 name = f"life.init{{init}}.{{side}}.{{pages}}.{{phase}}.{kind}"
                 run.add(name, values, of)
-    life_programs.figures(run, found, BASE, others, INITS)
 
 
 def wanted_phases(run: Run) -> dict[str, list[str]]:
     """The phases to run with each kind of pages."""
     left_out = NOT_NATIVE if run.native else ()
-    lives = OF_LIVES if run.images.disk else PAGES
     found = {
         pages: [name for name in phases(run.options.only, of) if name not in left_out]
-        for pages, of in lives.items()
+        for pages, of in PAGES.items()
     }
     return {pages: names for pages, names in found.items() if names}
 
@@ -456,23 +414,14 @@ def measure(run: Run, sizes: Sizes = Sizes()) -> None:
             # A guest of its own: the proof touches memory.
             with run.guests([Wanted("base", spec(run, BASE, 0, sizes, image))]):
                 pass
-        emulated = accel.choose(run.options.accel, run.images.qemu).name == "tcg"
-        plugin = run.images.plugins["zerobytes"] if emulated else None
         for pages, names in wanted.items():
             lives = min(run.pairs, LIVES[pages])
             run.job[f"lives_{pages}"] = lives
             with step(f"{pages}: {lives} lives of each of {len(columns)} guests, by turns"):
                 for (column, init), _ in turns(columns, lives, warm_ups=0):
-                    about = run, column, init, pages, sizes, folder
-                    life = Life(*about, image)
-                    if pages == life_programs.KIND:
-                        assert run.images.disk
-                        life = ProgramLife(*about, run.images.disk, plugin=plugin)
+                    life = Life(run, column, init, pages, sizes, folder, image)
                     for (phase, kind), value in life.play(names).items():
                         if phase in shown:
                             found[column, init, pages, phase, kind].append(value)
-        if life_programs.KIND in wanted:
-            counted = life_programs.COUNTED if emulated else life_programs.NOT_COUNTED
-            run.note(life_programs.NOTE, counted)
     figures(run, found, sizes)
     run.note(*NOTES, BASE_COUNTS)

@@ -58,25 +58,14 @@ class Kernel:
 
 
 @dataclass(frozen=True)
-class Disk:
-    """The file system of real programs, for ``parts`` of a bench, or all of it.
-
-    Parts run on kernels of their own (disk_base, disk_ours), with the fragment ``config``.
-    """
-
-    make: Callable[[], Path]
-    parts: tuple[str, ...] = ()
-    config: str = ""
-
-
-@dataclass(frozen=True)
 class Needs:
     """What a bench needs beside QEMU and two kernels, all built before it begins.
 
     ``base`` is False for a bench that runs our kernel only. ``gb`` of the machine's memory must be
     available. ``config``: a fragment for both kernels. ``kernels``: those beside base and ours, by
     name. ``user_mode``: both kernels as User-Mode Linux, too (um_base, um_ours). ``plugins``: of
-    the emulator. ``daemon``: the vhost-user daemon.
+    the emulator. ``daemon``: the vhost-user daemon. ``disk`` makes the file system of real
+    programs.
     """
 
     base: bool = True
@@ -86,7 +75,7 @@ class Needs:
     user_mode: bool = False
     plugins: tuple[str, ...] = ()
     daemon: bool = False
-    disk: Disk | None = None
+    disk: Callable[[], Path] | None = None
 
 
 @dataclass(frozen=True)
@@ -118,18 +107,6 @@ class Bench:
         wanted = {NATIVE: options.accel == NATIVE, DEBIAN: options.defaults == DEBIAN}
         wanted[LINUX] = bool(options.linux)
         return all(name in self.takes for name, asked in wanted.items() if asked)
-
-
-def disk_of(bench: Bench, options: BenchOptions) -> Disk | None:
-    """The disk of a bench, if this run needs it.
-
-    Real programs take minutes under emulation: parts that need the disk use it only without the
-    emulator, or when --only names them.
-    """
-    disk, wanted = bench.needs.disk, set(split(options.only))
-    if disk and not wanted and options.accel in NOT_EMULATED:
-        return disk
-    return disk if disk and (not disk.parts or not wanted.isdisjoint(disk.parts)) else None
 
 
 @dataclass(frozen=True)
@@ -242,10 +219,6 @@ def plan(bench: Bench, options: BenchOptions, verb: tuple[str, ...] = ()) -> Pla
     kernels |= bench.needs.kernels
     if options.linux:
         kernels.pop("floor", None)  # a patch for the newest kernel
-    if (disk := disk_of(bench, options)) and disk.config:
-        kernels |= {
-            f"disk_{side}": Kernel(name, config=disk.config) for side, name in named.items()
-        }
     if native:  # without those that only the emulator needs
         kernels = {
             name: replace(kernel, arch=PVM) for name, kernel in kernels.items() if name != "off"
@@ -262,8 +235,7 @@ def build(wanted: Plan) -> Images:
     """
     bench, options, needs = wanted.bench, wanted.options, wanted.bench.needs
     check_memory(bench)
-    disk = disk_of(bench, options)
-    disk_image = disk.make() if disk else None
+    disk = needs.disk() if needs.disk else None
     kernels = kernels_of(wanted)
     native = options.accel == NATIVE
     for arch in {"x86_64" if native else kernel.arch for kernel in wanted.kernels.values()}:
@@ -274,7 +246,7 @@ def build(wanted: Plan) -> Images:
         kernels,
         {} if native else {name: build_plugin(name) for name in needs.plugins},
         daemon.build("release") if with_daemon else None,
-        disk_image,
+        disk,
         parts.keys() if wanted.kernels["ours"].named in linux.VARIANTS else {},
     )
 

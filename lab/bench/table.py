@@ -10,14 +10,13 @@ from lab.bench import (
     hotpath,
     init_on_alloc,
     life,
-    life_programs,
     lockhold,
     page_fault,
     prezero,
     programs,
     refpage,
 )
-from lab.bench.plan import DEBIAN, LINUX, NATIVE, Bench, Disk, Kernel, Needs, Parts
+from lab.bench.plan import DEBIAN, LINUX, NATIVE, Bench, Kernel, Needs, Parts
 from lab.boot import nested
 
 # The base kernel with a patch (linux/measure) that leaves the memory of large mappings as it is.
@@ -91,11 +90,7 @@ _ALL = (
         "life",
         "a guest's life: boot, programs, idle, park, save, restore, burst",
         life.measure,
-        needs=Needs(
-            gb=7.2,
-            plugins=("zerobytes",),
-            disk=Disk(programs.disk, life_programs.PHASES, life_programs.CONFIG),
-        ),
+        needs=Needs(gb=7.2),
         parts=Parts(life.PHASES, emulated=life.NOT_NATIVE),
         takes=(NATIVE,),
     ),
@@ -111,7 +106,7 @@ _ALL = (
         "real programs in a Debian",
         programs.measure,
         accel="tcg",
-        needs=Needs(gb=9.0, config="programs", plugins=("zerobytes",), disk=Disk(programs.disk)),
+        needs=Needs(gb=9.0, config="programs", plugins=("zerobytes",), disk=programs.disk),
         parts=Parts(programs.NAMES, emulated=programs.NOT_NATIVE),
         takes=(NATIVE, DEBIAN),
     ),

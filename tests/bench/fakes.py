@@ -23,7 +23,6 @@ IMAGES = Images(
     {name: Path(name) / "bzImage" for name in KERNELS},
     {name: Path(name) for name in ("zerobytes", "lockhold", "functions")},
     Path("daemon"),
-    Path("disk"),
 )
 
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 
 import os
 import re
-import struct
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from lab.bench import life, life_programs, plugin
+from lab.bench import life
 from lab.bench.life import (
     BASE,
     COLUMNS,
@@ -21,7 +20,6 @@ from lab.bench.life import (
     PHASES,
     WHOLE,
     Life,
-    ProgramLife,
     Sizes,
 )
 from lab.bench.repeat import Values
@@ -29,7 +27,7 @@ from lab.core.errors import TestFailure
 from lab.report import phases as chart
 from lab.report import publish
 from lab.report.results import Result
-from tests.bench.fakes import MIB, FakeSide, by_name, fake, run_of, side
+from tests.bench.fakes import MIB, by_name, fake, run_of, side
 
 SIZES = Sizes(1024, 128, 64, 512, 256, 0.0)
 
@@ -209,87 +207,3 @@ def test_the_disk_has_no_page_of_zeros(tmp_path: Path) -> None:
     content = life.disk(tmp_path, 2).read_bytes()
     assert len(content) == 2 * MIB
     assert not any(content[at : at + 4096] == bytes(4096) for at in range(0, len(content), 4096))
-
-
-# The real programs.
-
-CSV = (
-    '"test","rps","avg_latency_ms","min_latency_ms","p50_latency_ms","p95_latency_ms",'
-    '"p99_latency_ms","max_latency_ms"',
-    '"SET","83.33","4.250","3.120","4.015","6.100","7.500","9.012"',
-)
-
-
-class Served(FakeSide):
-    """A guest in which each program zeroes 3 MiB and skips 1 MiB."""
-
-    def __init__(self, kernel: str, counts: Path | None, lines: tuple[str, ...] = CSV) -> None:
-        super().__init__(kernel)
-        self.counts, self.lines, self.ran = counts, lines, 0
-
-    def sh(self, command: str) -> list[str]:
-        if "chroot" not in command:
-            return super().sh(command)
-        self.asked.append(command)
-        self.ran += 1
-        if self.counts:
-            self.counts.write_bytes(struct.pack("=Q", self.ran * 3 * MIB))
-        return [*self.lines] if "server" in command else ["a sum"]
-
-    def vmstat(self) -> dict[str, int]:
-        if self.kernel == "base":
-            return {"pgalloc_normal": 1024 * self.ran}
-        return {"pgzeroed_skip": 256 * self.ran, "pgzeroed_cleared": 512 * self.ran}
-
-
-def programs_of(tmp_path: Path, column: str, init: int, *, emulated: bool) -> ProgramLife:
-    run = run_of("life", accel="tcg" if emulated else "pvm")
-    program = tmp_path / "zerobytes.so" if emulated else None
-    about = run, column, init, life_programs.KIND, SIZES, tmp_path
-    made = ProgramLife(*about, tmp_path / "a,b", plugin=program)
-    made.counts.write_bytes(bytes(8))
-    counts = made.counts if emulated else None
-    made.side = Served(COLUMNS[column].kernel, counts)  # type: ignore[assignment]
-    return made
-
-
-@pytest.mark.parametrize("emulated", [True, False])
-@pytest.mark.parametrize("init", INITS)
-def test_programs_have_the_figures_that_can_be_counted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, emulated: bool, init: int
-) -> None:
-    """Without the plugin, base with init_on_alloc=0 has no bytes: no column has."""
-    monkeypatch.setattr(plugin, "WRITTEN_S", 0.0)
-    monkeypatch.setattr(life, "warm_host", lambda _: None)
-    found = Values()
-    for column in COLUMNS:
-        one = programs_of(tmp_path, column, init, emulated=emulated)
-        one.first()
-        for (phase, kind), value in one.found.items():
-            found[column, init, life_programs.KIND, phase, kind].append(value)
-    run = run_of("life")
-    life.figures(run, found, SIZES)
-    of = by_name(run)
-    kinds = {"time", "cpu", "skipped"} | ({"zeroed"} if emulated or init else set())
-    latencies = {"latency_median", "latency_longest"}
-    assert {name.split(".", 3)[3] for name in of} == {
-        *(f"gcc.first.{kind}" for kind in kinds),
-        *(f"server.first.{kind}" for kind in kinds | latencies),
-    }
-    assert all(one.title and one.label for one in of.values())
-    name = f"life.init{init}.ours.{{}}"
-    skipped = of[name.format("gcc.first.skipped")]
-    assert (skipped.base.median, skipped.ours.median) == (0, MIB)
-    assert of[name.format("server.first.latency_median")].ours.median == 4.015
-    assert of[name.format("server.first.latency_longest")].ours.median == 9.012
-    if "zeroed" in kinds:
-        zeroed = of[name.format("gcc.first.zeroed")]
-        both = (3 * MIB, 3 * MIB) if emulated else (4 * MIB, 2 * MIB)
-        assert (zeroed.base.median, zeroed.ours.median) == both
-
-
-def test_a_server_without_latencies_fails(tmp_path: Path) -> None:
-    guest = Served("ours", None, ("redis-server: command not found",))
-    with pytest.raises(TestFailure, match="has no latencies") as error:
-        life_programs.play(guest, "server", 0, None)  # type: ignore[arg-type]
-    assert "command not found" in error.value.why
