@@ -52,7 +52,6 @@ SMALL = f"fillfree --size {MORE_MB} --nothp > /dev/null"
 REST_S = 1.0
 STEPS = ("program", "report", "flush", "prezero")
 BASE_STEPS = ("program", "report")
-ALL_STEPS = [("base", name) for name in BASE_STEPS] + [("ours", name) for name in STEPS]
 NOTE = (
     "A TCG plugin outside the guest counts a hold from the instruction after the one that takes "
     "zone->lock to the one that releases it; the kernels are those of the other benches. The "
@@ -119,13 +118,9 @@ def ranges(table: Symbols) -> list[str]:
 
 @dataclass
 class Holds:
-    """Holds of zone->lock: how many of each length, by the function that took it.
-
-    Blocks on the longest free list.
-    """
+    """Holds of zone->lock: how many of each length, by the function that took it."""
 
     by_function: dict[str, Counter[int]] = field(default_factory=dict)
-    blocks: int = 0
 
     @classmethod
     def between(cls, before: Seen, after: Seen, table: Symbols) -> Holds:
@@ -141,11 +136,7 @@ class Holds:
         found = {
             name: counts for name, counts in self.by_function.items() if name.startswith(prefixes)
         }
-        return Holds(found, self.blocks)
-
-    @property
-    def count(self) -> int:
-        return sum(counts.total() for counts in self.by_function.values())
+        return Holds(found)
 
     @property
     def longest(self) -> tuple[int, str]:
@@ -159,22 +150,6 @@ class Holds:
                 "zone->lock was never taken", why, "see LEARN in lab/bench/lockhold.py"
             )
         return max((max(counts), name) for name, counts in self.by_function.items())
-
-    def percentile(self, percent: float) -> int:
-        """The length that so many percent of all holds do not exceed; IndexError without holds."""
-        from numpy import quantile
-
-        counts = sum(self.by_function.values(), Counter[int]())
-        weights = [*counts.values()]
-        return int(quantile([*counts], percent / 100, weights=weights, method="inverted_cdf"))
-
-    def __str__(self) -> str:
-        length, name = self.longest
-        half, most, nearly = (self.percentile(percent) for percent in (50, 90, 99))
-        return (
-            f"{self.count:,} holds, half of them up to {half:,} instructions, 90 % up to {most:,}, "
-            f"99 % up to {nearly:,}, the longest {length:,} in {name}()"
-        ) + (f"; the longest free list had {self.blocks:,} blocks" if self.blocks else "")
 
 
 class Watch(NamedTuple):
@@ -211,12 +186,6 @@ def watched(
             yield sides[0], Watch(out, table)
 
 
-def entries(side: Side) -> int:
-    """Blocks on the longest free list of the guest."""
-    lines = side.sh("cat /proc/buddyinfo")
-    return max(int(number) for line in lines for number in line.split("zone")[1].split()[1:])
-
-
 def report(side: Side, watch: Watch, gb: int) -> Holds:
     """Fill, free, and let the worker report all of it; the holds of the worker."""
     side.sh(session.AT_ONCE)
@@ -239,7 +208,6 @@ def program(side: Side, watch: Watch, gb: int) -> Holds:
     with watch.during() as found:
         fill(side, fill_mb(gb, SMALL_PERCENT), more="--nothp --gaps 4", warm=False)
         side.sh(session.DROP)  # from the CPU's lists to those of the zone
-        found.blocks = entries(side)
         side.sh(f"alloc_once --size {MORE_MB} --mode touch_line --pages nothp > /dev/null")
         release(side)
         side.sh(f"wait; fillfree --size {fill_mb(gb, SMALL_PERCENT)} > /dev/null")
@@ -269,7 +237,6 @@ def prezero(side: Side, watch: Watch, gb: int) -> Holds:
     def gaps(side: Side) -> None:
         fill(side, fill_mb(gb, SMALL_PERCENT), more="--nothp --gaps 64", warm=False)
         side.sh(session.DROP)
-        found.blocks = entries(side)
 
     with watch.during() as found:
         zero_all(side, gaps)
@@ -303,28 +270,8 @@ def holds(run: Run, gbs: Sequence[int]) -> Found:
         jobs = [pool.submit(_guest, run, kind, gb, found) for gb in gbs for kind in GUESTS]
         for job in jobs:
             job.result()
-    run.note(NOTE, *notes(found))
+    run.note(NOTE)
     return found
-
-
-def growth(run: Run, found: Found, gbs: Sequence[int]) -> None:
-    for (kernel, name), gb in itertools.product(ALL_STEPS, gbs[1:]):
-        small, first = found[kernel, name, gbs[0]].longest
-        large, second = found[kernel, name, gb].longest
-        # Base is there for comparison.
-        judged = "yes" if kernel == "ours" and gb == gbs[-1] else "no"
-        run.add(
-            "lockhold.growth.{work}.{gb}gb",
-            ([float(small)], [float(large)]),
-            {
-                "work": f"{name}_base" if kernel == "base" else name,
-                "gb": gb,
-                "least_gb": gbs[0],
-                "judged": judged,
-                "function_small": first,
-                "function_large": second,
-            },
-        )
 
 
 def against_base(run: Run, found: Found, gbs: Sequence[int]) -> None:
@@ -337,16 +284,6 @@ def against_base(run: Run, found: Found, gbs: Sequence[int]) -> None:
         functions = {"function_base": first, "function_ours": second}
         longest = [float(one)], [float(two)]
         run.add("lockhold.{work}.{gb}gb.longest", longest, {**of, **functions})
-        if has:
-            p99 = [float(base.percentile(99))], [float(ours.percentile(99))]
-            run.add("lockhold.{work}.{gb}gb.p99", p99, of)
-            holds = [float(base.count)], [float(ours.count)]
-            run.add("lockhold.{work}.{gb}gb.holds", holds, of)
-
-
-def notes(found: Found) -> list[str]:
-    ordered = sorted(found.items(), key=lambda one: (one[0][2], one[0]))
-    return [f"{kernel}, {gb} GB, {name}: {holds}." for (kernel, name, gb), holds in ordered]
 
 
 def measure(run: Run) -> None:
@@ -354,4 +291,3 @@ def measure(run: Run) -> None:
     run.job = {"sizes_gb": list(gbs), "cpus": 1, "fill_percent": [FILL_PERCENT, SMALL_PERCENT]}
     found = holds(run, gbs)
     against_base(run, found, gbs)
-    growth(run, found, gbs)

@@ -126,18 +126,6 @@ def quick(value: float, percent: float, words: str) -> Goal:
     return judged
 
 
-def times(words: str) -> Goal:
-    """Ours is at most as many times base as the parameter gb is of least_gb."""
-
-    def judged(metric: Metric) -> Target:
-        memory = float(metric.parameters["gb"]) / float(metric.parameters["least_gb"])
-        small, large = metric.base.median, metric.ours.median
-        growth = f"{large / small:.2f} times, of {memory:.0f} times the memory"
-        return Target(f"{words}: {growth}", large <= small * memory)
-
-    return judged
-
-
 KINDS: dict[str, Callable[..., Goal]] = {
     "less": less,
     "most_more": most_more,
@@ -148,7 +136,6 @@ KINDS: dict[str, Callable[..., Goal]] = {
     "least": least,
     "most": most,
     "quick": quick,
-    "times": times,
 }
 
 

@@ -33,9 +33,7 @@ SAMPLES = {
     "pages": ["thp", "nothp"],
     "row": ["off", "on", "bit6", "shuffle"],
     "size_mb": ["256"],
-    "least_gb": ["1"],
     "length": ["short"],
-    "judged": ["yes"],
     "bound": ["yes"],
     "fresh": ["yes"],
 }
@@ -55,7 +53,7 @@ def observed(about: Definition) -> list[Metric]:
     names |= dict.fromkeys(name for rule in rules for name in rule.when)
     inner = [" ".join(about.words.get(name, {}).values()) for name in names]
     names |= dict.fromkeys(PLACE.findall(" ".join(inner)))
-    needed = {"size_mb", "least_gb", "gb"} if about.targets else set()
+    needed = {"size_mb"} if about.targets else set()
     in_name = [name for name in names if f"{{{name}}}" in about.name]
     others = [*(name for name in names if name not in in_name), *(needed - set(in_name))]
     fixed = {name: values_of(about, name)[0] for name in others}
