@@ -5,9 +5,8 @@ import functools
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
-from lab.bench import host, hotpath
 from lab.bench.jobs import BASE_COUNTS, HUGE, MODES, TOUCHED, Job, allocate
-from lab.bench.runner import Pair, Run
+from lab.bench.runner import Run
 from lab.bench.session import MIB, PAGE, Side
 from lab.core.errors import TestFailure
 
@@ -24,11 +23,7 @@ def thp(run: Run) -> None:
             phase.check_huge()
             phase.zeroed()
             phase.clock()
-            phase.host()
         small_pages(run, sides, ("populate",))
-        host.figures(run, Pair(*sides[:2]), least=run.pairs)
-    if not run.native:
-        hotpath.idle(run, boots=1)
 
 
 def small_pages(run: Run, sides: Sequence[Side], modes: Iterable[str] = MODES) -> None:

@@ -1,20 +1,13 @@
 # SPDX-License-Identifier: GPL-2.0
-"""Host memory.
-
-The size of the VMM before the guest fills its memory, full, and after it freed it.
-"""
+"""Memory that guests fill and free, and the wait until their host has it back."""
 
 import json
 import time
 from collections.abc import Callable, Sequence
 
-from lab.bench.repeat import Values, turns
-from lab.bench.runner import Pair, Run
 from lab.bench.session import DELAY, MIB, Side, resident, warm_host
 from lab.core.errors import TestFailure
-from lab.core.progress import step
 
-FILL_MB = 768
 SIZES, MORE = (1, 2, 4), 8  # GB of guests, and of one more where the machine has room
 BACK_PERCENT = 90  # of what a guest has freed: so much has to be back
 ROOM = 1.2  # memory needed for each GB of guests that are all full
@@ -35,9 +28,7 @@ def fill_mb(gb: int, percent: int) -> int:
     return gb * 1024 * percent // 100 // 16 * 16
 
 
-def fill(
-    side: Side, size_mb: int = FILL_MB, processes: int = 1, *, more: str = "", warm: bool = True
-) -> int:
+def fill(side: Side, size_mb: int, processes: int = 1, *, more: str = "", warm: bool = True) -> int:
     """Have ``processes`` fill ``size_mb`` each and hold them; resident bytes of the VMM then."""
     if warm:
         warm_host(processes * size_mb * MIB)
@@ -91,39 +82,3 @@ def take_back(side: Side, take: Callable[[], object], size: int) -> float:
     take()
     until_back(side, full, size * BACK_PERCENT // 100)
     return (time.monotonic() - began) * 1e3
-
-
-def fill_and_free(side: Side) -> tuple[float, float]:
-    """Resident bytes of the VMM when the guest's memory is full, and after it was freed."""
-    full = fill(side)
-    release(side)
-    side.sh("wait")
-    return float(full), float(side.settle())
-
-
-def figures(run: Run, both: Pair, least: int = 0) -> None:
-    """Fill and free much of the memory, --pairs times or until that is known, but at least
-    ``least`` times.
-    """
-    names = ("before_fill", "full", "after_free")
-    found = Values()
-    known = [found[side, name] for side in ("base", "ours") for name in names]
-    with step(f"host memory: {FILL_MB} MB filled and freed, up to {run.pairs} times in each guest"):
-        before = {side.name: float(side.settle()) for side in both}
-        for side, _ in turns(both, run.pairs, known, least=least, warm_ups=0):
-            full, after = fill_and_free(side)
-            found.note(side.name, before_fill=before[side.name], full=full, after_free=after)
-            before[side.name] = after
-    run.add("host.resident_{moment}_bytes", found.both("before_fill"), {"moment": "before_fill"})
-    run.add(
-        "host.resident_{moment}_bytes", found.both("full"), {"moment": "full", "fill_mb": FILL_MB}
-    )
-    run.add("host.resident_after_free_bytes", found.both("after_free"))
-    returned = [
-        [
-            (1 - (after - low) / max(1.0, full - low)) * 100
-            for low, full, after in zip(*(found[side, name] for name in names), strict=True)
-        ]
-        for side in ("base", "ours")
-    ]
-    run.add("host.returned", (returned[0], returned[1]))

@@ -137,7 +137,7 @@ def _spec(
     run: Run, kernel: Image, extra: Sequence[str] = (), append: str = "", **more: Any
 ) -> BootSpec:
     options = replace(run.options, accel="tcg")
-    more |= {"append": run.appended(f"{APPEND} {append}".strip()), "extra_qemu": [*ICOUNT, *extra]}
+    more |= {"append": f"{APPEND} {append}".strip(), "extra_qemu": [*ICOUNT, *extra]}
     return spec_for(options, kernel, run.images.qemu, **more)
 
 
@@ -222,7 +222,7 @@ def breakdown(
     """Add the functions that make the difference: those with another share of a path in other."""
     kernels = [Path(images["base"]), Path(images[other])]
     # A plugin fits the QEMU that it was compiled for.
-    if run.options.qemu != "knownzero" or "functions" not in run.images.plugins:
+    if run.options.qemu != "knownzero":
         return
     if not all((one.parent / "System.map").is_file() for one in kernels):
         return
@@ -293,13 +293,6 @@ def compare(
         (made,) = metrics(found)
         if any(one and not one.met for one in (made.target, made.near_floor)):
             breakdown(run, images, path, prefix, other)
-
-
-def idle(run: Run, boots: int = BOOTS) -> None:
-    """Both kernels without a source of zeros. One boot is enough: the counts of boots are equal."""
-    kernels = {"base": run.images.base, "ours": run.images.ours}
-    compare(run, kernels, _count(run, kernels, PATHS, boots), PATHS, IDLE)
-    run.note(NOTE)
 
 
 def natively(run: Run) -> None:

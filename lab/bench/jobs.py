@@ -89,7 +89,6 @@ class Runs:
     skipped_percent: list[float] = field(default_factory=list)
     huge_pages: list[float] = field(default_factory=list)
     host_faults: list[float] = field(default_factory=list)
-    host_system_ms: list[float] = field(default_factory=list)
     with_warm_ms: list[float] = field(default_factory=list)  # and of a job that follows at once
 
     def add(self, side: Side, answer: dict[str, Any], cost: HostCost) -> None:
@@ -99,15 +98,6 @@ class Runs:
         self.skipped_percent.append(min(100.0, skipped * PAGE / answer["bytes"] * 100))
         self.huge_pages.append(huge_pages(answer))
         self.host_faults.append(cost.faults)
-        self.host_system_ms.append(cost.system_s * 1e3)
-
-    @property
-    def host_share(self) -> list[float]:
-        """Percent of the task-clock in which the host's kernel worked for the VMM, of all
-        repetitions.
-        """
-        clock = sum(self.task_clock_ms)
-        return [min(100.0, sum(self.host_system_ms) / clock * 100) if clock else 0.0]
 
 
 @dataclass(frozen=True)
@@ -150,14 +140,6 @@ class Phase:
         if self.base.with_warm_ms:
             self.run.note(BOTH_RUNS)
             self.add("cold_and_warm", "with_warm_ms", self.floor.with_warm_ms)
-
-    def host(self) -> None:
-        """Add the VMM's page faults, and the host kernel's share of CPU time.
-
-        Of all turns, as it counts 10 ms steps.
-        """
-        self.add("host_faults", "host_faults")
-        self.add("host_share", "host_share")
 
     def check_huge(self) -> None:
         """TestFailure unless the job got huge pages on both sides."""

@@ -113,10 +113,6 @@ class Run:
         """Add sentences about the method, each once."""
         self.notes = list(dict.fromkeys([*self.notes, *texts]))
 
-    def appended(self, words: str = "") -> str:
-        """Words of a kernel's command line, with those of Debian's defaults."""
-        return f"{DEBIANS} {words}".strip() if self.debian else words
-
     def spec(self, kernel: str, **more: Any) -> BootSpec:
         """The boot of a guest with this kernel of the images."""
         if kernel == "floor":
@@ -124,7 +120,7 @@ class Run:
         if self.debian:
             self.note(DEBIAN_NOTE)
             if kernel != "floor":
-                more["append"] = self.appended(more.get("append", ""))
+                more["append"] = f"{DEBIANS} {more.get('append', '')}".strip()
         more = {"daemon_program": self.images.daemon, **more}
         spec = spec_for(self.options, self.images.kernels[kernel], self.images.qemu, **more)
         if self.options.qemu == "stock" and spec.daemon_options() is not None:

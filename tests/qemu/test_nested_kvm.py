@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from lab.bench import both_ends, host, hotpath, jobs, plan, runner
+from lab.bench import both_ends, jobs, plan, runner
 from lab.bench.both_ends import Inner, use
 from lab.bench.jobs import MODES
 from lab.bench.kzeropaged import ON
@@ -149,13 +149,11 @@ def test_the_evidence_on_kvm(
 ) -> None:
     """The benches of `kz evidence`, each kernel in an outer guest, and their archive.
 
-    thp does not count instructions. Without init-on-alloc, which needs a disk. Times are not
-    judged: emulated KVM.
+    Without init-on-alloc, which needs a disk. Times are not judged: emulated KVM.
     """
     options = BenchOptions(pairs=2, memory="1536M", accel="tcg")
     planned = plan.plan(BENCHES[name], options)
     run = Run(planned.bench, options, plan.build(planned))
-    outers: dict[int, InnerSide] = {}
 
     @contextmanager
     def kernels(self: Run, *names: str, **_: Any) -> Iterator[list[Side]]:
@@ -164,7 +162,6 @@ def test_the_evidence_on_kvm(
         specs = [Wanted(name, nested.outer(outer, spec, qemu)) for name, spec in inner.items()]
         with self.guests(specs) as sides:
             found = [InnerSide(side.name, side, inner[side.name]) for side in sides]
-            outers.update({side.guest.pid: side for side in found})
             yield [*found]
             for side in found:
                 assert "Hypervisor detected: KVM" in side.guest.console.read_text(errors="replace")
@@ -172,11 +169,7 @@ def test_the_evidence_on_kvm(
                 assert taint_reasons(side.outer.number("cat /proc/sys/kernel/tainted")) == []
 
     monkeypatch.setattr(Run, "kernels", kernels)
-    monkeypatch.setattr(host, "resident", lambda pid: outers[pid].counts()["resident"] * PAGE)
-    for module in (jobs, host):
-        monkeypatch.setattr(module, "warm_host", lambda size: None)  # the outer guest has its own
-    # It counts instructions, without KVM.
-    monkeypatch.setattr(hotpath, "idle", lambda *_, **__: None)
+    monkeypatch.setattr(jobs, "warm_host", lambda size: None)  # the outer guest has its own
     planned.bench.measure(run)
     missed = [
         f"{one.name}: {one.target.text}" for one in run.metrics if one.target and not one.target.met
@@ -192,11 +185,9 @@ def test_the_evidence_on_kvm(
 
 
 def expect_thp(found: dict[str, Metric]) -> None:
-    """It has huge pages in the outer guest, and a target for each kind of figure."""
-    expect_at_least(found["thp.touch_all.host_faults"].ours.median, 128)
+    """It has a target for each kind of figure."""
     assert {name.rpartition(".")[2] for name, one in found.items() if one.target} == {
         "guest_zeroed_bytes",
         "task_clock",
         "skipped_percent",
-        "returned",
     }
