@@ -14,19 +14,14 @@ MAPPED = 4096000
 TOUCHED = {"page": 4096, "half": 2048000, "all": 4096000}  # the part of the mapping that is used
 # Mappings in a run of about a second. Each figure is per mapping.
 REFPAGE = {"page": 400, "half": 30, "all": 20}
-LOOPS = {
-    name: {"memset": 20, "refpage": loops, "memset_huge": 20} for name, loops in REFPAGE.items()
-}
+LOOPS = {name: {"memset": 20, "refpage": loops} for name, loops in REFPAGE.items()}
 METHODS = tuple(LOOPS["page"])
-# The methods that refpage_create() is compared with, and what their metrics have in the name.
-AGAINST = {"memset": "", "memset_huge": ".against_memset_huge"}
 NOTES = (
-    "Both columns are the same kernel, ours: 'base' is memory initialised by the other method, "
+    "Both columns are the same kernel, ours: 'base' is memory initialised by memset(), "
     "'knownzero' a private mapping from refpage_create(). Each figure is of one child process "
     f"that repeatedly maps {MAPPED} bytes, writes one byte in each page of the touched part, and "
     "unmaps it; time is wall time from its exec to its exit, divided by the number of mappings.",
-    "Huge pages are off for the child, except for memset_huge: the posted series was measured "
-    "without them.",
+    "Huge pages are off for the child: the posted series was measured without them.",
     "Instructions are counted by the guest's clock under -icount shift=0, in a boot of their own. "
     "With the accelerator tcg, the emulation of a fault takes most of the time, and both methods "
     "have the same faults: the saving is smaller than on hardware, where memory takes the time.",
@@ -39,8 +34,7 @@ FOLIOS = ("", "folio64.")  # with 4 KiB pages, and with folios of 64 KiB
 
 
 def _method(side: Side, method: str, touch: int, loops: int, huge: bool = False) -> dict[str, Any]:
-    huge = huge or method == "memset_huge"
-    argv = ["refpage_bench", "--method", method.removesuffix("_huge"), "--map", str(MAPPED)]
+    argv = ["refpage_bench", "--method", method, "--map", str(MAPPED)]
     argv += ["--touch", str(touch), "--loops", str(loops), *([] if huge else ["--nothp"])]
     return side.json(*argv)
 
@@ -55,9 +49,9 @@ def methods(run: Run, side: Side) -> None:
                 answer = _method(side, method, touch, loops[method])
                 time = answer["wall_ns"] / loops[method] / 1e6
                 found.note(method, time=time, max_rss=answer["max_rss_kb"] * 1024.0)
-        for (method, at), kind in itertools.product(AGAINST.items(), ("time", "max_rss")):
-            values = found[method, kind], found["refpage", kind]
-            run.add(f"refpage.{{touched}}{at}.{kind}", values, {"touched": name})
+        for kind in ("time", "max_rss"):
+            values = found["memset", kind], found["refpage", kind]
+            run.add(f"refpage.{{touched}}.{kind}", values, {"touched": name})
 
 
 def instructions(run: Run, side: Side) -> None:
@@ -73,8 +67,7 @@ def instructions(run: Run, side: Side) -> None:
     with step(f"instructions, counted {COUNTS} times"):
         for folio, (name, touch) in itertools.product(FOLIOS, TOUCHED.items()):
             both = [
-                [count(method, touch, bool(folio)) for _ in range(COUNTS)]
-                for method in ("memset", "refpage")
+                [count(method, touch, bool(folio)) for _ in range(COUNTS)] for method in METHODS
             ]
             metric, values = f"refpage.{folio}{{touched}}.instructions", (both[0], both[1])
             run.add(metric, values, {"touched": name}, accelerator=COUNTING)
@@ -94,7 +87,7 @@ def measure(run: Run) -> None:
             why = f"refpage_bench failed in the guest (kernel {run.images.ours})"
             fix = "build it with CONFIG_REFPAGE (`kz build linux --variant knownzero`)"
             raise TestFailure("The kernel has no refpage_create()", why, fix)
-        for method in ("memset", "refpage"):
+        for method in METHODS:
             # A method without the pattern has no speed.
             side.sh(
                 f"refpage_bench --method {method} --map {MAPPED} --touch 1024000 --loops 1 --check"
