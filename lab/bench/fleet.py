@@ -133,8 +133,7 @@ def over_time(run: Run, name: str, found: Values) -> list[float]:
     policy = POLICIES[name]
     spec = run.spec(policy.kernel, memory=MEMORY, devices=[policy.device], timeout=400.0)
     wanted = [
-        Wanted(f"{policy.kernel}-{name}-{number}", spec, policy.kernel, number)
-        for number in range(GUESTS)
+        Wanted(f"{policy.kernel}-{name}-{number}", spec, policy.kernel) for number in range(GUESTS)
     ]
     with run.guests(wanted) as sides, step(f"{policy.words}: {GUESTS} guests, {SECONDS} s"):
         for side in sides:

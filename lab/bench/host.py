@@ -28,33 +28,29 @@ def fill_mb(gb: int, percent: int) -> int:
     return gb * 1024 * percent // 100 // 16 * 16
 
 
-def fill(side: Side, size_mb: int, processes: int = 1, *, more: str = "", warm: bool = True) -> int:
-    """Have ``processes`` fill ``size_mb`` each and hold them; resident bytes of the VMM then."""
+def fill(side: Side, size_mb: int, *, more: str = "", warm: bool = True) -> int:
+    """Have a process fill ``size_mb`` and hold them; resident bytes of the VMM then."""
     if warm:
-        warm_host(processes * size_mb * MIB)
+        warm_host(size_mb * MIB)
     # In the background: the shell goes on while the memory stays filled.
-    side.sh("rm -f /tmp/hold /tmp/filled*; mkfifo /tmp/hold")
-    numbers = " ".join(map(str, range(processes)))
+    side.sh("rm -f /tmp/hold /tmp/filled; mkfifo /tmp/hold")
     side.sh(
-        f"for n in {numbers}; do (fillfree --size {size_mb} {more} --hold < /tmp/hold > "
-        "/tmp/filled$n) & done; exec 9> /tmp/hold"
+        f"(fillfree --size {size_mb} {more} --hold < /tmp/hold > /tmp/filled) & exec 9> /tmp/hold"
     )
     filled = side.sh(
-        f"for i in $(seq 600); do test $(cat /tmp/filled* | grep -c filled_bytes) = {processes} "
-        "&& break; sleep 0.1; done; cat /tmp/filled*"
+        "for i in $(seq 600); do grep -q filled_bytes /tmp/filled && break; sleep 0.1; done; "
+        "cat /tmp/filled"
     )
     sizes = [json.loads(line).get("filled_bytes") for line in filled if line.startswith("{")]
-    if sizes != [size_mb * MIB] * processes:
+    if sizes != [size_mb * MIB]:
         why = f"fillfree printed {filled}"
         fix = "give the guest more memory with --memory"
-        raise TestFailure(
-            f"The {side.name} guest did not fill {processes} times {size_mb} MB", why, fix
-        )
+        raise TestFailure(f"The {side.name} guest did not fill {size_mb} MB", why, fix)
     return resident(side.guest.pid)
 
 
 def release(side: Side) -> None:
-    """Have the processes of ``fill`` free their memory; does not wait until they have."""
+    """Have the process of ``fill`` free its memory; does not wait until it has."""
     side.sh("echo >&9; exec 9>&-")
 
 

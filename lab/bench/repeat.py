@@ -34,9 +34,6 @@ class Values(defaultdict[tuple[object, ...], list[float]]):
     def both(self, *key: object) -> tuple[list[float], list[float]]:
         return self["base", *key], self["ours", *key]
 
-    def of(self, *names: str) -> list[list[float]]:
-        return [values for key, values in self.items() if key[-1] in names]
-
 
 def median_interval(values: Sequence[float]) -> tuple[float, float] | None:
     """A 95 % interval of the median between two of the values, whatever the distribution.

@@ -113,18 +113,13 @@ def raise_priority(pid: int) -> bool:
 
 @dataclass
 class Side:
-    """One running guest: ``name`` is base or ours, or that of a row.
-
-    ``kernel``: base or ours, and ``amount``: what sides of one kernel differ in, as the GB of the
-    guest or its delay of reports in ms.
-    """
+    """One running guest: ``name`` is base or ours, or that of a row; ``kernel``: base or ours."""
 
     name: str
     guest: Guest
     has_flush: bool = False
     has_delay: bool = True
     kernel: str = ""
-    amount: int = 0
     lines: Iterator[str] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -293,12 +288,11 @@ def shared_memory() -> str:
 
 
 class Wanted(NamedTuple):
-    """The name and the boot of a side; ``kernel`` and ``amount`` as of ``Side``."""
+    """The name and the boot of a side; ``kernel`` as of ``Side``."""
 
     name: str
     spec: BootSpec
     kernel: str = ""
-    amount: int = 0
 
 
 @contextmanager
@@ -309,9 +303,9 @@ def guests(specs: Sequence[Wanted], keep: Keep = forget) -> Iterator[list[Side]]
     """
     with ExitStack() as stack:
         sides = []
-        for name, spec, kernel, amount in specs:
+        for name, spec, kernel in specs:
             guest = stack.enter_context(running(replace(spec, label=name), keep))
-            side = Side(name, guest, kernel=kernel, amount=amount)
+            side = Side(name, guest, kernel=kernel)
             # One after the other: the CPUs of many guests that boot at once time out waiting for
             # each other.
             side.sh("true")

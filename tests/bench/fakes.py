@@ -39,7 +39,6 @@ class FakeSide:
         line: str = "1000",
     ) -> None:
         self.name = self.kernel = name
-        self.amount = 0
         self.guest: Any = SimpleNamespace(
             pid=os.getpid(), accel="tcg", accel_reason="", daemon=None
         )
