@@ -290,7 +290,7 @@ def test_no_task_waits_for_it(what: str) -> None:
     fine(result)
     off, on = objects(result)
     assert (off["enabled"], on["enabled"]) == ("0", "1")
-    assert off["times"] >= 20 and on["times"] >= 20
+    assert min(off["times"], on["times"]) >= 5
     # With a mutex held during a part of each pass, the longest allocation took 4 s. A busy host
     # adds up to a second.
     expect_at_most(on["worst_us"], 1.2 * off["worst_us"] + 1_500_000)
