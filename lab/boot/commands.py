@@ -97,15 +97,12 @@ def boot(
     allow_warnings: Annotated[
         bool, Option("--allow-warnings", help="Pass despite kernel faults.")
     ] = False,
-    dry_run: Annotated[
-        bool, Option("--dry-run", help="Only print the commands; build and start nothing.")
-    ] = False,
     as_json: Json = False,
 ) -> None:
     """The kernel's console goes to a log under out/boot. A kernel warning, an oops or a dirty
     known-zero page makes the exit code 1, even if the command succeeded.
     """
-    from lab.boot import dry, guest
+    from lab.boot import guest
     from lab.core import progress
 
     _use(linux)
@@ -125,9 +122,6 @@ def boot(
         mte=mte,
         allow_warnings=allow_warnings,
     )
-    if dry_run:
-        print("\n".join(dry.commands(spec)))
-        return
     result = guest.boot(spec, *([] if as_json else _streams()))
     if as_json:
         found = {

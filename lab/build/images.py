@@ -92,12 +92,8 @@ class Recipe:
 
     def find(self) -> Path | None:
         """The image if the cache has it; never builds."""
-        image = self.planned()
+        image = self.place(fetch.identify(self.what)) / self.file
         return image if image.is_file() else None
-
-    def planned(self) -> Path:
-        """The place of the image, whether or not the cache has it; never builds."""
-        return self.place(fetch.identify(self.what)) / self.file
 
     def object_dir(self, source: fetch.Source) -> Path:
         return paths.sub("obj") / f"{self.what}-{source.key[:8]}-{self.name}"

@@ -176,11 +176,6 @@ def find_linux(
     return _recipe(variant, arch, config, chosen).find()
 
 
-def planned_linux(variant: str, arch: str = "x86_64") -> Path:
-    """The image that ``build_linux`` returns; builds nothing."""
-    return _recipe(variant, arch).planned()
-
-
 def build_linux(variant: str, arch: str = "x86_64", config: str = "", chosen: Chosen = ()) -> Path:
     """The kernel image (bzImage, Image; for um the executable), built when the cache lacks it.
 

@@ -57,11 +57,6 @@ def find_qemu(variant: str = "knownzero") -> Path | None:
     return _recipe(variant).find()
 
 
-def planned_qemu(variant: str = "knownzero") -> Path:
-    """The program that ``build_qemu`` returns; builds nothing."""
-    return _recipe(variant).planned()
-
-
 def qemu_object_dir(variant: str, source: fetch.Source) -> Path:
     """The folder that QEMU is compiled in; its qtests are built and run there too."""
     return _recipe(variant).object_dir(source)

@@ -129,12 +129,7 @@ def _suites() -> str:
     return f"{backports.removesuffix('-backports')} {backports}"
 
 
-def planned_qemu(arch: str = "x86_64") -> Path:
-    """The program that ``qemu`` returns by default; downloads nothing."""
-    package, program = QEMUS[arch]
-    return debs.place(package, _suites()) / program
-
-
 def find_qemu(arch: str = "x86_64") -> Path | None:
     """The default QEMU of ``qemu`` if the cache has it; downloads nothing."""
-    return qemu(arch) if planned_qemu(arch).parent.is_dir() else None
+    package, _ = QEMUS[arch]
+    return qemu(arch) if debs.place(package, _suites()).is_dir() else None
