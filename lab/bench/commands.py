@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: GPL-2.0
 """The verbs ``kz demo``, ``kz bench`` and ``kz publish``."""
 
-import json
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -19,7 +18,7 @@ from lab.bench.plan import plan as make_plan
 from lab.bench.runner import measure
 from lab.bench.table import BENCHES
 from lab.core import paths
-from lab.core.errors import LabError, TestFailure, UsageError, from_oserror
+from lab.core.errors import TestFailure, UsageError
 from lab.core.options import one_of, writable_file, writable_folder
 from lab.core.progress import note
 from lab.machine import fetch
@@ -27,7 +26,6 @@ from lab.report import archive
 from lab.report.results import FILE_NAME, Result
 
 app = typer.Typer()
-ALL = "all"
 
 
 Pairs = Annotated[int, Option(min=1, max=1000, help="Pairs of repetitions, by turns.")]
@@ -74,48 +72,13 @@ def run_one(plan: Plan, folder: Path, prepare: Callable[[Plan], Images] | None =
     return result
 
 
-def check_targets(results: Sequence[Result], folder: Path) -> None:
-    """TestFailure that names each missed target of these results; ``folder`` has their report."""
-    if missed := [line for result in results for line in result.missed()]:
+def check_targets(result: Result, folder: Path) -> None:
+    """TestFailure that names each missed target of a result; ``folder`` has its report."""
+    if missed := result.missed():
         why = "\n".join(missed)
         fix = f"see {folder / 'report.html'}; on a busy machine, measure again with more --pairs"
         what = "targets or floors are" if len(missed) > 1 else "target or floor is"
         raise TestFailure(f"{len(missed)} {what} not met", why, fix)
-
-
-def run_all(options: BenchOptions, parent: Path, as_json: bool) -> list[Result]:
-    """Every bench once, and one report of all; the first error of a bench is raised at the end."""
-    results: list[Result] = []
-    failed: list[LabError] = []
-    for name, bench in BENCHES.items():
-        if not bench.can(options):
-            continue
-        try:
-            results.append(run_one(make_plan(bench, options), parent / name))
-        except (LabError, OSError) as caught:
-            error = (
-                caught
-                if isinstance(caught, LabError)
-                else from_oserror(caught, "cannot keep the result")
-            )
-            note(f"{name}: {error.what}: {error.why}")
-            (parent / name / FILE_NAME).unlink(missing_ok=True)  # of an earlier run
-            failed.append(error)
-            continue
-        if not as_json:
-            show(results[-1], parent / name, as_json)
-    if results:
-        from lab.report.page import write_report
-
-        write_report(results, parent)
-        note(f"wrote {parent / 'report.html'}, all {len(results)} results on one page")
-        if not as_json:
-            print(parent)
-    if as_json:
-        print(json.dumps([json.loads(result.to_json()) for result in results], indent=2))
-    if failed:
-        raise failed[0]
-    return results
 
 
 @app.command("demo")
@@ -150,10 +113,8 @@ def bench(
         str,
         one_of(
             "bench",
-            (*BENCHES, ALL),
-            "; ".join(
-                [*(f"{b.name}: {b.sentence}" for b in BENCHES.values()), f"{ALL}: every bench."]
-            ),
+            [*BENCHES],
+            "; ".join(f"{b.name}: {b.sentence}" for b in BENCHES.values()) + ".",
         ),
     ],
     pairs: Pairs = 10,
@@ -195,22 +156,18 @@ def bench(
         fetch.use("linux", linux)
     if accel == "pvm":
         native.need_quiet()
-    if name == ALL:
-        folder = output_folder(output, name)
-        results = run_all(options, folder, as_json)
-    else:
-        plan = make_plan(BENCHES[name], options)
-        folder = output_folder(output, name)
-        results = [run_one(plan, folder)]
-        show(results[0], folder, as_json)
+    plan = make_plan(BENCHES[name], options)
+    folder = output_folder(output, name)
+    result = run_one(plan, folder)
+    show(result, folder, as_json)
     if strict:
-        check_targets(results, folder)
+        check_targets(result, folder)
 
 
 @app.command("publish")
 def publish(
     run: Annotated[
-        Path, Argument(help="A folder under out/, also that of `kz bench all`, or an archive.")
+        Path, Argument(help="A folder under out/, also that of a night's benches, or an archive.")
     ],
 ) -> None:
     """A run that is incomplete or has another format is refused; a missed target is published."""

@@ -102,12 +102,6 @@ class Bench:
     parts: Parts = Parts()
     takes: tuple[str, ...] = ()
 
-    def can(self, options: BenchOptions) -> bool:
-        """Whether it takes the options that not every bench takes."""
-        wanted = {NATIVE: options.accel == NATIVE, DEBIAN: options.defaults == DEBIAN}
-        wanted[LINUX] = bool(options.linux)
-        return all(name in self.takes for name, asked in wanted.items() if asked)
-
 
 @dataclass(frozen=True)
 class Plan:

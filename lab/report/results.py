@@ -286,13 +286,13 @@ def load(path: Path) -> Result:
 def results_of(run: Path) -> dict[Path, Result]:
     """The results of a run.
 
-    Of its own folder, or of those in it, as ``kz bench all`` leaves them.
+    Of its own folder, or of those in it, as a night's benches leave them.
     """
     if run.is_file() or (run / FILE_NAME).is_file() or not run.is_dir():
         return {run: load(run)}
     found = {file.parent: load(file.parent) for file in sorted(run.glob(f"*/{FILE_NAME}"))}
     if not found:
         why = f"neither it nor a folder in it has a {FILE_NAME}"
-        fix = "name a folder under out/ that `kz demo`, `kz bench` or `kz bench all` has written"
+        fix = "name a folder under out/ that `kz demo` or `kz bench` has written"
         raise UsageError(f"Cannot read the run {run}", why, fix)
     return found

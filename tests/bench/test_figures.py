@@ -91,7 +91,7 @@ def test_every_rule_of_the_registry_applies_to_a_figure(written: list[Metric]) -
 
 
 def test_every_figure_is_in_a_chart_under_a_label_of_its_own(written: list[Metric]) -> None:
-    result = Result("all", "tcg", {}, "./kz bench all", written)
+    result = Result("all", "tcg", {}, "./kz bench", written)
     charts = groups(result)
     assert sum(len(chart.metrics) for chart in charts) == len(written)
     for chart in charts:
