@@ -8,12 +8,11 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from lab.bench.jobs import zeroed_bytes
 from lab.bench.repeat import Values, turns
-from lab.bench.runner import USER_MODE, Run
-from lab.bench.session import BALLOON, MIB, cpu_ns, resident, spec_for, warm_host
+from lab.bench.runner import Run
+from lab.bench.session import BALLOON, MIB, cpu_ns, resident, warm_host
 from lab.boot.guest import Guest, running
 from lab.boot.spec import DAEMON, BootSpec
 from lab.core.errors import TestFailure
@@ -21,13 +20,12 @@ from lab.core.progress import step
 
 KERNELS = ("base", "ours")
 OTHER_PAIRS = 6  # of each guest but the first
-FILL_PERCENT = 90
 
 INIT = "Run /init as init process"
 REGISTERED = "Free page reporting enabled"
 REPORTED = "All free memory has been reported"
 LOG = f"dmesg | grep -e '{INIT}' -e '{REGISTERED}' -e '{REPORTED}'"
-UP, FULL = "@up", "@full"
+UP = "@up"
 
 
 @dataclass(frozen=True)
@@ -38,18 +36,12 @@ class Kind:
     program_mb: int
     cpus: int = 1
     devices: tuple[str, ...] = (BALLOON,)
-    arch: str = "x86_64"
-    reboot: bool = False
 
     @property
     def script(self) -> str:
-        """Print what is known, then do what the host says; a reset starts it again."""
+        """Print what is known, then run the program when the host says so."""
         program = f"alloc_once --size {self.program_mb} --mode touch_all"
-        fill = f"fillfree --share {FILL_PERCENT} > /dev/null; echo {FULL}"
-        return (
-            f"{LOG}; cat /proc/vmstat; echo {UP}; read word; "
-            f"case $word in fill) {fill}; read word;; *) {program};; esac"
-        )
+        return f"{LOG}; cat /proc/vmstat; echo {UP}; read word; {program}"
 
 
 KINDS = {
@@ -58,21 +50,13 @@ KINDS = {
     "8g": Kind("8G", 1024),
     "cpus4": Kind("2G", 1024, cpus=4),
     "daemon": Kind("2G", 1024, devices=(f"{DAEMON},stats-interval=0",)),
-    "um": Kind("512M", 256, devices=(DAEMON,), arch="um"),
-    "reboot": Kind("2G", 1024, reboot=True),
 }
 
 
 def _spec(run: Run, kind: Kind, kernel: str) -> BootSpec:
-    more: dict[str, Any] = {"memory": kind.memory, "devices": list(kind.devices)}
-    more["command"] = ["sh", "-c", kind.script]
-    if kind.arch == "um":
-        more |= {"arch": "um", "accel": "auto", "daemon_program": run.images.daemon}
-        return spec_for(run.options, run.images.kernels[f"um_{kernel}"], None, **more)
-    more["cpus"] = kind.cpus
-    if kind.reboot:
-        more["extra_qemu"] = ["-action", "reboot=reset"]
-    return run.spec(kernel, **more)
+    command = ["sh", "-c", kind.script]
+    devices = list(kind.devices)
+    return run.spec(kernel, memory=kind.memory, cpus=kind.cpus, devices=devices, command=command)
 
 
 def _until(guest: Guest, mark: str) -> list[str]:
@@ -118,20 +102,12 @@ def _facts(lines: Sequence[str], kernel: str) -> dict[str, float]:
 
 
 def _boot(run: Run, kind: Kind, kernel: str) -> dict[str, float]:
-    """The figures of one boot, or of the reboot after it."""
+    """The figures of one boot."""
     warm_host(kind.program_mb * MIB)
     with running(_spec(run, kind, kernel), run.keep) as guest:
-        if kind.arch != "um":
-            run.ran_on(guest)
-        lines, before = _until(guest, UP), 0
-        if kind.reboot:
-            guest.send("fill")
-            _until(guest, FULL)
-            before = cpu_ns(guest.pid)
-            guest.qmp("system_reset")
-            lines = _until(guest, UP)
-        found = _facts(lines, kernel)
-        found["cpu"] = (cpu_ns(guest.pid) - before) / 1e9
+        run.ran_on(guest)
+        found = _facts(_until(guest, UP), kernel)
+        found["cpu"] = cpu_ns(guest.pid) / 1e9
         found["resident"] = float(resident(guest.pid))
         guest.send("program")
         answer = json.loads(next(line for line in guest.lines if line.startswith("{")))
@@ -142,12 +118,9 @@ def _boot(run: Run, kind: Kind, kernel: str) -> dict[str, float]:
 
 
 def figures(run: Run, name: str, kind: Kind, found: Values) -> None:
-    fresh = "no" if kind.reboot else "yes"
-    of = {"guest": name, "fresh": fresh, "size_mb": kind.program_mb}
-    accelerator = USER_MODE if kind.arch == "um" else ""
+    of = {"guest": name, "size_mb": kind.program_mb}
     for key in ("zeroed", "program", "known", "pass", "init", "cpu", "resident"):
-        values = found.both(name, key)
-        run.add(f"boot.{{guest}}.{key}", values, of, accelerator=accelerator)
+        run.add(f"boot.{{guest}}.{key}", found.both(name, key), of)
 
 
 def measure(run: Run) -> None:
@@ -158,14 +131,9 @@ def measure(run: Run) -> None:
         "each byte of it.",
         "Time until init runs is the kernel's: from its first message with a time to its message "
         f"'{INIT}'.",
-        f"Reboot: the guest uses {FILL_PERCENT} % of its memory and is reset by QMP, so that the "
-        "host has to take memory back that it had given.",
     )
     found = Values()
     for name, kind in KINDS.items():
-        if kind.arch == "um" and "um_base" not in run.images.kernels:
-            run.note("User-Mode Linux was left out: it needs kernels that are named by variant.")
-            continue
         pairs = run.pairs if name == "2g" else min(run.pairs, OTHER_PAIRS)
         with step(f"{name}: {pairs} boots of base and ours, by turns"):
             for kernel, counts in turns(KERNELS, pairs):

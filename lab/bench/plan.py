@@ -63,16 +63,14 @@ class Needs:
 
     ``base`` is False for a bench that runs our kernel only. ``gb`` of the machine's memory must be
     available. ``config``: a fragment for both kernels. ``kernels``: those beside base and ours, by
-    name. ``user_mode``: both kernels as User-Mode Linux, too (um_base, um_ours). ``plugins``: of
-    the emulator. ``daemon``: the vhost-user daemon. ``disk`` makes the file system of real
-    programs.
+    name. ``plugins``: of the emulator. ``daemon``: the vhost-user daemon. ``disk`` makes the file
+    system of real programs.
     """
 
     base: bool = True
     gb: float = 0.0
     config: str = ""
     kernels: Mapping[str, Kernel] = field(default_factory=dict)
-    user_mode: bool = False
     plugins: tuple[str, ...] = ()
     daemon: bool = False
     disk: Callable[[], Path] | None = None
@@ -217,8 +215,6 @@ def plan(bench: Bench, options: BenchOptions, verb: tuple[str, ...] = ()) -> Pla
         kernels = {
             name: replace(kernel, arch=PVM) for name, kernel in kernels.items() if name != "off"
         }
-    elif bench.needs.user_mode and {*named.values()} <= {*linux.VARIANTS}:
-        kernels |= {f"um_{side}": Kernel(name, "um") for side, name in named.items()}
     return Plan(bench, options, verb or ("bench", bench.name), kernels)
 
 
@@ -232,8 +228,7 @@ def build(wanted: Plan) -> Images:
     disk = needs.disk() if needs.disk else None
     kernels = kernels_of(wanted)
     native = options.accel == NATIVE
-    for arch in {"x86_64" if native else kernel.arch for kernel in wanted.kernels.values()}:
-        initramfs.base_archive(arch)
+    initramfs.base_archive()
     with_daemon = needs.daemon or options.qemu == "stock"
     return Images(
         resolve.qemu(options.qemu),

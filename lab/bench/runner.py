@@ -37,9 +37,8 @@ DEBIAN_NOTE = (
     "whatever for. The floor kernel boots without it, since it leaves memory as it is."
 )
 
-# The accelerators of figures that are not of a run's guests.
+# The accelerator of figures that are not of a run's guests.
 COUNTING = "tcg, counting instructions"
-USER_MODE = "User-Mode Linux"
 
 Both = tuple[Floats, Floats]  # the values of base and ours
 

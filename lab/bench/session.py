@@ -263,7 +263,7 @@ def settled(
             raise TestFailure(f"{what} does not settle", why, fix)
 
 
-def spec_for(options: BenchOptions, kernel: str | Path, qemu: Path | None, **more: Any) -> BootSpec:
+def spec_for(options: BenchOptions, kernel: str | Path, qemu: Path, **more: Any) -> BootSpec:
     """The boot of one side; ``more`` overrides fields of BootSpec.
 
     On stock QEMU, the daemon is the balloon.

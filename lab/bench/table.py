@@ -32,7 +32,7 @@ _ALL = (
         "boot",
         "a fresh guest: what it knows of its memory, and its first program",
         boot.measure,
-        needs=Needs(user_mode=True, daemon=True),
+        needs=Needs(daemon=True),
     ),
     Bench(
         "thp",

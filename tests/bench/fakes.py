@@ -17,7 +17,7 @@ from lab.bench.table import BENCHES
 from lab.report.results import Metric
 
 MIB = 1 << 20
-KERNELS = ("base", "ours", "floor", "off", "um_base", "um_ours", "outer_base", "outer_ours")
+KERNELS = ("base", "ours", "floor", "off", "outer_base", "outer_ours")
 IMAGES = Images(
     Path("q"),
     {name: Path(name) / "bzImage" for name in KERNELS},

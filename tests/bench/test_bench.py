@@ -166,12 +166,11 @@ def test_a_plan_names_each_kernel_before_one_is_built() -> None:
             side: (kernel.named, kernel.arch, kernel.config)
             for side, kernel in plan(BENCHES[name], BenchOptions(ours="off")).kernels.items()
         }
-        for name in ("thp", "refpage", "boot", "both-ends", "programs")
+        for name in ("thp", "refpage", "both-ends", "programs")
     }
     base, ours = ("base", "x86_64", ""), ("off", "x86_64", "")
     assert variants["thp"] == {"base": base, "ours": ours, "floor": ("floor", "x86_64", "")}
     assert variants["refpage"] == {"base": ours, "ours": ours}
-    assert variants["boot"]["um_ours"] == ("off", "um", "")
     assert variants["both-ends"]["outer_ours"] == ("knownzero", "x86_64", "kvm")
     assert variants["programs"]["base"] == ("base", "x86_64", "programs")
 

@@ -35,7 +35,6 @@ SAMPLES = {
     "size_mb": ["256"],
     "length": ["short"],
     "bound": ["yes"],
-    "fresh": ["yes"],
 }
 BENCHES = sorted((REPO / "lab" / "bench").glob("*.py"))
 # The last names that a Phase of jobs.py adds to the names that a Job has.
