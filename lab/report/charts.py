@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: GPL-2.0
-"""Charts of bars, and of lines over time, as SVG.
+"""Charts of bars as SVG.
 
 Inline, with colours from the page's CSS, or as a file with its own, for light and dark screens.
 """
 
 import re
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
@@ -29,12 +29,9 @@ MARGIN = 12.0
 LINE = 16.0  # of wrapped text
 # Characters of a line that fit, in the widest usual fonts.
 TITLE_FITS, TEXT_FITS = 40, 48
-TALL = 200.0  # of a chart over time
 # Longer names of the usual sides, for pictures that stand alone.
 ALONE = {"base": "base kernel", "knownzero": "with Knownzero"}
 FLOOR = "floor: a kernel that does not zero"
-OVER_TIME = "Host memory over time"
-Series = Mapping[str, Sequence[float]]
 # The colours and the rules of the charts in report.html.
 COLOURS, RULES = (
     Path(__file__).parent / "templates" / f"{name}.css.j2" for name in ("colours", "charts")
@@ -192,30 +189,6 @@ def bars(
     else:
         body, height = _rows(metrics, labels, sides)
     return svg(WIDTH, height, title, body)
-
-
-def _lines(series: Series) -> tuple[str, float]:
-    top, end, high = max(map(max, series.values())), max(map(len, series.values())), TALL - TITLE
-    parts = [
-        f'<path class="axis" d="M0 {TITLE}V{TALL}H{WIDTH}"/><text class="label" y="12">{top:.1f} '
-        "GiB</text>",
-        f'<text class="label" y="{TALL + 15}">0 s</text>',
-        f'<text class="label" x="{WIDTH}" y="{TALL + 15}" text-anchor="end">{end} s</text>',
-    ]
-    for number, (name, values) in enumerate(series.items()):
-        points = [
-            f"{_x(at, end, WIDTH):.1f} {TALL - _x(v, top, high):.1f}" for at, v in enumerate(values)
-        ]
-        y, text = TALL + TITLE * (number + 1.7), f"{escape(name)}: {sum(values):.0f} GiB·s"
-        parts.append(f'<path class="line line{number}" d="M{"L".join(points)}M0 {y:.1f}h18"/>')
-        parts.append(f'<text x="26" y="{y + 4:.1f}">{text}</text>')
-    return "".join(parts), TALL + TITLE * (len(series) + 1.2)
-
-
-def lines(series: Series) -> str:
-    """One chart of GiB over the seconds, with a line and its sum for each name."""
-    body, height = _lines(series)
-    return svg(WIDTH, height, OVER_TIME, body)
 
 
 def _wrapped(text: str, kind: str, fits: int, y: float) -> tuple[str, float]:

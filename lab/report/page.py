@@ -30,8 +30,6 @@ def ran_on(result: Result, metric: Metric) -> str:
 def _charts(result: Result) -> list[dict[str, str]]:
     """The charts of a result: its title, caption, picture and accelerator."""
     found = []
-    if result.series:
-        found.append(_chart(charts.OVER_TIME, charts.lines(result.series), result.ran_on))
     if phases.of_phases(result.metrics):
         drawn = phases.chart(result)
         found.append(_chart(phases.TITLE, drawn, result.ran_on, "Less is better. "))

@@ -17,9 +17,9 @@ from lab.bench.repeat import Values
 from lab.bench.table import BENCHES
 from lab.build import linux
 from lab.core.errors import LabError, TestFailure
-from lab.report import charts, page
-from lab.report.results import Metric, Result, load
-from tests.bench.fakes import MIB, FakeSide
+from lab.report import page
+from lab.report.results import Result
+from tests.bench.fakes import MIB, FakeSide, run_of
 
 
 def test_too_little_memory_is_an_error_before_anything_is_built(
@@ -92,24 +92,14 @@ def test_the_first_failure_ends_the_run_with_the_console(
     assert error.value.why == "exit code 137\nits console ends with:\nbooting\nthe last line"
 
 
-def result() -> Result:
-    series = {
-        name.words: [2.0, 1.0 + number, 0.5] for number, name in enumerate(fleet.POLICIES.values())
-    }
-    metrics = [Metric.of("fleet.late.memory_time", "GiB·s", [9.0], [4.0])]
-    return Result("fleet", "tcg", {}, "./kz bench fleet", metrics, series=series)
-
-
-def test_the_chart_has_a_line_for_each_policy(tmp_path: Path) -> None:
-    made = result()
-    made.save(tmp_path)
-    assert load(tmp_path).series == made.series
-    svg = charts.lines(made.series)
-    assert svg.count('<path class="line') == len(fleet.POLICIES)
-    for number, (name, values) in enumerate(made.series.items()):
-        assert f'class="line line{number}"' in svg and f"{name}: {sum(values):.0f} GiB·s" in svg
-    highest = max(value for values in made.series.values() for value in values)
-    assert f"{highest:.1f} GiB" in svg and "3 s" in svg
-    assert charts.OVER_TIME in page.html([made])
-    made.series = {}
-    assert charts.OVER_TIME not in page.html([made])
+def test_a_page_has_a_bar_for_each_policy() -> None:
+    run, found = run_of("fleet"), Values()
+    for name in fleet.POLICIES:
+        found[name, "burst"] = [1.0, 2.0]
+    fleet.figures(run, found)
+    words = [policy.words for policy in fleet.POLICIES.values()]
+    sides = [fleet.POLICIES[fleet.AGAINST].words, "the policy named"]
+    series = {name: [1.0] for name in words}
+    made = Result("fleet", "tcg", {}, "./kz bench fleet", run.metrics, sides=sides, series=series)
+    text = page.html([made])
+    assert all(f'class="policy{number}"' in text for number in range(len(words)))

@@ -59,10 +59,10 @@ def result(**more: object) -> Result:
 
 
 def test_a_result_survives_its_file(tmp_path: Path) -> None:
-    first = result()
+    first = result(series={"base": [2.0, 0.5]})
     path = first.save(tmp_path / "run")
     again = load(tmp_path / "run")
-    assert again.metrics == first.metrics
+    assert (again.metrics, again.series) == (first.metrics, first.series)
     assert again.job == first.job
     assert load(path).accelerator == "tcg"
     assert [entry.name for entry in (tmp_path / "run").iterdir()] == ["result.json"]
