@@ -24,7 +24,6 @@ from lab.boot.guest import boot, running
 from lab.boot.spec import BootSpec
 from lab.core.errors import TestFailure
 from lab.core.progress import step
-from lab.report.evidence import SNAPSHOT
 from lab.report.observations import metrics
 
 BOOTS = 2
@@ -150,7 +149,7 @@ def _boot(
     """
     # A process for each, so that no path starts with the memory of another.
     steps = [f"hotpath --reps {path.reps} {path.name}" for path in paths]
-    command = ["sh", "-ec", "; ".join((SNAPSHOT, *steps, SNAPSHOT))]
+    command = ["sh", "-ec", "; ".join(steps)]
     spec = _spec(run, kernel, extra, append, devices=[], timeout=900.0, command=command)
     done = boot(spec, keep=run.keep)
     if done.exit_code:
@@ -182,13 +181,11 @@ def _active(run: Run, kernel: Image, paths: Sequence[HotPath]) -> Counts:
         side.find_knobs()
         side.free_and_report()
         side.sh(f"{REPORTED}; {LATE}")
-        side.sh(SNAPSHOT)
         for path in paths:
             before = side.vmstat()
             found |= medians(side.sh(f"hotpath --reps {path.reps} {path.name}"))
             if SKIPPED in before and path.name in PAGES:
                 check_skipped(path, side.vmstat()[SKIPPED] - before[SKIPPED], side.name)
-        side.sh(SNAPSHOT)
     return found
 
 

@@ -30,7 +30,6 @@ from lab.core import paths
 from lab.core.errors import TestFailure
 from lab.core.progress import step
 from lab.patches.parts import split
-from lab.report.evidence import SNAPSHOT
 
 # Of each column, at most: one with huge pages takes half a minute under emulation.
 LIVES = {"thp": 3, "4k": 2}
@@ -242,7 +241,6 @@ class Life:
         self._enter(wanted)
         self.side.sh("true")
         self.note("boot", time=(time.monotonic() - began) * 1e3)
-        self.side.sh(SNAPSHOT)
 
     def _program(self, phase: str, argv: Sequence[str]) -> dict[str, Any]:
         """Run a program that prints JSON; notes all but its time."""
@@ -367,7 +365,6 @@ class Life:
                 if name != "boot":
                     self.steps[name]()
             self.found[WHOLE, "prezeroed"] = self.side.vmstat().get(PREZEROED, 0) * PAGE
-            self.side.sh(SNAPSHOT)
             self._leave()
         for kind in SUMS:
             of = [value for (_, one), value in self.found.items() if one == kind]

@@ -20,7 +20,6 @@ from lab.boot.guest import Guest, Keep, forget, running
 from lab.boot.spec import DAEMON, BootSpec
 from lab.core import run
 from lab.core.errors import LabError, TestFailure
-from lab.report.evidence import SNAPSHOT
 
 PAGE = 4096
 MIB = 1 << 20
@@ -177,7 +176,6 @@ class Side:
         self.find_knobs()
         if self.has_delay:
             self.sh(f"echo {DELAY_MS} > {DELAY}")
-        self.sh(SNAPSHOT)
 
     def find_knobs(self) -> None:
         """See what the kernel lets one change about reports."""
@@ -318,4 +316,4 @@ def guests(specs: Sequence[Wanted], keep: Keep = forget) -> Iterator[list[Side]]
             side.prepare()
         yield sides
         for side in sides:
-            side.sh(SNAPSHOT)
+            side.sh("true")  # fails if the guest has ended since its last step

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0
 """The files beside a run's figures.
 
-Logs and counters of each guest, its kernel and QEMU, and the machine.
+Logs of each guest, its kernel and QEMU, and the machine.
 """
 
 import contextlib
@@ -25,11 +25,6 @@ from lab.build.qemu import QEMU_OPTIONS
 from lab.core import paths
 
 GUESTS, QEMU, HOST = "guests", "qemu.json", "host.json"
-# A step of a guest's shell: its counters as they are now, between marks, on its stdout.
-MARK, END = "@vmstat", "@end"
-SNAPSHOT = f"echo {MARK}; cat /proc/vmstat; echo {END}"
-BEFORE, AFTER = "vmstat-before", "vmstat-after"
-_SNAPSHOTS = re.compile(rf"^{MARK}\n(.*?)^{END}$", re.MULTILINE | re.DOTALL)
 # Facts about the machine that may change a figure; missing files are skipped. Of the last two, some
 # lines.
 THP = "/sys/kernel/mm/transparent_hugepage"
@@ -58,11 +53,6 @@ def machine() -> dict[str, str]:
     return found
 
 
-def snapshots(stdout: str) -> list[str]:
-    """The /proc/vmstat of each SNAPSHOT in a guest's output, in order."""
-    return _SNAPSHOTS.findall(stdout)
-
-
 def _write(file: Path, about: dict[str, Any]) -> None:
     file.write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
 
@@ -88,11 +78,6 @@ class Evidence:
             for file in guest.folder.iterdir():
                 if stat.S_ISREG(file.lstat().st_mode) and file.stat().st_size:
                     shutil.copyfile(file, place / file.name)
-            found = snapshots(
-                (guest.folder / "stdout").read_text(encoding="utf-8", errors="replace")
-            )
-            for file_name, text in zip((BEFORE, AFTER), (found[:1] + found[1:][-1:]), strict=False):
-                (place / file_name).write_text(text, encoding="utf-8")
             if guest.kernel:
                 with contextlib.suppress(FileNotFoundError):
                     shutil.copyfile(guest.kernel.parent / ".config", place / "config")
