@@ -5,7 +5,6 @@ import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from lab.bench.host import fill, release
 from lab.bench.jobs import HUGE
 from lab.bench.repeat import NARROW, Values, turns
 from lab.bench.runner import Run
@@ -17,7 +16,6 @@ from lab.core.progress import step
 CPUS = 2
 MAP_MB = 128  # mapped by each task, as in the tests of that name in will-it-scale
 RUN_MS = 600
-FILL_MB = 512
 # A tenth of the usual delay: a run has as many reports as one that is ten times as long
 DELAY_MS = 200
 PAGES = {"thp": "huge pages", "nothp": "4 KiB pages"}
@@ -25,17 +23,14 @@ TASKS = {1: "one task", CPUS: "two tasks"}
 SEED_LOSS = 5.0  # percent, the least loss of the series that added reporting
 COMPARED = ("off", "bit6")  # the rows that must not differ
 MOST = 3  # times --pairs, until that is known
-SHUFFLE = "/sys/module/page_alloc/parameters/shuffle"
-SHUFFLED = "page_alloc.shuffle=1"
 
 
 @dataclass(frozen=True)
 class Row:
-    """A guest of the table: its balloon, its kernel, its command line."""
+    """A guest of the table: its balloon and its kernel."""
 
     device: str = balloon.device()
     kernel: str = "ours"
-    append: str = ""
 
 
 PLAIN, BIT6 = (
@@ -46,20 +41,7 @@ ROWS = {
     "off": Row(),
     "on": Row(PLAIN),
     "bit6": Row(BIT6),
-    "shuffle": Row(BIT6, append=SHUFFLED),
 }
-REPORTING = ("on", "bit6", "shuffle")
-
-
-def memory(sides: list[Side], pairs: int, found: Values) -> None:
-    with step(f"host memory: {FILL_MB} MB filled and freed, up to {pairs} times in each guest"):
-        known = [found[name, side.name] for side in sides for name in ("full", "freed")]
-        for side, _ in turns(sides, pairs, known, warm_ups=0):
-            side.has_flush = side.has_flush and side.name in REPORTING
-            found["full", side.name].append(float(fill(side, FILL_MB)))
-            release(side)
-            side.sh("wait")
-            found["freed", side.name].append(float(side.settle()))
 
 
 def faults(sides: list[Side], pairs: int, found: Values, numbers: Iterable[int] = TASKS) -> None:
@@ -90,7 +72,7 @@ def faults(sides: list[Side], pairs: int, found: Values, numbers: Iterable[int] 
 
 
 def figures(run: Run, found: Values) -> None:
-    rows = [name for name in ROWS if found["freed", name] and name != "base"]
+    rows = [name for name in ROWS if name != "base"]
     measured = [tasks for tasks in TASKS if found["rate", "thp", tasks, "base"]]
     for pages, tasks in itertools.product(PAGES, measured):
         of = {"pages": pages, "tasks": tasks}
@@ -102,21 +84,6 @@ def figures(run: Run, found: Values) -> None:
         run.add("page_fault.{pages}.{tasks}.loss", (rate["off"], rate["bit6"]), of)
         cpu = found["cpu", pages, tasks, "off"], found["cpu", pages, tasks, "bit6"]
         run.add("page_fault.{pages}.{tasks}.loss_cpu", cpu, of)
-    for row in (row for row in REPORTING if row in rows):
-        freed = found["freed", "off"], found["freed", row]
-        run.add("page_fault.resident.{row}", freed, {"row": row, "fill_mb": FILL_MB})
-        back = [
-            [
-                (full - freed) / (FILL_MB * MIB) * 100
-                for full, freed in zip(found["full", name], found["freed", name], strict=True)
-            ]
-            for name in ("off", row)
-        ]
-        run.add("page_fault.returned.{row}", (back[0], back[1]), {"row": row, "fill_mb": FILL_MB})
-
-
-def shuffles(side: Side) -> bool:
-    return side.sh(f"cat {SHUFFLE} 2> /dev/null || echo N")[-1] == "Y"
 
 
 def measure(run: Run) -> None:
@@ -134,16 +101,11 @@ def measure(run: Run) -> None:
         "that added reporting (5 to 8 % with huge pages).",
     )
     specs = [
-        Wanted(name, run.spec(row.kernel, cpus=cpus, devices=[row.device], append=row.append))
+        Wanted(name, run.spec(row.kernel, cpus=cpus, devices=[row.device]))
         for name, row in ROWS.items()
     ]
     with run.guests(specs) as sides:
         for side in sides:
             side.sh(f"echo {DELAY_MS} > {DELAY}")
-        if not shuffles(sides[-1]):
-            sides.pop().guest.close()
-            missing = f"this kernel has no CONFIG_SHUFFLE_PAGE_ALLOCATOR, or ignores {SHUFFLED}"
-            run.note(f"The row with page shuffling is missing: {missing}.")
         faults(sides, run.pairs, found, [tasks for tasks in TASKS if tasks <= cpus])
-        memory(sides, run.pairs, found)
     figures(run, found)

@@ -94,13 +94,12 @@ def share(percent: float) -> Goal:
     return judged
 
 
-def least(value: float, words: str, each: bool = False, both: bool = False) -> Goal:
-    """Ours, or ``both`` sides, are at least ``value``: the median, or each value."""
+def least(value: float, words: str, both: bool = False) -> Goal:
+    """The median of ours, or of ``both`` sides, is at least ``value``."""
 
     def judged(metric: Metric) -> Target:
-        take = min if each else statistics.median
-        found = min(take(metric.values[side]) for side in _sides(both))
-        return Target(f"{words} ({found:.1f} %)" if each else words, found >= value)
+        found = min(statistics.median(metric.values[side]) for side in _sides(both))
+        return Target(words, found >= value)
 
     return judged
 

@@ -31,7 +31,7 @@ SAMPLES = {
     "threads": ["1", "8"],
     "function": ["clear_page"],
     "pages": ["thp", "nothp"],
-    "row": ["off", "on", "bit6", "shuffle"],
+    "row": ["off", "on", "bit6"],
     "size_mb": ["256"],
     "length": ["short"],
     "bound": ["yes"],
