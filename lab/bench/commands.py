@@ -123,9 +123,6 @@ def bench(
     accel: Accel = "auto",
     base: Annotated[str, Option(help="The kernel to compare with.")] = "base",
     ours: Annotated[str, Option(help="The kernel measured: a variant or image.")] = "knownzero",
-    qemu: Annotated[
-        str, Option(help="knownzero, or stock: Debian's, with the daemon.")
-    ] = "knownzero",
     only: Annotated[str, Option(metavar="NAME,…", help="programs, life: only these parts.")] = "",
     defaults: Annotated[
         str, Option(help="kernel; thp, page-fault, fleet, programs: or debian (init_on_alloc=1).")
@@ -146,7 +143,6 @@ def bench(
         accel=accel,
         base=base,
         ours=ours,
-        qemu=qemu,
         only=only,
         defaults=defaults,
         linux=linux,

@@ -16,6 +16,7 @@ from lab.bench.plugin import build_plugin
 from lab.boot import initramfs, resolve
 from lab.boot.spec import ACCELS, BootSpec
 from lab.build import daemon, linux
+from lab.build.qemu import build_qemu
 from lab.core.errors import LabError, UsageError
 from lab.machine.arches import PVM
 from lab.patches import parts
@@ -37,7 +38,6 @@ class BenchOptions:
     accel: str = "auto"
     base: str = "base"  # the kernel to compare with
     ours: str = "knownzero"
-    qemu: str = "knownzero"
     only: str = ""  # these parts of the bench
     defaults: str = KERNEL
     linux: str = ""  # another one, see linux/base.toml
@@ -117,19 +117,18 @@ class Plan:
     def name(self) -> str:
         """The name of the result.
 
-        Those of KVM, PVM, Debian's defaults, stock QEMU and another Linux stand beside the others.
+        Those of KVM, PVM, Debian's defaults and another Linux stand beside the others.
         """
         native = {"pvm": "-native", "kvm": "-kvm"}.get(self.options.accel, "")
         defaults = "-debian" if self.options.defaults == DEBIAN else ""
-        stock = "-stock" if self.options.qemu == "stock" else ""
         linux = f"-{self.options.linux.replace('.', '-')}" if self.options.linux else ""
-        return f"{self.verb[-1]}{native}{defaults}{stock}{linux}"
+        return f"{self.verb[-1]}{native}{defaults}{linux}"
 
     def reproduce(self, options: BenchOptions, accel: str) -> str:
         """The command that repeats the run."""
         chosen = {"pairs": options.pairs, "size": options.size_mb, "accel": accel}
         usual = BenchOptions()
-        for flag in ("memory", "base", "ours", "qemu", "only", "defaults", "linux"):
+        for flag in ("memory", "base", "ours", "only", "defaults", "linux"):
             if (value := getattr(options, flag)) != getattr(usual, flag):
                 chosen[flag] = value
         words = (word for flag, value in chosen.items() for word in (f"--{flag}", str(value)))
@@ -181,7 +180,7 @@ def check(options: BenchOptions) -> None:
         why = "the patch that runs natively under kvm_pvm is for the newest kernel only"
         raise UsageError(f"Bad --linux: {options.linux}", why, "leave one of the two out")
     for kernel in (options.base, options.ours):
-        resolve.check(BootSpec(kernel=kernel, qemu=options.qemu, accel=options.accel))
+        resolve.check(BootSpec(kernel=kernel, accel=options.accel))
 
 
 def plan(bench: Bench, options: BenchOptions, verb: tuple[str, ...] = ()) -> Plan:
@@ -229,12 +228,11 @@ def build(wanted: Plan) -> Images:
     kernels = kernels_of(wanted)
     native = options.accel == NATIVE
     initramfs.base_archive()
-    with_daemon = needs.daemon or options.qemu == "stock"
     return Images(
-        resolve.qemu(options.qemu),
+        build_qemu(),
         kernels,
         {} if native else {name: build_plugin(name) for name in needs.plugins},
-        daemon.build("release") if with_daemon else None,
+        daemon.build("release") if needs.daemon else None,
         disk,
         parts.keys() if wanted.kernels["ours"].named in linux.VARIANTS else {},
     )

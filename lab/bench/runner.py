@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from lab.bench import native
 from lab.bench.plan import DEBIAN, Bench, BenchOptions, Image, Images, Plan
-from lab.bench.session import SHARED, Side, Wanted, guests, spec_for
+from lab.bench.session import Side, Wanted, guests, spec_for
 from lab.boot.guest import Guest, Keep, forget
 from lab.boot.spec import BootSpec
 from lab.build.images import metadata
@@ -121,11 +121,7 @@ class Run:
             if kernel != "floor":
                 more["append"] = f"{DEBIANS} {more.get('append', '')}".strip()
         more = {"daemon_program": self.images.daemon, **more}
-        spec = spec_for(self.options, self.images.kernels[kernel], self.images.qemu, **more)
-        if self.options.qemu == "stock" and spec.daemon_options() is not None:
-            backing = "a tmpfs with huge=always" if spec.shared_memory else "a memfd of 4 KiB pages"
-            self.note(SHARED.format(backing))
-        return spec
+        return spec_for(self.options, self.images.kernels[kernel], self.images.qemu, **more)
 
     @contextmanager
     def guests(self, specs: Sequence[Wanted]) -> Iterator[list[Side]]:

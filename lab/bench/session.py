@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from lab.bench.plan import BenchOptions
 from lab.boot.argv import HUGE, WITH_HUGE
 from lab.boot.guest import Guest, Keep, forget, running
-from lab.boot.spec import DAEMON, BootSpec
+from lab.boot.spec import BootSpec
 from lab.core import run
 from lab.core.errors import LabError, TestFailure
 
@@ -40,10 +40,6 @@ DROP = (
     f"/proc/self/stat > /dev/null; done; echo 0 > {LISTS}"
 )
 PRIORITY = -10  # above ordinary programs, which then disturb less
-SHARED = (
-    "The daemon's guests have shared memory: {}. The host's faults on 4 KiB pages would hide what "
-    "the guest saves."
-)
 DELAY_MS = 100  # so long that no report comes while the job still frees memory
 # While nothing runs but reports: base reports in rounds, with this delay between them
 SETTLE_MS = 10
@@ -262,10 +258,7 @@ def settled(
 
 
 def spec_for(options: BenchOptions, kernel: str | Path, qemu: Path, **more: Any) -> BootSpec:
-    """The boot of one side; ``more`` overrides fields of BootSpec.
-
-    On stock QEMU, the daemon is the balloon.
-    """
+    """The boot of one side; ``more`` overrides fields of BootSpec."""
     fields: dict[str, Any] = {"kernel": kernel, "qemu": qemu, "memory": options.memory}
     fields |= {
         "accel": options.accel,
@@ -274,9 +267,6 @@ def spec_for(options: BenchOptions, kernel: str | Path, qemu: Path, **more: Any)
         "command": ["sh", "-c", LOOP],
     }
     fields |= {"daemon_profile": "release"} | more
-    if options.qemu == "stock" and fields["devices"] == [BALLOON]:
-        fields["devices"] = [f"{DAEMON},stats-interval=0"]
-        fields["shared_memory"] = shared_memory()
     return BootSpec(**fields)
 
 

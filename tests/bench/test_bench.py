@@ -175,17 +175,6 @@ def test_a_plan_names_each_kernel_before_one_is_built() -> None:
     assert variants["programs"]["base"] == ("base", "x86_64", "programs")
 
 
-@pytest.mark.parametrize("side", ["base", "ours"])
-def test_the_balloon_on_stock_qemu_is_the_daemon(side: str) -> None:
-    """QEMU's own does not offer bit 6: nothing would be skipped."""
-    run = run_of("thp", qemu="stock")
-    assert run.spec(side).devices == run.spec(side, devices=[session.BALLOON]).devices
-    assert run.spec(side).daemon_options() == ["--stats-interval=0"]
-    assert run.spec(side).daemon_profile == "release"
-    assert run.spec(side, devices=[]).devices == []
-    assert run_of("thp").spec(side).devices == [session.BALLOON]
-
-
 def test_the_result_is_made_of_the_plan_and_the_run() -> None:
     given = BenchOptions(pairs=12, memory="4096M", size_mb=512, ours="off")
     run = run_of("thp", **{name: getattr(given, name) for name in ("pairs", "memory", "size_mb")})
@@ -250,9 +239,7 @@ def test_debians_defaults_are_on_the_command_line() -> None:
     assert unlike(result, other) and not unlike(other, other)
 
 
-def test_a_run_has_the_name_of_its_verb_and_of_its_qemu() -> None:
-    stock = plan(BENCHES["thp"], BenchOptions(qemu="stock"))
-    assert stock.name == "thp-stock"
+def test_a_run_has_the_name_of_its_verb() -> None:
     demo = plan(DEMO, BenchOptions(pairs=6), ("demo",))
     assert demo.name == "demo"
     assert demo.reproduce(demo.options, "tcg") == "./kz demo --pairs 6 --size 256 --accel tcg"
