@@ -48,7 +48,7 @@ def examine(removed: Sequence[str]) -> list[Finding]:
     for variant in build.VARIANTS:
         found.append(_try(f"kernel {variant}", NOTE, partial(_kernel, variant)))
     found += [*_qemu(), _try("Debian's QEMU", MISSING, _stock_qemu), _kvm()]
-    return [*found, _settings(removed), _swap(), _huge_pages(), _package_manager()]
+    return [*found, _settings(removed), _swap(), _huge_pages()]
 
 
 def _try(name: str, otherwise: str, look: Callable[[], tuple[str, str, str]]) -> Finding:
@@ -172,13 +172,6 @@ def _huge_pages() -> Finding:
         return Finding("huge pages", OK, text)
     text += ": tests skip if they need an empty pool, or more pages than the machine can add"
     return Finding("huge pages", NOTE, text, "end the programs that use them before kz test")
-
-
-def _package_manager() -> Finding:
-    if not (holder := others.package_manager()):
-        return Finding("apt and dpkg", OK, "idle")
-    text = f"{holder}: the lab waits ten minutes for it to install tools; downloads do not wait"
-    return Finding("apt and dpkg", NOTE, text, "wait for it to end if tools are absent")
 
 
 def _offers(binary: Path) -> tuple[str, str, str]:
