@@ -3,6 +3,7 @@
 
 import json
 import shutil
+from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -61,12 +62,13 @@ def ordered(results: list[Result]) -> list[Result]:
     return sorted(results, key=lambda result: result.name)
 
 
-def figures(result: Result) -> str:
-    """The page of a run: every figure, both sides in one unit."""
+def figures(result: Result, pictures: Sequence[str] = ()) -> str:
+    """The page of a run: its pictures, and every figure, both sides in one unit."""
     about = f"{result.ran_on}; {origin.words(result)}. [How to read it](../README.md#runs)."
     heads = ("figure", *result.sides, "change", "target")
     rows = Table(heads, list(map(_row, result.metrics)), right=(1, 2, 3))
-    return f"{MARKS}# {result.name}\n\n{about}\n\n{rows.markdown()}"
+    drawn = "".join(f"![The main figures of the table]({name})\n\n" for name in pictures)
+    return f"{MARKS}# {result.name}\n\n{about}\n\n{drawn}{rows.markdown()}"
 
 
 def _row(metric: Metric) -> list[str]:
@@ -131,7 +133,6 @@ def _files(result: Result) -> dict[str, str]:
     """
     found = {FILE_NAME: _reduced(result)}
     whole = from_data(json.loads(found[FILE_NAME]), result.folder)
-    found["README.md"] = figures(whole)
     main = main_charts(whole)
     about = (
         f"Measured on {result.ran_on}. Bars: medians; lines: 10th to 90th percentile. "
@@ -146,6 +147,7 @@ def _files(result: Result) -> dict[str, str]:
         else:
             drawn = charts.picture(main, result.sides, about, [*result.series])
         found[f"{stem}.svg"] = drawn
+    found["README.md"] = figures(whole, [name for name in found if name.endswith(".svg")])
     return found
 
 
