@@ -53,7 +53,8 @@ def test_a_fault_in_a_file_zeroes_a_page_once() -> None:
         )
         fine(result)
         times.append(objects(result)[0]["task_clock_ns"])
-    expect_at_most(times[1], 1.1 * times[0])
+    # Twice is 6.8 % more.
+    expect_at_most(times[1], 1.03 * times[0])
 
 
 def test_without_a_source_all_is_zeroed() -> None:
