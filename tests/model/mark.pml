@@ -369,7 +369,10 @@ inline zero_or_skip(p, o, want, z)
 	od
 }
 
-/* Kernel: mm/page_alloc.c prep_new_page() post_alloc_hook() mm/page_zeroed.h page_zeroed_alloc() */
+/*
+ * Kernel: mm/page_alloc.c prep_new_page() post_alloc_hook() __post_alloc_hook() post_alloc_hook_tracked()
+ * mm/page_zeroed.h page_zeroed_alloc() mm/page_zeroed.c __page_zeroed_alloc()
+ */
 inline post_alloc_hook(p, o, want)
 {
 #ifdef RULE_alloc_keeps_mark
