@@ -46,7 +46,7 @@ def test_a_fault_in_a_file_zeroes_a_page_once() -> None:
     times = []
     for append in ("init_on_alloc=0", "init_on_alloc=1"):
         result = run(
-            f"{DIRTY}; alloc_once --size 64 --pages shmem --mode touch_line",
+            f"{DIRTY}; alloc_once --size 16 --pages shmem --mode touch_line",
             devices=[],
             append=append,
             extra_qemu=["-icount", "shift=0,sleep=off"],
