@@ -99,7 +99,7 @@ static void churn(void)
 	munmap(mem, CHURN);
 }
 
-/* A pass starts when so much is freed, and begins with the drain. */
+/* A pass of kzeropaged starts when so much is freed, and begins with the drain. */
 static void start_passes(void)
 {
 	for (;;)
@@ -173,7 +173,7 @@ int main(int argc, char **argv)
 		pin(thread, 0);
 	if (child(0))
 		keep_busy();
-	if (thread && child(1))
+	if (child(1))
 		start_passes();
 	pin(0, 1);
 

@@ -111,29 +111,21 @@ static uint64_t time_going_offline(const char *block)
 	return took;
 }
 
-/* Finds a memory block before @number that can be taken offline; its number, or 0. */
-static int find_block(int number, char *block, size_t size)
+/* The last block that can be taken offline. ZONE_MOVABLE has no other memory. */
+static uint64_t time_offline(void)
 {
-	while (--number > 0) {
-		snprintf(block, size, BLOCK, number);
-		if (!access(block, W_OK) && time_going_offline(block))
-			return number;
+	static char block[64];
+	uint64_t took;
+
+	if (*block)
+		return time_going_offline(block);
+	for (int number = MOST_BLOCKS; number > 0; number--) {
+		snprintf(block, sizeof(block), BLOCK, number);
+		if (!access(block, W_OK) && (took = time_going_offline(block)))
+			return took;
 	}
 	*block = '\0';
 	return 0;
-}
-
-/*
- * The last block but one that can be taken offline. The last one stays in ZONE_MOVABLE: when a zone
- * becomes empty, Linux frees its per-CPU lists before other tasks have stopped using them.
- */
-static uint64_t time_offline(void)
-{
-	static char last[64], block[64];
-
-	if (!*last)
-		find_block(find_block(MOST_BLOCKS + 1, last, sizeof(last)), block, sizeof(block));
-	return *block ? time_going_offline(block) : 0;
 }
 
 static uint64_t time_flush(void)
