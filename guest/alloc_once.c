@@ -19,7 +19,7 @@ static const char *const mode_names[] = { "populate", "touch_line", "touch_all",
 static const char usage[] =
 "usage: alloc_once [options]\n"
 "Allocates memory once in a measured child process; one JSON line per repetition.\n"
-"  --size MB        amount (default 256)\n"
+"  --size MIB       amount in MiB (default 256)\n"
 "  --mode MODE      populate    have the kernel populate the mapping, touch nothing (default)\n"
 "                   touch_line  then write one byte in each 4 KiB page\n"
 "                   touch_all   then write every byte\n"
@@ -56,7 +56,7 @@ static void child_job(const struct job *job)
 		flags = MAP_SHARED | MAP_ANONYMOUS;
 	mem = mmap(NULL, job->bytes, PROT_READ | PROT_WRITE, flags, -1, 0);
 	if (mem == MAP_FAILED)
-		kz_fail("cannot map %lu MB (%s)", job->bytes / KZ_MB, job->pages);
+		kz_fail("cannot map %lu MiB (%s)", job->bytes / KZ_MB, job->pages);
 	/* A kernel without THP returns EINVAL; that is no error for nothp. */
 	if (!strcmp(job->pages, "nothp"))
 		madvise(mem, job->bytes, MADV_NOHUGEPAGE);
@@ -65,7 +65,7 @@ static void child_job(const struct job *job)
 			kz_die(KZ_BROKEN, "MADV_HUGEPAGE: %s; boot a kernel with THP, or use --pages nothp",
 			       strerror(errno));
 	if (job->mode != SPARSE && madvise(mem, job->bytes, MADV_POPULATE_WRITE))
-		kz_fail("cannot populate %lu MB", job->bytes / KZ_MB);
+		kz_fail("cannot populate %lu MiB", job->bytes / KZ_MB);
 	if (job->verify) {
 		size_t bad = kz_first_nonzero(mem, job->bytes);
 

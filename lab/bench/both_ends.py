@@ -178,7 +178,7 @@ def rounds(run: Run, names: Sequence[str], found: Values) -> None:
                 delay = POOL_DELAY_MS if way.pool else DELAY_MS
                 one.sh(f"echo {delay} > {DELAY}" if way.reports else LATE)
             size = run.options.size_mb
-            with step(f"both ends, {name}, {mode}: {run.pairs} turns of {size} MB"):
+            with step(f"both ends, {name}, {mode}: {run.pairs} turns of {size} MiB"):
                 for one, counts in turns(insides, run.pairs):
                     figures = use(one, size, mode, way)
                     if counts:

@@ -118,7 +118,9 @@ def bench(
         ),
     ],
     pairs: Pairs = 10,
-    size_mb: Annotated[int, Option("--size", min=2, max=65536, help="MB the job allocates.")] = 256,
+    size_mb: Annotated[
+        int, Option("--size", min=2, max=65536, help="MiB the job allocates.")
+    ] = 256,
     memory: Annotated[str, Option(help="Memory of each guest, such as 2G.")] = "2G",
     accel: Accel = "auto",
     base: Annotated[str, Option(help="The kernel to compare with.")] = "base",

@@ -37,7 +37,7 @@ class Job:
 
 JOBS = {
     "read": Job(
-        f"{READ_MB} MB of a disk read into the page cache",
+        f"{READ_MB} MiB of a disk read into the page cache",
         f"exec 3</dev/vda; dd if=/dev/vda of=/dev/null bs=1M count={READ_MB} 2>/dev/null",
         "exec 3<&-; echo 3 > /proc/sys/vm/drop_caches",
     ),

@@ -174,7 +174,7 @@ def allocate(
     argv = ["alloc_once", "--size", str(options.size_mb), "--mode", job.mode, "--pages", job.pages]
     before = (lambda: None) if prepare else (lambda: settle_both(sides))
     called = job.name.format_map(job.parameters)
-    with step(f"{called}, {job.pages} {job.mode}: {options.pairs} pairs of {options.size_mb} MB"):
+    with step(f"{called}, {job.pages} {job.mode}: {options.pairs} pairs of {options.size_mb} MiB"):
         for side, counts in turns(sides, options.pairs, before=before):
             if prepare:
                 prepare(side, counts)

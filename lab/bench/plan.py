@@ -171,7 +171,7 @@ def check(options: BenchOptions) -> None:
         raise UsageError(f"Bad --memory: {options.memory}", "it is not a size", fix)
     if options.memory_mb < options.size_mb + 512:
         why = (
-            f"{options.size_mb} MB in a guest of {options.memory_mb} MB leaves less than 512 MB "
+            f"{options.size_mb} MiB in a guest of {options.memory_mb} MiB leaves less than 512 MiB "
             "for the rest"
         )
         fix = "give the guest more with --memory, or take a smaller --size"

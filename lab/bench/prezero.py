@@ -61,18 +61,18 @@ class Load:
 PROGRAM = "alloc_once --size {} --mode touch_all --pages thp > /dev/null"
 # The last ones make the thread lose zeros, after which it zeroes less.
 LOADS = {
-    "again_50ms": Load("a program of 300 MB, every 50 ms", PROGRAM.format(300), 20, 0.05),
-    "again_1500ms": Load("a program of 300 MB, every 1.5 s", PROGRAM.format(300), 4, 1.5),
-    "again_5s": Load("a program of 300 MB, every 5 s", PROGRAM.format(300), 2, 5.0),
-    "trickle": Load("a program of 4 MB, every 0.1 s", PROGRAM.format(4), 40, 0.1),
+    "again_50ms": Load("a program of 300 MiB, every 50 ms", PROGRAM.format(300), 20, 0.05),
+    "again_1500ms": Load("a program of 300 MiB, every 1.5 s", PROGRAM.format(300), 4, 1.5),
+    "again_5s": Load("a program of 300 MiB, every 5 s", PROGRAM.format(300), 2, 5.0),
+    "trickle": Load("a program of 4 MiB, every 0.1 s", PROGRAM.format(4), 40, 0.1),
     "build": Load(
-        "40 programs of 8 MB one after the other, every 1.5 s",
+        "40 programs of 8 MiB one after the other, every 1.5 s",
         f"for j in $(seq 40); do {PROGRAM.format(8)}; done",
         2,
         1.5,
     ),
     "files": Load(
-        "a file of 200 MB in tmpfs written and removed, every 1.5 s",
+        "a file of 200 MiB in tmpfs written and removed, every 1.5 s",
         "head -c 200M /dev/zero > /tmp/file; rm /tmp/file",
         4,
         1.5,
@@ -89,7 +89,7 @@ def peers(run: Run, sides: list[Side], size_mb: int) -> None:
     for pages, word in WORDS.items():
         found = Values()
         argv = ["alloc_once", "--size", str(size_mb), "--mode", "touch_all", "--pages", pages]
-        with step(f"{pages}, peers: {PEER_TURNS} turns of {size_mb} MB in {len(sides)} guests"):
+        with step(f"{pages}, peers: {PEER_TURNS} turns of {size_mb} MiB in {len(sides)} guests"):
             for side, counts in turns(sides, PEER_TURNS):
                 before = 0.0
                 if side is ours:

@@ -36,7 +36,7 @@ _ALL = (
     ),
     Bench(
         "thp",
-        "the main job: 256 MB of huge pages",
+        "the main job: 256 MiB of huge pages",
         allocation.thp,
         needs=Needs(kernels=FLOOR),
         takes=(NATIVE, DEBIAN, LINUX),

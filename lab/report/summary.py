@@ -14,9 +14,9 @@ NAME = "demo"
 # Under kvm_pvm a guest that does not zero a page leaves a fault to the next user of the page.
 NATIVE = "pvm"
 JOBS = {
-    "thp.populate": "CPU time, {size} MB in 2 MiB pages, not touched",
-    "thp.touch_all": "CPU time, {size} MB in 2 MiB pages, all written",
-    "order0.touch_all": "CPU time, {size} MB in 4 KiB pages, all written",
+    "thp.populate": "CPU time, {size} MiB in 2 MiB pages, not touched",
+    "thp.touch_all": "CPU time, {size} MiB in 2 MiB pages, all written",
+    "order0.touch_all": "CPU time, {size} MiB in 4 KiB pages, all written",
 }
 ZEROED = {
     "thp.touch_all": "bytes that the guest zeroes, 2 MiB pages",

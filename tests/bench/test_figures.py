@@ -99,7 +99,7 @@ def test_every_figure_is_in_a_chart_under_a_label_of_its_own(written: list[Metri
             chart
         )
     # The chart of the README.
-    clock = next(one for one in charts if one.title == "CPU time of a program that maps 256 MB")
+    clock = next(one for one in charts if one.title == "CPU time of a program that maps 256 MiB")
     assert clock.labels == [
         "mapped, never touched",
         "mapped, a byte of each 4 KiB touched",

@@ -461,3 +461,22 @@ def test_parts_are_sent_after_those_that_they_stand_on() -> None:
     assert rows and set(rows) <= set(on)
     for number, name in enumerate(rows):
         assert set(on[name]) <= set(rows[:number]), name
+
+
+POSTED = {
+    "mm/virtio: skip redundant zeroing of host-zeroed pages",
+    "mm: pre zero out free pages to speed up page allocation for __GFP_ZERO",
+    "mm: introduce reference pages",
+}
+
+
+def test_letters_fit_a_mail_and_name_other_series_by_their_subjects() -> None:
+    folders = [part.root for part in parts._all("linux").parts]
+    files = [file for folder in folders if (file := folder / "cover-letter").is_file()]
+    texts = {file.parent.name: file.read_text(encoding="utf-8") for file in files}
+    subjects = {text.partition("\n")[0] for text in texts.values()}
+    for name, text in texts.items():
+        prose = re.sub(r"\{\{.*?\}\}", "", text, flags=re.DOTALL)
+        assert [line for line in prose.splitlines() if len(line) > letter.WIDTH] == [], name
+        named = re.findall(r'"((?:mm|virtio_balloon)[\w/, ]*: [^"]+)"', " ".join(prose.split()))
+        assert set(named) - subjects - POSTED == set(), name
