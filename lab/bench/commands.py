@@ -48,9 +48,16 @@ def show(result: Result, folder: Path, as_json: bool) -> None:
     if as_json:
         sys.stdout.write(result.to_json())
         return
-    from lab.report import plain
+    from lab.report import page
+    from lab.report import publish as publishing
 
-    print(plain.text(result))
+    print("\n".join(publishing.table(result).text()))
+    reason = result.host.get("accelerator", "")
+    ran_on = f"{result.ran_on} ({reason})" if reason else result.ran_on
+    print(f"Measured on {ran_on}. Targets met: {page.verdict(result)}.")
+    for line in result.missed():
+        print(line)
+    print(f"Again: {result.reproduce}")
     print(folder)
 
 
