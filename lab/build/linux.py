@@ -21,9 +21,6 @@ Chosen = tuple[str, ...]  # names of parts
 
 LINUX_RECIPE = "1"  # change it when the way kernels are built changes
 
-# A line of make's output for a compiled file.
-COMPILED = re.compile(rb"^  (?:CC|AS|RUSTC)\b", re.MULTILINE)
-
 # The rest of the kernel's identity must not depend on when and where it was built.
 KBUILD = (
     *("KBUILD_BUILD_TIMESTAMP=Thu Jan  1 00:00:00 UTC 1970", "KBUILD_BUILD_USER=knownzero"),
