@@ -167,10 +167,8 @@ def _recipe(variant: str, arch: str, config: str = "", chosen: Chosen = ()) -> R
     return Recipe("linux", variant, name, file, key, make, publish, chosen)
 
 
-def find_linux(
-    variant: str, arch: str = "x86_64", config: str = "", chosen: Chosen = ()
-) -> Path | None:
-    return _recipe(variant, arch, config, chosen).find()
+def find_linux(variant: str) -> Path | None:
+    return _recipe(variant, "x86_64").find()
 
 
 def build_linux(variant: str, arch: str = "x86_64", config: str = "", chosen: Chosen = ()) -> Path:
