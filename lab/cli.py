@@ -113,23 +113,9 @@ def main() -> int:
         return _report(errors.from_oserror(error, "a file cannot be read or written"))
 
 
-def _check_name(command: Any, words: list[str]) -> None:
-    """Report an unknown bench or package although --help follows it."""
-    for word in words:
-        if inner := getattr(command, "commands", {}).get(word):
-            command = inner
-            continue
-        named = next((one for one in command.params if one.param_type_name == "argument"), None)
-        if named and named.callback and not word.startswith("-"):
-            named.callback(None, named, word)
-        return
-
-
 def _run(removed: list[str]) -> int:
     """Run the verb, which finds the names of the variables that are removed in its context."""
     try:
-        if at := next((at for at, word in enumerate(sys.argv) if word in ("-h", "--help")), 0):
-            _check_name(typer.main.get_command(app), sys.argv[1:at])
         code = app(prog_name="kz", standalone_mode=False, obj=removed)
     except typer.Abort:
         raise KeyboardInterrupt from None

@@ -17,7 +17,6 @@ HEAD = """<!-- SPDX-License-Identifier: GPL-2.0 -->
 LEFT_OUT = (
     r"^## `kz reference`(?s:.*?)(?=^##)",
     r"^\* `(?:-h, )?--help`: .*\n",
-    r"^\* `--json`: Print JSON\.\n",  # most verbs have it
     r"^\*\*Commands\*\*:\n\n(?:\* .*\n)+\n",  # each has its own section
     r"^\*\*(?:Usage|Arguments|Options)\*\*:\n\n",
     r"^```console\n\$ .*\[OPTIONS\](?: COMMAND \[ARGS\]\.\.\.)?\n```\n\n",  # no arguments

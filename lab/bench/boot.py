@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from lab.bench.jobs import zeroed_bytes
 from lab.bench.repeat import Values, turns
 from lab.bench.runner import Run
-from lab.bench.session import BALLOON, MIB, cpu_ns, resident, warm_host
+from lab.bench.session import BALLOON, MIB, resident, warm_host
 from lab.boot.guest import Guest, running
 from lab.boot.spec import DAEMON, BootSpec
 from lab.core.errors import TestFailure
@@ -107,7 +107,6 @@ def _boot(run: Run, kind: Kind, kernel: str) -> dict[str, float]:
     with running(_spec(run, kind, kernel), run.keep) as guest:
         run.ran_on(guest)
         found = _facts(_until(guest, UP), kernel)
-        found["cpu"] = cpu_ns(guest.pid) / 1e9
         found["resident"] = float(resident(guest.pid))
         guest.send("program")
         answer = json.loads(next(line for line in guest.lines if line.startswith("{")))
@@ -119,7 +118,7 @@ def _boot(run: Run, kind: Kind, kernel: str) -> dict[str, float]:
 
 def figures(run: Run, name: str, kind: Kind, found: Values) -> None:
     of = {"guest": name, "size_mb": kind.program_mb}
-    for key in ("zeroed", "program", "known", "pass", "init", "cpu", "resident"):
+    for key in ("zeroed", "program", "known", "pass", "init", "resident"):
         run.add(f"boot.{{guest}}.{key}", found.both(name, key), of)
 
 

@@ -2,7 +2,6 @@
 """The verbs ``kz demo``, ``kz bench`` and ``kz publish``."""
 
 import os
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -30,7 +29,6 @@ app = typer.Typer()
 
 Pairs = Annotated[int, Option(min=1, max=1000, help="Pairs of repetitions, by turns.")]
 Accel = Annotated[str, Option(help="auto, kvm, pvm or tcg.")]
-ResultJson = Annotated[bool, Option("--json", help="Print result.json.")]
 
 
 def output_folder(given: Path | None, name: str) -> Path:
@@ -44,13 +42,17 @@ def output_folder(given: Path | None, name: str) -> Path:
     return writable_folder("--output", given)
 
 
-def show(result: Result, folder: Path, as_json: bool) -> None:
-    if as_json:
-        sys.stdout.write(result.to_json())
-        return
-    from lab.report import plain
+def show(result: Result, folder: Path) -> None:
+    from lab.report import page
+    from lab.report import publish as publishing
 
-    print(plain.text(result))
+    print("\n".join(publishing.table(result).text()))
+    reason = result.host.get("accelerator", "")
+    ran_on = f"{result.ran_on} ({reason})" if reason else result.ran_on
+    print(f"Measured on {ran_on}. Targets met: {page.verdict(result)}.")
+    for line in result.missed():
+        print(line)
+    print(f"Again: {result.reproduce}")
     print(folder)
 
 
@@ -86,7 +88,6 @@ def demo(
     pairs: Pairs = demos.PAIRS,
     accel: Accel = "auto",
     output: Annotated[Path | None, Option(help="Folder (default: out/demo/TIME).")] = None,
-    as_json: ResultJson = False,
 ) -> None:
     """Run a stock QEMU, the daemon and a kernel with the series; print a table.
 
@@ -97,9 +98,6 @@ def demo(
     plan = make_plan(demos.DEMO, BenchOptions(pairs=pairs, accel=accel), ("demo",))
     folder = output_folder(output, "demo")
     result = run_one(plan, folder, demos.build)
-    if as_json:
-        sys.stdout.write(result.to_json())
-        return
     from lab.report import summary
 
     print("\n".join(summary.lines(result)))
@@ -136,7 +134,6 @@ def bench(
     strict: Annotated[
         bool, Option("--strict", help="Exit with 1 when a target is missed.")
     ] = False,
-    as_json: ResultJson = False,
 ) -> None:
     options = BenchOptions(
         pairs=pairs,
@@ -157,7 +154,7 @@ def bench(
     plan = make_plan(BENCHES[name], options)
     folder = output_folder(output, name)
     result = run_one(plan, folder)
-    show(result, folder, as_json)
+    show(result, folder)
     if strict:
         check_targets(result, folder)
 

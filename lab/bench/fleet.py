@@ -54,7 +54,6 @@ KINDS = (
     "zeroed",
     "prezeroed",
     "host_faults",
-    "guest_faults",
     "cpu",
 )
 
@@ -98,7 +97,6 @@ def bursts(side: Side, number: int, each_page: bool) -> dict[str, list[float]]:
         "zeroed": every or runs.zeroed,
         "prezeroed": [float((counted[PREZEROED] or 0) * PAGE)],
         "host_faults": runs.host_faults,
-        "guest_faults": [float(counted["pgfault"])],
         "cpu": [cost[0].system_s + cost[0].user_s],
     }
 

@@ -20,7 +20,7 @@ OFF, ON = (f"echo {value} > {FOLDER}/enabled" for value in (0, 1))
 DIRTY = f"fillfree --share 90 > /dev/null; {DROP}"
 # The thread is done when the guest used less than this share of each slice for so long; after steal
 # time the thread pauses for a second.
-LOOK_S, BUSY, STILL_S = 0.05, 0.2, 2.0
+LOOK_S, BUSY, STILL_S, WAIT_S = 0.05, 0.2, 2.0, 300.0
 CORUNNER_MS = 1500
 CORUNNER_TURNS, CORUNNER_MOST = 10, 30
 FAULT_TURNS = 10
@@ -44,8 +44,8 @@ def make_dirty(side: Side) -> None:
     side.sh(DIRTY)
 
 
-def wait_until_idle(side: Side, timeout: float) -> float:
-    """Wait until the guest has been idle for STILL_S; when its last work ended.
+def wait_until_idle(side: Side) -> None:
+    """Wait until the guest has been idle for STILL_S.
 
     Seen from outside: the thread gives up its block and pauses when a program in the guest looks.
     """
@@ -57,30 +57,25 @@ def wait_until_idle(side: Side, timeout: float) -> float:
         if spent - seen > BUSY * LOOK_S * 1e9:
             last = now
         seen = spent
-        if last - began > timeout:
-            why = f"after {timeout:.0f} s the guest is still busy"
+        if last - began > WAIT_S:
+            why = f"after {WAIT_S:.0f} s the guest is still busy"
             fix = f"see {FOLDER} in the guest: a program may free memory all the time"
             raise TestFailure("Free memory does not become zero", why, fix)
-    return last
 
 
-def zero_all(
-    side: Side, dirty: Callable[[Side], object] = make_dirty, timeout: float = 300.0
-) -> dict[str, float]:
+def zero_all(side: Side, dirty: Callable[[Side], object] = make_dirty) -> dict[str, float]:
     """Turn the thread on, make memory dirty, and wait until the thread is done.
 
     It zeroes as much as programs have waited for while it was on, so it must be on before
-    ``dirty``. Bytes, CPU seconds, seconds, percent known zero.
+    ``dirty``. CPU seconds, in all and for each GiB, and percent known zero.
     """
     side.sh(ON)
     before, cpu_before = side.number(ZEROED), side.number(CPU)
     dirty(side)
-    began = time.monotonic()
-    seconds = wait_until_idle(side, timeout) - began
-    size, cpu = (side.number(ZEROED) - before) * PAGE, (side.number(CPU) - cpu_before) / 100
-    gib = size / GIB or 1.0
-    spent = {"cpu": cpu, "seconds": seconds, "gib_cpu": cpu / gib, "gib_seconds": seconds / gib}
-    return spent | {"bytes": float(size), "known": known_percent(side)}
+    wait_until_idle(side)
+    gib = (side.number(ZEROED) - before) * PAGE / GIB or 1.0
+    cpu = (side.number(CPU) - cpu_before) / 100
+    return {"cpu": cpu, "gib_cpu": cpu / gib, "known_zero": known_percent(side)}
 
 
 def allocate(
@@ -109,15 +104,8 @@ def allocate(
 
 def background(run: Run, cost: Values) -> None:
     """Add the figures of the thread, which no other figure includes; base has no such thread."""
-    for name, key in (
-        ("background_cpu", "cpu"),
-        ("background_bytes", "bytes"),
-        ("time_until_zero", "seconds"),
-        ("known_zero", "known"),
-        ("gib_cpu", "gib_cpu"),
-        ("gib_time", "gib_seconds"),
-    ):
-        run.add(f"prezero.{name}", ([0.0] * len(cost[key,]), cost[key,]))
+    for name in ("known_zero", "gib_cpu"):
+        run.add(f"prezero.{name}", ([0.0] * len(cost[name,]), cost[name,]))
 
 
 def beside(side: Side, works: bool, command: str) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from lab.bench.jobs import HUGE
 from lab.bench.repeat import NARROW, Values, turns
 from lab.bench.runner import Run
-from lab.bench.session import DELAY, MIB, PAGE, Side, Wanted, cpu_ns, warm_host
+from lab.bench.session import DELAY, MIB, PAGE, Side, Wanted, warm_host
 from lab.boot import balloon
 from lab.core.errors import TestFailure
 from lab.core.progress import step
@@ -45,7 +45,7 @@ ROWS = {
 
 
 def faults(sides: list[Side], pairs: int, found: Values, numbers: Iterable[int] = TASKS) -> None:
-    """The loop in each guest by turns: pages per second, and CPU time of QEMU for each page."""
+    """The loop in each guest by turns: pages per second."""
     for pages, words in PAGES.items():
         for tasks in numbers:
             number = TASKS[tasks]
@@ -56,9 +56,7 @@ def faults(sides: list[Side], pairs: int, found: Values, numbers: Iterable[int] 
             with step(f"page faults, {words}, {number}: {pairs} to {MOST * pairs} turns"):
                 for side, counts in turns(sides, MOST * pairs, known, least=pairs):
                     warm_host(tasks * MAP_MB * MIB)
-                    before = cpu_ns(side.guest.pid)
                     answer = side.json("page_fault", *options.split())
-                    spent = cpu_ns(side.guest.pid) - before
                     huge = (answer["vmstat"]["thp_fault_alloc"] or 0) * HUGE // PAGE
                     if pages == "thp" and huge < 0.95 * answer["iterations"]:
                         why = f"{huge} of {answer['iterations']} pages in the {side.name} guest"
@@ -66,9 +64,6 @@ def faults(sides: list[Side], pairs: int, found: Values, numbers: Iterable[int] 
                         raise TestFailure("The loop did not get huge pages", why, fix)
                     if counts:
                         found["rate", pages, tasks, side.name].append(answer["per_second"])
-                        found["cpu", pages, tasks, side.name].append(
-                            spent / 1e3 / answer["iterations"]
-                        )
 
 
 def figures(run: Run, found: Values) -> None:
@@ -82,8 +77,6 @@ def figures(run: Run, found: Values) -> None:
                 "page_fault.{pages}.{tasks}.{row}", (rate["base"], rate[row]), {**of, "row": row}
             )
         run.add("page_fault.{pages}.{tasks}.loss", (rate["off"], rate["bit6"]), of)
-        cpu = found["cpu", pages, tasks, "off"], found["cpu", pages, tasks, "bit6"]
-        run.add("page_fault.{pages}.{tasks}.loss_cpu", cpu, of)
 
 
 def measure(run: Run) -> None:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0
 """Real programs in a Debian, cold and warm.
 
-Bytes zeroed, page faults and time.
+Bytes zeroed and time.
 """
 
 import hashlib
@@ -30,8 +30,8 @@ NAMES = tuple(sorted(file.stem for file in PROGRAMS.glob("*.sh")))
 MAKER = PROGRAMS.with_name("debian-disk.sh")
 ROUNDS = 2  # at most, of --pairs: one takes about ten minutes
 PAGES = {"thp": ("always", "huge pages"), "4k": ("never", "4 KiB pages")}
-FIGURES = ("zeroed", "faults", "time")  # of a run
-NATIVE_FIGURES = ("time", "cpu", "faults")  # without a plugin of the emulator
+FIGURES = ("zeroed", "time")  # of a run
+NATIVE_FIGURES = ("time", "cpu")  # without a plugin of the emulator
 NATIVE_ROUNDS = 10
 NOT_NATIVE = ("microvm",)  # needs a KVM in the guest
 KZEROPAGED, REST_S = "kzeropaged", 2.0
@@ -101,11 +101,10 @@ def in_debian(script: str) -> str:
 
 
 def timed(side: Side, name: str) -> tuple[dict[str, float], list[str]]:
-    """Run a program once: its time in seconds and its page faults, and its output."""
-    before, began = side.vmstat()["pgfault"], time.monotonic()
+    """Run a program once: its time in seconds, and its output."""
+    began = time.monotonic()
     output = side.sh(in_debian(f"/programs/{name}.sh"))
-    seconds = time.monotonic() - began
-    return {"time": seconds, "faults": side.vmstat()["pgfault"] - before}, output
+    return {"time": time.monotonic() - began}, output
 
 
 def play(side: Side, name: str, counts: Path) -> tuple[dict[str, float], list[str]]:

@@ -55,17 +55,14 @@ def _added(item: str) -> tuple[Path, str]:
 
 
 @app.command()
-def doctor(context: typer.Context, as_json: Json = False) -> None:
+def doctor(context: typer.Context) -> None:
     from lab.boot import doctor as doctors
 
     findings = doctors.examine(context.obj or [])
-    if as_json:
-        print(json.dumps([vars(f) for f in findings]))
-    else:
-        width = max(len(f.name) for f in findings)
-        for f in findings:
-            fix = f"\n{'':8}{'':{width}}  fix: {f.fix}" if f.fix else ""
-            print(f"{f.state:8}{f.name:{width}}  {f.text}{fix}")
+    width = max(len(f.name) for f in findings)
+    for f in findings:
+        fix = f"\n{'':8}{'':{width}}  fix: {f.fix}" if f.fix else ""
+        print(f"{f.state:8}{f.name:{width}}  {f.text}{fix}")
     if any(f.state == "missing" for f in findings):
         raise typer.Exit(errors.MACHINE)
 

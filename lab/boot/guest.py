@@ -48,7 +48,6 @@ class BootResult:
     accel: str
     seconds: float
     violations: list[str]
-    stdout_bytes: bytes = b""
     accel_reason: str = ""
 
 
@@ -331,7 +330,6 @@ class Guest:
             self.accel,
             took,
             faults,
-            bytes(self._out),
             self.accel_reason,
         )
 

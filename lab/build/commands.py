@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0
 """The verbs ``kz build`` and ``kz package``."""
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -9,7 +8,7 @@ import typer
 from typer import Option
 
 from lab.core import errors
-from lab.core.options import Json, OlderLinux, Parts, one_of, writable_folder
+from lab.core.options import OlderLinux, Parts, one_of, writable_folder
 from lab.machine import arches
 
 app = typer.Typer()
@@ -28,7 +27,6 @@ def linux(
     config: Annotated[str, Option(help="Last fragment: a file, or a name in configs/matrix.")] = "",
     chosen: Annotated[str, Parts] = "",
     older: OlderLinux = "",
-    as_json: Json = False,
 ) -> None:
     """Build a kernel, unless the cache has it."""
     from lab.build.linux import build_linux
@@ -37,14 +35,13 @@ def linux(
 
     if older:
         fetch.use("linux", older)
-    _print_image(build_linux(variant, arch, config, parts.split(chosen)), as_json)
+    print(build_linux(variant, arch, config, parts.split(chosen)))
 
 
 @build_app.command("qemu")
 def qemu(
     variant: Annotated[str, Option(help="base or knownzero.")] = "knownzero",
     release: OtherQemu = "",
-    as_json: Json = False,
 ) -> None:
     """Build qemu-system-x86_64, unless the cache has it."""
     from lab.build.qemu import build_qemu
@@ -52,13 +49,12 @@ def qemu(
 
     if release:
         fetch.use("qemu", release)
-    _print_image(build_qemu(variant), as_json)
+    print(build_qemu(variant))
 
 
 @build_app.command("daemon")
 def daemon(
     profile: Annotated[str, Option(help="dev (quick) or release (to measure).")] = "dev",
-    as_json: Json = False,
 ) -> None:
     """Build the vhost-user daemon with cargo."""
     from lab.build import daemon as daemons
@@ -67,14 +63,7 @@ def daemon(
         raise errors.UsageError(
             f"Bad --profile: {profile}", "no profile has this name", "use dev or release"
         )
-    binary = daemons.build(profile)
-    print(json.dumps({"image": str(binary)}) if as_json else binary)
-
-
-def _print_image(image: Path, as_json: bool) -> None:
-    from lab.build.images import metadata
-
-    print(json.dumps({"path": str(image), **metadata(image)}) if as_json else image)
+    print(daemons.build(profile))
 
 
 @app.command("package")
@@ -97,7 +86,6 @@ def package(
     ] = None,
     release: Release = "",
     output: Annotated[Path | None, Option(help="Folder (default: out/packages).")] = None,
-    as_json: Json = False,
 ) -> None:
     from lab.build import package as packages
     from lab.core import paths, progress
@@ -125,4 +113,4 @@ def package(
     for file in made:
         size = file.stat().st_size
         progress.note(f"{file.name}: {size >> 20} MiB; install it with apt install {file}")
-        print(json.dumps({"path": str(file), "bytes": size}) if as_json else file)
+        print(file)

@@ -5,7 +5,6 @@ import contextlib
 import hashlib
 import json
 import os
-import shutil
 import socket
 import subprocess
 import tempfile
@@ -24,16 +23,8 @@ START = 10.0  # seconds the daemon gets to listen
 
 
 def target_dir() -> Path:
-    """Cargo's folder for this checkout; those of removed checkouts are removed."""
-    name = hashlib.sha256(str(WORKSPACE).encode()).hexdigest()[:8]
-    folder = paths.sub("obj", f"rust-{name}")
-    owner = folder / "checkout"
-    if not owner.is_file():
-        lock.write_atomically(owner, str(WORKSPACE).encode())
-        for other in folder.parent.glob("rust-*/checkout"):
-            if not Path(other.read_text(encoding="utf-8")).is_dir():
-                shutil.rmtree(other.parent, ignore_errors=True)
-    return folder
+    """Cargo's folder for this checkout."""
+    return paths.sub("obj", f"rust-{hashlib.sha256(str(WORKSPACE).encode()).hexdigest()[:8]}")
 
 
 def cargo(arguments: list[str], log: Path, what: str, timeout: float | None = None) -> None:

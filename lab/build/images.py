@@ -147,12 +147,12 @@ def metadata(image: Path) -> dict[str, object]:
     return {}
 
 
-def prune_images(keep: int = KEEP_IMAGES) -> None:
+def prune_images() -> None:
     """Remove the images that were unused longest, left-over work, and old logs."""
     folder = paths.sub("images")
     with contextlib.suppress(FileNotFoundError):  # another kz removes the same
         images = [path for path in folder.iterdir() if not path.name.startswith(".")]
-        old = sorted(images, key=lambda path: path.stat().st_mtime, reverse=True)[keep:]
+        old = sorted(images, key=lambda path: path.stat().st_mtime, reverse=True)[KEEP_IMAGES:]
         for unused in (*old, *folder.glob(".*.part")):
             if time.time() - unused.stat().st_mtime > 86400:
                 shutil.rmtree(unused, ignore_errors=True)

@@ -21,9 +21,6 @@ Chosen = tuple[str, ...]  # names of parts
 
 LINUX_RECIPE = "1"  # change it when the way kernels are built changes
 
-# A line of make's output for a compiled file.
-COMPILED = re.compile(rb"^  (?:CC|AS|RUSTC)\b", re.MULTILINE)
-
 # The rest of the kernel's identity must not depend on when and where it was built.
 KBUILD = (
     *("KBUILD_BUILD_TIMESTAMP=Thu Jan  1 00:00:00 UTC 1970", "KBUILD_BUILD_USER=knownzero"),
@@ -170,10 +167,8 @@ def _recipe(variant: str, arch: str, config: str = "", chosen: Chosen = ()) -> R
     return Recipe("linux", variant, name, file, key, make, publish, chosen)
 
 
-def find_linux(
-    variant: str, arch: str = "x86_64", config: str = "", chosen: Chosen = ()
-) -> Path | None:
-    return _recipe(variant, arch, config, chosen).find()
+def find_linux(variant: str) -> Path | None:
+    return _recipe(variant, "x86_64").find()
 
 
 def build_linux(variant: str, arch: str = "x86_64", config: str = "", chosen: Chosen = ()) -> Path:

@@ -319,7 +319,7 @@ def _kernel_with_modules(config: str, key: Path | None) -> Kernel:
         obj = paths.sub("obj") / f"linux-{source.key[:8]}-package-{name}"
         configure(tree, obj, config, key, log)
         what = f"building linux {source.version} with {given.name}, modules and all"
-        with progress.counted(what, log, build.COMPILED, "files compiled"):
+        with progress.step(what, log):
             build.make_targets(tree, obj, ["bzImage", "modules"], log)
         release = (obj / "include/config/kernel.release").read_text(encoding="utf-8").strip()
         with (

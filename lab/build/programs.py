@@ -63,19 +63,18 @@ def _target(name: str, sources: list[Path], prefix: str, more: str = "") -> Path
     return paths.sub("guest") / f"{name}-{digest.hexdigest()[:16]}"
 
 
-def build_programs(arch: str = "x86_64") -> dict[str, Path]:
+def build_programs() -> dict[str, Path]:
     """Compile every program: static binaries by name. Cached by content."""
-    prefix = arches.ARCHES[arch].prefix if arch in arches.GUESTS else ""
-    return {source.stem: build_program(source, prefix) for source in _sources(arch)}
+    return {source.stem: build_program(source) for source in _sources("x86_64")}
 
 
-def build_program(source: Path, prefix: str = "") -> Path:
+def build_program(source: Path) -> Path:
     """Compile a static program. Cached by content; LabError when it does not compile."""
-    target = _target(source.stem, [source], prefix)
+    target = _target(source.stem, [source], "")
     if target.is_file():
         return target
     with lock.new_file(target) as work:
-        argv: run.Argv = [f"{prefix}gcc" if prefix else "cc", *FLAGS, "-o", work, source]
+        argv: run.Argv = ["cc", *FLAGS, "-o", work, source]
         log = paths.log_file(f"guest-{source.stem}")
         what = f"{source.parent.name}/{source.name} does not compile"
         run.logged(argv, log, what, "correct the error above")

@@ -53,8 +53,8 @@ def _recipe(variant: str) -> Recipe:
     return Recipe("qemu", variant, variant, str(PROGRAM), key, make, _publish)
 
 
-def find_qemu(variant: str = "knownzero") -> Path | None:
-    return _recipe(variant).find()
+def find_qemu() -> Path | None:
+    return _recipe("knownzero").find()
 
 
 def qemu_object_dir(variant: str, source: fetch.Source) -> Path:

@@ -3,9 +3,7 @@
 
 import functools
 import multiprocessing
-import re
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -73,31 +71,3 @@ def step(name: str, log: Path | None = None) -> Iterator[None]:
     took = time.monotonic() - began
     if took > 3:
         note(f"{name}: done in {duration(took)}")
-
-
-@contextmanager
-def counted(
-    name: str, log: Path, one: re.Pattern[bytes], what: str, every_s: float = 120.0
-) -> Iterator[None]:
-    """Show a long step.
-
-    Every ``every_s`` seconds, show how many matches of ``one`` it has added to its log.
-    """
-    ended, began = threading.Event(), time.monotonic()
-    start = log.stat().st_size if log.is_file() else 0
-
-    def watch() -> None:
-        while not ended.wait(every_s):
-            with log.open("rb") as file:
-                file.seek(start)
-                found = len(one.findall(file.read()))
-            note(f"{name}: {found:,} {what} in {duration(time.monotonic() - began)}")
-
-    watcher = threading.Thread(target=watch, daemon=True)
-    with step(name, log):
-        watcher.start()
-        try:
-            yield
-        finally:
-            ended.set()
-            watcher.join()

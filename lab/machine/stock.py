@@ -129,7 +129,7 @@ def _suites() -> str:
     return f"{backports.removesuffix('-backports')} {backports}"
 
 
-def find_qemu(arch: str = "x86_64") -> Path | None:
+def find_qemu() -> Path | None:
     """The default QEMU of ``qemu`` if the cache has it; downloads nothing."""
-    package, _ = QEMUS[arch]
-    return qemu(arch) if debs.place(package, _suites()).is_dir() else None
+    package, _ = QEMUS["x86_64"]
+    return qemu() if debs.place(package, _suites()).is_dir() else None

@@ -33,7 +33,6 @@ class Part:
     root: Path
     on: tuple[str, ...] = ()
     configs: tuple[str, ...] = ()
-    tests: tuple[str, ...] = ()
     also: tuple[str, ...] = ()
     file: str = ""  # its only patch, of a folder without a list
 
@@ -135,7 +134,8 @@ def _all(name: str) -> Series:
             on = tuple(fields.get("on", ()))
             if missing := [one for one in on if one not in {p.name for p in found}]:
                 raise ValueError(f"{part} stands on {missing[0]}, which does not come before it")
-            fields.pop("solved", None)  # for readers
+            for name_of in ("solved", "tests"):
+                fields.pop(name_of, None)  # for readers
             given: dict[str, Any] = {
                 k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()
             }

@@ -3,7 +3,6 @@
 
 import dataclasses
 import json
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -92,14 +91,9 @@ def compare(
 
 
 def _print(title: str, found: "Comparison") -> None:
-    from rich.console import Console
-    from rich.markdown import Markdown
+    from lab.report.compare import CAPTION, table
 
-    from lab.report.compare import table
-
-    # Wide enough for whole names where no terminal limits it.
-    console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
-    console.print(Markdown(f"{title}\n\n{table(found)}"))
+    print("\n".join([title, *table(found).text(), CAPTION]))
     for words, differs in (
         ("Unlike, and compared all the same", found.reasons),
         ("Not the same", found.versions),
@@ -107,4 +101,4 @@ def _print(title: str, found: "Comparison") -> None:
         ("Only in the second", found.only_second),
     ):
         if differs:
-            console.print(f"{words}: {'; '.join(differs)}", markup=False, soft_wrap=True)
+            print(f"{words}: {'; '.join(differs)}")

@@ -178,7 +178,7 @@ CAPTION = (
 )
 
 
-def table(found: Comparison) -> str:
+def table(found: Comparison) -> Table:
     names = dict(zip(SIDE_NAMES, found.sides, strict=True))
     heads, cells = ("metric", "side", "first", "second", "change", "chance"), []
     for row in found.rows:
@@ -188,4 +188,4 @@ def table(found: Comparison) -> str:
         test = row.significance.text() if row.significance else ""
         side = names.get(row.side, row.side)
         cells.append((f"`{row.name}`", side, *medians, change + mark, test))
-    return f"{Table(heads, cells, right=(2, 3, 4)).markdown()}\n{CAPTION}"
+    return Table(heads, cells, right=(2, 3, 4))

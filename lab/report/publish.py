@@ -65,10 +65,14 @@ def ordered(results: list[Result]) -> list[Result]:
 def figures(result: Result, pictures: Sequence[str] = ()) -> str:
     """The page of a run: its pictures, and every figure, both sides in one unit."""
     about = f"{result.ran_on}; {origin.words(result)}. [How to read it](../README.md#runs)."
-    heads = ("figure", *result.sides, "change", "target")
-    rows = Table(heads, list(map(_row, result.metrics)), right=(1, 2, 3))
     drawn = "".join(f"![The main figures of the table]({name})\n\n" for name in pictures)
-    return f"{MARKS}# {result.name}\n\n{about}\n\n{drawn}{rows.markdown()}"
+    return f"{MARKS}# {result.name}\n\n{about}\n\n{drawn}{table(result).markdown()}"
+
+
+def table(result: Result) -> Table:
+    """A row for each figure of a run."""
+    heads = ("figure", *result.sides, "change", "target")
+    return Table(heads, list(map(_row, result.metrics)), right=(1, 2, 3))
 
 
 def _row(metric: Metric) -> list[str]:

@@ -23,15 +23,16 @@ class Table(NamedTuple):
         return "".join("|".join(line).rstrip("|") + "\n" for line in lines)
 
     def text(self) -> Iterator[str]:
-        """Lines with columns of one width."""
-        lines = [self.heads, *self.rows]
+        """Lines with columns of one width, without the marks of code."""
+        lines = [[cell.replace("`", "") for cell in line] for line in (self.heads, *self.rows)]
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         for line in lines:
             cells = zip(line, widths, strict=True)
-            yield "  ".join(
+            shown = (
                 cell.rjust(width) if at in self.right else cell.ljust(width)
                 for at, (cell, width) in enumerate(cells)
             )
+            yield "  ".join(shown).rstrip()
 
     def html(self) -> Markup:
         """Rows of a table in HTML; a figure and its unit stay on one line."""

@@ -74,14 +74,6 @@ class Row:
     def holds(self) -> bool:
         return bool(self.bug.none) or (self.base.verdict, self.fixed.verdict) == ("fails", "passes")
 
-    def data(self) -> dict[str, object]:
-        bug = self.bug
-        return {
-            **{"patch": bug.name, "subject": bug.subject, "since": bug.since or None},
-            **{"reproducer": bug.test or bug.mutant or None, "none": bug.none or None},
-            **{"base": vars(self.base), "fixed": vars(self.fixed), "holds": self.holds},
-        }
-
 
 # The registry.
 

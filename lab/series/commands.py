@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0
 """The verbs ``kz tree`` and ``kz series``."""
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -9,7 +8,7 @@ import typer
 from typer import Argument, Option
 
 from lab.core import errors
-from lab.core.options import Json, Name, OlderLinux, Parts, Several
+from lab.core.options import Name, OlderLinux, Parts, Several
 
 app = typer.Typer()
 series_app = typer.Typer(no_args_is_help=True)
@@ -25,7 +24,6 @@ def tree(
     chosen: Annotated[str, Parts] = "",
     older: OlderLinux = "",
     force: Annotated[bool, Option("--force", help="Replace commits that are not saved.")] = False,
-    as_json: Json = False,
 ) -> None:
     """Tag base is the unpatched source, branch part/NAME the last commit of a part. Work there with
     git (git rebase -i base carries the branches along), then write it back with kz series save.
@@ -36,8 +34,7 @@ def tree(
 
     if older:
         fetch.use(name, older)
-    made = trees.make(name, path, force, parts.split(chosen))
-    print(json.dumps({"path": str(made)}) if as_json else made)
+    print(trees.make(name, path, force, parts.split(chosen)))
 
 
 @series_app.command("save")
@@ -45,7 +42,6 @@ def series_save(
     name: Name,
     path: Annotated[Path | None, Option(help="The git tree (default: that of kz tree).")] = None,
     older: OlderLinux = "",
-    as_json: Json = False,
 ) -> None:
     """Write a tree's commits back into parts/NAME."""
     from lab.machine import fetch
@@ -55,10 +51,7 @@ def series_save(
     if older:
         fetch.use(name, older)
     changed = tree.save(parts.get(name), (path or tree.default_path(name)).absolute())
-    if as_json:
-        print(json.dumps({"changed": changed}))
-    else:
-        print("\n".join(f"{name}/{item}" for item in changed) if changed else "nothing changed")
+    print("\n".join(f"{name}/{item}" for item in changed) if changed else "nothing changed")
 
 
 @series_app.command("bugs")
@@ -66,7 +59,6 @@ def series_bugs(
     names: Annotated[
         Several, Argument(metavar="NAME", help="fixes-mm, or fixes-mm/0001; by default all.")
     ] = None,
-    as_json: Json = False,
 ) -> None:
     """Run the reproducer of each bug that a part fixes-* fixes. It must fail without the fix, on
     the base kernel, and pass with all fixes.
@@ -80,12 +72,9 @@ def series_bugs(
     from lab.series import bugs
 
     rows = bugs.bugs(names or [])
-    if as_json:
-        print(json.dumps([row.data() for row in rows]))
-    else:
-        for part in dict.fromkeys(row.bug.part for row in rows):
-            shown = bugs.written(part).relative_to(paths.REPO)
-            print("\n".join([f"{part} ({shown})", *bugs.table(rows, part), ""]))
+    for part in dict.fromkeys(row.bug.part for row in rows):
+        shown = bugs.written(part).relative_to(paths.REPO)
+        print("\n".join([f"{part} ({shown})", *bugs.table(rows, part), ""]))
     raise typer.Exit(errors.OK if all(row.holds for row in rows) else errors.FAILED)
 
 
@@ -100,7 +89,6 @@ def series_export(
         Path | None, Option(metavar="DIR", help="An earlier export, for a range-diff.")
     ] = None,
     base_commit: Annotated[str, Option(metavar="HASH", help="The base in your reader's git.")] = "",
-    as_json: Json = False,
 ) -> None:
     """Write a part as mails for git send-email, and the file recipients. Nothing is sent.
 
@@ -113,10 +101,6 @@ def series_export(
     made = export.export(
         project or "linux", name, directory, strict=strict, since=since, base_commit=base_commit
     )
-    if as_json:
-        problems = [vars(problem) for problem in made.problems]
-        print(json.dumps({"files": [str(mail) for mail in made.mails], "problems": problems}))
-        return
     print("\n".join(str(mail) for mail in made.mails))
     for problem in made.problems:
         progress.note(f"{problem.check}: {problem.where}: {problem.text}")
@@ -127,7 +111,6 @@ def series_check(
     name: Name,
     each: Annotated[bool, Option("--each", help=EACH)] = False,
     against: Annotated[str, Option(metavar="SOURCE", help=AGAINST)] = "",
-    as_json: Json = False,
 ) -> None:
     """Check that each part applies, alone and with the others, passes checkpatch and saves
     unchanged.
@@ -140,18 +123,10 @@ def series_check(
             raise errors.UsageError("Bad --against", why, fix)
         from lab.series import against as others
 
-        reports = others.against(name, against)
-        print(
-            json.dumps([vars(one) for one in reports], default=str)
-            if as_json
-            else "\n".join(others.lines(reports))
-        )
+        print("\n".join(others.lines(others.against(name, against))))
         return
     problems = check.check(name, each)
-    if as_json:
-        print(json.dumps({"name": name, "problems": [vars(p) for p in problems]}))
-    else:
-        for problem in problems:
-            print(f"{problem.check}: {problem.where}: {problem.text}")
-        print(f"{name}: {len(problems)} problems" if problems else f"{name}: all checks pass")
+    for problem in problems:
+        print(f"{problem.check}: {problem.where}: {problem.text}")
+    print(f"{name}: {len(problems)} problems" if problems else f"{name}: all checks pass")
     raise typer.Exit(errors.FAILED if problems else errors.OK)

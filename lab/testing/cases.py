@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0
 """Tests as lines of JSON.
 
-A pytest plugin that writes one as each test ends, and resumes from what is there.
+A pytest plugin that writes one as each test ends, and leaves out the tests that are there.
 """
 
 from __future__ import annotations
@@ -9,8 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections import Counter
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,18 +21,11 @@ PASSED, FAILED, BROKEN, SKIPPED = "passed", "failed", "could not run", "skipped"
 
 @dataclass
 class Case:
-    """A test that has ended.
-
-    ``repeats``: why earlier attempts failed. ``amounts``: figures that it recorded.
-    """
+    """A test that has ended. ``amounts``: figures that it recorded."""
 
     id: str
     state: str = PASSED
-    seconds: float = 0.0
     message: str = ""
-    detail: str = ""
-    repeats: list[str] = field(default_factory=list)
-    started_again: list[str] = field(default_factory=list)
     amounts: dict[str, int] = field(default_factory=dict)
 
 
@@ -47,23 +38,6 @@ def read(file: Path) -> list[Case]:
     return found
 
 
-def lines(cases: Iterable[Case]) -> str:
-    return "".join(json.dumps(asdict(case)) + "\n" for case in cases)
-
-
-def count(cases: Iterable[Case]) -> Counter[str]:
-    return Counter(case.state for case in cases)
-
-
-def amounts(cases: Iterable[Case]) -> Counter[str]:
-    """The sum of every recorded figure over the tests that passed."""
-    total: Counter[str] = Counter()
-    for case in cases:
-        if case.state == PASSED:
-            total.update(case.amounts)
-    return total
-
-
 class _Writer:
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -72,39 +46,32 @@ class _Writer:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         case = self.running.setdefault(report.nodeid, Case(report.nodeid))
-        case.seconds = round(case.seconds + report.duration, 3)
-        text = str(report.longrepr or "")
         crash = getattr(report.longrepr, "reprcrash", None)
-        message = crash.message if crash else text.strip()
+        message = crash.message if crash else str(report.longrepr or "").strip()
         if report.outcome == "rerun":  # type: ignore[comparison-overlap]  # of pytest-rerunfailures
-            case.repeats.append(message.partition("\n")[0])
             self.repeated.add(report.nodeid)
         elif report.failed:
             broken = ("machine", "broken") in report.user_properties
             case.state = BROKEN if broken and case.state != FAILED else FAILED
             # A test may fail in its body and again when it is taken down.
-            case.message, case.detail = (
-                f"{case.message}\n{message}".strip(),
-                f"{case.detail}\n{text}".strip(),
-            )
+            case.message = f"{case.message}\n{message}".strip()
         elif report.skipped and case.state == PASSED:
-            reason = (
-                f"is expected to fail: {report.wasxfail}" if hasattr(report, "wasxfail") else ""
-            )
+            expected = f"is expected to fail: {getattr(report, 'wasxfail', '')}"
             said = report.longrepr[2] if isinstance(report.longrepr, tuple) else message
-            case.state, case.message = SKIPPED, reason or said.removeprefix("Skipped: ")
+            case.message = (
+                expected if hasattr(report, "wasxfail") else said.removeprefix("Skipped: ")
+            )
+            case.state = SKIPPED
         if report.when != "teardown":
             return
         for name, value in report.user_properties:
-            if name == "started_again":
-                case.started_again.append(str(value))
-            elif name != "attempt" and isinstance(value, int) and not isinstance(value, bool):
+            if name != "attempt" and isinstance(value, int) and not isinstance(value, bool):
                 case.amounts[name] = value
         if report.nodeid in self.repeated:  # another attempt follows
             self.repeated.remove(report.nodeid)
             return
         with self.file.open("a", encoding="utf-8") as out:
-            out.write(lines([self.running.pop(report.nodeid)]))
+            out.write(json.dumps(asdict(self.running.pop(report.nodeid))) + "\n")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

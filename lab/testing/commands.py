@@ -34,7 +34,6 @@ def test(
         Several,
         Option(metavar="NAME", help=f"Only this stage of a night; repeatable: {', '.join(NAMES)}."),
     ] = None,
-    report: Annotated[bool, Option("--report", help="Only print the last night's report.")] = False,
 ) -> None:
     """Skipped tests are listed with reasons.
 
@@ -48,16 +47,8 @@ def test(
             raise UsageError(
                 f"Bad {option}", "each stage of a night is a run of its own", "leave it out"
             )
-    for option, given in (("--stage", stage), ("--report", report)):
-        if given and not nightly:
-            raise UsageError(f"Bad {option}", "it belongs to a night", "add --nightly")
-    if report:
-        if (last := next(night.all_nights(), None)) is None:
-            raise UsageError(
-                "Bad --report", f"{night.root()} has no night", "run kz test --nightly first"
-            )
-        print(night.text(last))
-        raise typer.Exit(last.exit_code())
+    if stage and not nightly:
+        raise UsageError("Bad --stage", "it belongs to a night", "add --nightly")
     if nightly:
         with lock.locked(f"night-{night.root()}"):
             raise typer.Exit(night.main(stage or [], select, pytest_options or []))

@@ -1,17 +1,16 @@
 # SPDX-License-Identifier: GPL-2.0
-"""A night: stages that run one after the other, and go on after a stop."""
+"""A night: steps that run one after the other, and go on after a stop."""
 
 import contextlib
-import ctypes
 import hashlib
 import json
 import os
 import re
 import shlex
-import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -19,24 +18,22 @@ from typing import Any
 
 from lab.core import errors, lock, paths, progress, run
 from lab.core.errors import LabError, UsageError
-from lab.testing import cases, suite
+from lab.testing import cases
 from lab.testing.cases import BROKEN, FAILED, PASSED, SKIPPED, Case
 
-WAITING, RUNNING, INTERRUPTED = "not reached", "running", "interrupted"
+WAITING, STOPPED = "not reached", "did not end"
 ENDED = (PASSED, FAILED, BROKEN, SKIPPED)
-WORST = (RUNNING, INTERRUPTED, FAILED, BROKEN, WAITING, PASSED, SKIPPED)
 
-# Stages by name: the mark of their tests (pyproject.toml) and a title. ``tests`` has all tests
-# without a mark.
-MARKED = {
-    "hunts": ("hunt", "leak hunts"),
-    "fuzz": ("fuzz", "fuzzers"),
-    "matrix": ("matrix", "boot matrix: other configurations, processors and command lines"),
-    "packages": ("packages", "packages, installed and booted"),
-    "native": ("native", "a leak hunt without emulation, where /dev/kvm is of kvm_pvm"),
+# Stages with the mark of their tests (pyproject.toml). ``tests`` has all tests without a mark.
+MARKS = {
+    "hunts": "hunt",
+    "fuzz": "fuzz",
+    "matrix": "matrix",
+    "packages": "packages",
+    "native": "native",
 }
 # The series come last: they build after each patch, and take the rest of the night.
-NAMES = ("tests", *MARKED, "bench", "series-linux", "series-qemu")
+NAMES = ("tests", *MARKS, "bench", "series-linux", "series-qemu")
 # Settings of the tests, unless the environment has others. Each leak hunt takes half an hour; the
 # kernel's package gets the configuration of Debian's cloud kernels, which takes one or two hours to
 # build.
@@ -45,64 +42,39 @@ SETTINGS = {
     "KNOWNZERO_FUZZ_SECONDS": "600",
     "KNOWNZERO_TEST_KERNEL_PACKAGE": "cloud",
 }
-LINES = 60  # of a failure in the report; the log has the rest
-LAST_WORDS = 60.0  # seconds for an interrupted stage to write its results
-SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER
+LAST_WORDS = 60.0  # seconds for an interrupted step to write its results
 
 
 @dataclass
 class Step:
-    """A process of a stage and its result."""
+    """A command of a stage, and its result."""
 
+    stage: str
+    name: str
+    words: list[str]
+    marks: str = ""  # of its tests
     state: str = WAITING
     why: str = ""
     seconds: float = 0.0
 
 
-@dataclass
-class Stage:
-    """A part of the night: commands by the names of their steps."""
-
-    name: str
-    title: str
-    commands: dict[str, list[str]]
-    marks: str = ""  # of its tests
-    steps: dict[str, Step] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        for name in self.commands:
-            self.steps.setdefault(name, Step())
-
-    @property
-    def state(self) -> str:
-        return min((step.state for step in self.steps.values()), key=WORST.index, default=SKIPPED)
-
-    @property
-    def seconds(self) -> float:
-        return sum(step.seconds for step in self.steps.values())
-
-
-def stages(select: str = "", pytest_options: Sequence[str] = ()) -> list[Stage]:
-    """All stages. ``select`` (pytest's -k) and ``pytest_options`` are for those that run tests."""
+def steps(select: str = "", pytest_options: Sequence[str] = ()) -> list[Step]:
+    """All steps. ``select`` (pytest's -k) and ``pytest_options`` are for those that run tests."""
     from lab.bench.table import BENCHES
 
     chosen = ["--select", select] if select else []
-
-    def tests(name: str, title: str, marks: str) -> Stage:
-        words = ["test", *chosen, "--", "-m", marks, *pytest_options]
-        return Stage(name, title, {name: words}, marks)
-
-    others = " or ".join(mark for mark, _ in MARKED.values())
-    benches = {
-        name: ["bench", name, "--strict", "--output", f"{{folder}}/bench/{name}"]
-        for name in BENCHES
-    }
-    found = [tests("tests", "all other tests", f"not ({others})")]
-    found += [tests(name, title, mark) for name, (mark, title) in MARKED.items()]
-    found.append(Stage("bench", "every bench", benches))
+    others = " or ".join(MARKS.values())
+    found = []
+    for name, marks in {"tests": f"not ({others})", **MARKS}.items():
+        kept = ["-p", "lab.testing.cases", f"--cases={{folder}}/{name}.jsonl"]
+        words = ["test", *chosen, "--", *kept, "-m", marks, *pytest_options]
+        found.append(Step(name, name, words, marks))
+    for name in BENCHES:
+        words = ["bench", name, "--strict", "--output", f"{{folder}}/bench/{name}"]
+        found.append(Step("bench", f"bench-{name}", words))
     for name in ("linux", "qemu"):
-        words = ["series", "check", name, "--each"]
-        found.append(Stage(f"series-{name}", f"{name}, built after each patch", {name: words}))
+        stage = f"series-{name}"
+        found.append(Step(stage, stage, ["series", "check", name, "--each"]))
     return found
 
 
@@ -117,10 +89,10 @@ def choose(wanted: Sequence[str]) -> list[str]:
 
 @dataclass
 class Night:
-    """A run of stages, kept in a folder: state.json, and a log and the tests of each stage."""
+    """A run of steps, kept in a folder: state.json, report.txt, a log and the tests of each."""
 
     folder: Path
-    stages: list[Stage]
+    steps: list[Step]
     command: str = "./kz test --nightly"
     settings: dict[str, str] = field(default_factory=dict)
     facts: dict[str, str] = field(default_factory=dict)
@@ -131,59 +103,49 @@ class Night:
         lock.write_atomically(self.folder / "state.json", json.dumps(data, indent=1))
         lock.write_atomically(self.folder / "report.txt", "\n".join([*_report(self), ""]))
 
-    def cases(self, stage: Stage) -> list[Case]:
-        return cases.read(self.folder / f"{stage.name}.jsonl")
+    def cases(self, step: Step) -> list[Case]:
+        return cases.read(self.folder / f"{step.name}.jsonl")
 
-    def states(self) -> set[str]:
-        return {step.state for stage in self.stages for step in stage.steps.values()}
+    def log(self, step: Step) -> Path:
+        return self.folder / f"{step.name}.log"
 
     def goes_on_as(self, other: "Night") -> bool:
         """Whether it has stopped, and ``other`` would run the same commands on the same code."""
-        if self.states() <= {*ENDED}:
+        if all(step.state in ENDED for step in self.steps):
             return False
         mine, its = (
-            ([(stage.name, stage.commands) for stage in one.stages], one.settings, one.facts)
-            for one in (self, other)
+            ([step.words for step in one.steps], one.settings, one.facts) for one in (self, other)
         )
         return mine == its
 
     def exit_code(self) -> int:
         """1 after a failure; 3 when a step could not run, or nothing passed; else 0."""
-        states = self.states()
+        states = {step.state for step in self.steps}
         if FAILED in states:
             return errors.FAILED
-        fine = BROKEN not in states and states & {PASSED, WAITING, INTERRUPTED}
-        return errors.OK if fine else errors.MACHINE
+        return errors.OK if PASSED in states and BROKEN not in states else errors.MACHINE
 
 
 def load(folder: Path) -> Night:
     """A night from its folder; UsageError when it holds none."""
     try:
         data: dict[str, Any] = json.loads((folder / "state.json").read_text(encoding="utf-8"))
-        for stage in data["stages"]:
-            stage["steps"] = {name: Step(**step) for name, step in stage["steps"].items()}
-        parts = [Stage(**stage) for stage in data.pop("stages")]
-        return Night(**{**data, "folder": folder, "stages": parts})
+        return Night(**{**data, "folder": folder, "steps": [Step(**one) for one in data["steps"]]})
     except (OSError, ValueError, TypeError, KeyError) as error:
-        why = error.strerror if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
         fix = "name a folder under out/night"
-        raise UsageError(f"{folder} holds no night", f"state.json: {why}", fix) from None
+        raise UsageError(f"{folder} holds no night", f"state.json: {error}", fix) from None
 
 
 def root() -> Path:
     return paths.out() / "night"
 
 
-def all_nights() -> Iterator[Night]:
-    """All nights, the last one first."""
-    for folder in sorted(root().glob("*/state.json"), reverse=True):
+def last() -> Night | None:
+    """The last night, if there is one."""
+    for file in sorted(root().glob("*/state.json"), reverse=True):
         with contextlib.suppress(LabError):
-            yield load(folder.parent)
-
-
-def new_folder() -> Path:
-    folder = root() / time.strftime("%Y%m%d-%H%M%S")
-    return folder if not folder.exists() else folder.with_name(f"{folder.name}-{os.getpid()}")
+            return load(file.parent)
+    return None
 
 
 # Running it.
@@ -191,41 +153,32 @@ def new_folder() -> Path:
 
 def run_night(night: Night) -> int:
     """Run each step that has not ended. Returns the exit code."""
-    for stage in night.stages:
-        for name, step in stage.steps.items():
-            if step.state not in ENDED:
-                _step(night, stage, name)
+    for step in night.steps:
+        if step.state not in ENDED:
+            _run(night, step)
+            progress.note(f"{step.name}: {step.state}")
     night.save()
     return night.exit_code()
 
 
-def _step(night: Night, stage: Stage, name: str) -> None:
-    began, before = time.monotonic(), stage.steps[name].seconds
-    stage.steps[name] = Step(RUNNING, seconds=before)
+def _run(night: Night, step: Step) -> None:
+    began, before, log = time.monotonic(), step.seconds, night.log(step)
+    step.state = STOPPED
     night.save()
-    log = night.folder / f"{stage.name}.log"
     try:
-        with progress.step(f"{stage.name}: {stage.title if stage.marks else name}", log):
-            code = _execute(night, stage, stage.commands[name], log)
-        stage.steps[name] = judge(stage, code, night.cases(stage), log)
-    except (LabError, OSError) as error:
-        stage.steps[name] = Step(BROKEN, str(error))
-    except BaseException:
-        stage.steps[name] = Step(INTERRUPTED)
-        raise
+        with progress.step(step.name, log):
+            code = _execute(night, step, log)
+        step.state, step.why = judge(step, code, night.cases(step), log)
     finally:
-        stage.steps[name].seconds = before + time.monotonic() - began
+        step.seconds = before + time.monotonic() - began
         night.save()
-    progress.note(f"{stage.name}: {name}: {stage.steps[name].state}")
 
 
-def _execute(night: Night, stage: Stage, words: list[str], log: Path) -> int:
-    """Run a step; its exit code. No process of it is left, however it ends."""
-    words = [word.format(folder=night.folder) if "{folder}" in word else word for word in words]
+def _execute(night: Night, step: Step, log: Path) -> int:
+    """Run a step; its exit code."""
+    words = [word.replace("{folder}", str(night.folder)) for word in step.words]
     environment = os.environ | night.settings | {"KNOWNZERO_NIGHTLY": "1", "PYTHONUNBUFFERED": "1"}
     environment["PYTHONPATH"] = str(paths.REPO)
-    environment["KNOWNZERO_CASES"] = str(night.folder / f"{stage.name}.jsonl")
-    before = _children()
     with log.open("ab") as out:
         out.write(f"$ ./kz {shlex.join(words)}\n".encode())
         out.flush()
@@ -247,41 +200,28 @@ def _execute(night: Night, stage: Stage, words: list[str], log: Path) -> int:
             raise
         finally:
             run.end_group(process)
-            # Its orphans, and later theirs, become children of this process (see ``main``).
-            late = time.monotonic() + 10
-            while time.monotonic() < late and (left := _children() - before):
-                for pid in left:
-                    with contextlib.suppress(
-                        ProcessLookupError, PermissionError, ChildProcessError
-                    ):
-                        os.kill(pid, signal.SIGKILL)
-                        os.waitpid(pid, 0)
 
 
-def _children() -> set[int]:
-    return {int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()}
-
-
-def judge(stage: Stage, code: int, found: list[Case], log: Path) -> Step:
-    """The verdict on a step by its exit code and its tests.
+def judge(step: Step, code: int, found: list[Case], log: Path) -> tuple[str, str]:
+    """The state of a step by its exit code and its tests, and the reason.
 
     Only a report of success counts as success.
     """
     why = "" if code == errors.OK else _ended(code, log)
-    if not stage.marks:
-        return Step({errors.OK: PASSED, errors.FAILED: FAILED}.get(code, BROKEN), why)
-    states = cases.count(found)
-    if states[FAILED] or code == errors.FAILED:
-        return Step(FAILED, "" if states[FAILED] else why)
+    if not step.marks:
+        return {errors.OK: PASSED, errors.FAILED: FAILED}.get(code, BROKEN), why
+    states = {case.state for case in found}
+    if FAILED in states or code == errors.FAILED:
+        return FAILED, "" if FAILED in states else why
     if code == errors.USAGE:  # pytest had nothing to run
         if not found:
-            return Step(SKIPPED, "the selection has none of these tests")
+            return SKIPPED, "the selection has none of these tests"
         code = errors.OK  # everything had ended before the interruption
-    if code not in (errors.OK, errors.MACHINE) or (code and not states[BROKEN]):
-        return Step(BROKEN, why)
-    if not found or states[BROKEN]:
-        return Step(BROKEN, "" if found else "no test was run")
-    return Step(PASSED) if states[PASSED] else Step(SKIPPED, "every test was skipped")
+    if code not in (errors.OK, errors.MACHINE) or (code and BROKEN not in states):
+        return BROKEN, why
+    if not found or BROKEN in states:
+        return BROKEN, "" if found else "no test was run"
+    return (PASSED, "") if PASSED in states else (SKIPPED, "every test was skipped")
 
 
 def _ended(code: int, log: Path) -> str:
@@ -322,76 +262,54 @@ def main(wanted: Sequence[str], select: str, pytest_options: Sequence[str]) -> i
     Returns the lab's exit code.
     """
     names = choose(wanted)
-    chosen = [stage for stage in stages(select, pytest_options) if stage.name in names]
+    chosen = [step for step in steps(select, pytest_options) if step.stage in names]
     settings = {name: os.environ.get(name, usual) for name, usual in SETTINGS.items()}
-    if select or pytest_options:
-        marks = " or ".join(f"({stage.marks})" for stage in chosen if stage.marks)
-        suite.check_selection(select, marks, pytest_options, {**settings, "KNOWNZERO_NIGHTLY": "1"})
     command = shlex.join(["./kz", *sys.argv[1:]])
-    night = Night(new_folder(), chosen, command, settings, facts())
-    last = next(all_nights(), None)
-    if last and last.goes_on_as(night):
-        progress.note(f"going on with the night in {last.folder}")
-        night = last
-    # Processes whose parents have ended become children of this one, so that they can be ended with
-    # their step.
-    ctypes.CDLL(None).prctl(SUBREAPER, 1, 0, 0, 0)
+    folder = root() / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+    night = Night(folder, chosen, command, settings, facts())
+    if (earlier := last()) and earlier.goes_on_as(night):
+        progress.note(f"going on with the night in {earlier.folder}")
+        night = earlier
     try:
         return run_night(night)
     finally:
-        print(text(night))
+        print("\n".join([*_rows(night), str(night.folder / "report.txt")]))
 
 
 # The report.
 
 
-def _row(night: Night, stage: Stage) -> str:
-    found = night.cases(stage)
-    numbers = dict(cases.amounts(found))
-    numbers["repeated"] = sum(bool(case.repeats) for case in found)
-    numbers["started again"] = sum(bool(case.started_again) for case in found)
-    parts = [f"{number} {state}" for state, number in cases.count(found).items()]
-    parts += [f"{number:,} {name.replace('_', ' ')}" for name, number in numbers.items() if number]
-    took = progress.duration(stage.seconds) if stage.seconds else ""
-    return f"{stage.state:14}{stage.name:14}{took:>8}  {', '.join(parts)}".rstrip()
-
-
-def text(night: Night) -> str:
-    """The table for the terminal; its last line is the path of the report."""
-    rows = [_row(night, stage) for stage in night.stages]
-    return "\n".join([*rows, str(night.folder / "report.txt")])
-
-
-def _cut(text: str) -> str:
-    return "\n".join(text.splitlines()[-LINES:])
+def _rows(night: Night) -> Iterator[str]:
+    """A line for each step: its state, its time, and its tests."""
+    for step in night.steps:
+        states = Counter(case.state for case in night.cases(step))
+        tests = ", ".join(f"{number} {state}" for state, number in states.items())
+        took = progress.duration(step.seconds) if step.seconds else ""
+        yield f"{step.state:14}{step.name:20}{took:>8}  {tests}".rstrip()
 
 
 def _report(night: Night) -> Iterator[str]:
-    """The table, each failure with the command that repeats it, remarks of tests, the machine."""
+    """The rows, each failure with the command that repeats it, remarks of tests, the machine."""
     yield f"Night of {time.strftime('%Y-%m-%d %H:%M', time.localtime(night.began))}"
     yield ""
-    for stage in night.stages:
-        yield _row(night, stage)
-    for stage in night.stages:
-        again = f"Again: ./kz test --nightly --stage {stage.name}"
-        for name, step in stage.steps.items():
-            if step.why:
-                yield f"\n{stage.name}: {name}: {step.state}\n{_cut(step.why)}\n{again}"
-        for case in night.cases(stage):
+    yield from _rows(night)
+    for step in night.steps:
+        again = f"Again: ./kz test --nightly --stage {step.stage}"
+        if step.why:
+            yield f"\n{step.name}: {step.state} (log: {night.log(step)})\n{step.why}\n{again}"
+        for case in night.cases(step):
             if case.state in (FAILED, BROKEN):
-                head = f"{case.id}: {case.state}: {case.message.splitlines()[0]}"
-                yield f"\n{head}\n{_cut(case.detail)}\n{again} -- {shlex.quote(case.id)}"
-    yield "\nTests with figures, repeats, or a reason to be skipped"
-    for stage in night.stages:
-        for case in night.cases(stage):
-            amounts = case.amounts.items()
-            remarks = [f"{number:,} {what.replace('_', ' ')}" for what, number in amounts]
-            remarks += [case.message] if case.state == SKIPPED else []
-            remarks += [f"repeated: {why}" for why in case.repeats]
-            remarks += [f"a guest was started again: {_cut(why)}" for why in case.started_again]
+                yield f"\n{case.id}: {case.state} (log: {night.log(step)})"
+                yield f"{case.message}\n{again} -- {shlex.quote(case.id)}"
+    yield "\nTests with figures, or a reason to be skipped"
+    for step in night.steps:
+        for case in night.cases(step):
+            figures = [
+                f"{number:,} {what.replace('_', ' ')}" for what, number in case.amounts.items()
+            ]
+            remarks = [*figures, *([case.message] if case.state == SKIPPED else [])]
             if remarks:
-                head = f"{case.id}: {case.state}, {progress.duration(case.seconds)}"
-                yield "\n    ".join([head, *remarks])
+                yield f"{case.id}: {case.state}: {', '.join(remarks)}"
     yield ""
     for key, value in {"command": night.command, **night.facts, **night.settings}.items():
         yield f"{key}: {value}"

@@ -3,8 +3,6 @@
 
 import functools
 import os
-import re
-import shlex
 import signal
 import subprocess
 import sys
@@ -87,8 +85,6 @@ def run_tests(select: str, junit: Path | None, quick: bool, extra: list[str]) ->
     workers = min(jobs() + 2, 6)
     argv = [*PYTEST, *chosen, "-n", str(workers), *IN_ORDER, "-rxXR"]
     argv += [] if quick else ["--durations=10", "--durations-min=20"]
-    if ended := os.environ.get("KNOWNZERO_CASES"):
-        argv += ["-p", "lab.testing.cases", f"--cases={ended}"]
     if junit:
         junit.parent.mkdir(parents=True, exist_ok=True)
         argv.append(f"--junit-xml={junit.absolute()}")
@@ -136,30 +132,10 @@ CONFIG = str(paths.REPO / "pyproject.toml")
 PYTEST = [sys.executable, "-m", "pytest", "-c", CONFIG, "--rootdir", str(paths.REPO)]
 
 
-def check_selection(
-    select: str, marks: str, options: Sequence[str], settings: dict[str, str]
-) -> None:
-    """UsageError unless pytest's -k, -m and ``options`` choose a test (none if no ``marks``)."""
-    chosen = ["-k", select] if select else []
-    status, said = (5, "") if not marks else _collect([*chosen, "-m", marks, *options], settings)
-    if status == 5:
-        why = f"no test of the chosen stages matches {shlex.join([*chosen, *options])}"
-        fix = "choose other stages, or see the names with: kz test --select '' -- --collect-only"
-        raise errors.UsageError("no test would be run", why, fix)
-    if status:
-        wrong = [
-            line for line in said.splitlines() if re.search(r"^ERROR: (?!usage)|: error: ", line)
-        ]
-        fix = "correct --select or the options for pytest"
-        raise errors.UsageError(
-            "the tests cannot be selected", "\n".join(wrong) or last_lines(said, 15), fix
-        )
-
-
-def _collect(options: list[str], settings: dict[str, str] | None = None) -> tuple[int, str]:
+def _collect(options: list[str]) -> tuple[int, str]:
     """pytest's exit status, and what it says, when it only lists tests."""
     argv = [*PYTEST, "--collect-only", "-q", "-p", "no:cacheprovider", *_with_tests(options)]
-    done = run.ask(argv, paths.REPO, {**_environment(), **(settings or {})})
+    done = run.ask(argv, paths.REPO, _environment())
     return done.returncode, done.stdout + done.stderr
 
 
@@ -181,5 +157,4 @@ def _with_tests(options: Sequence[str]) -> list[str]:
 
 
 def _environment() -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if name != "KNOWNZERO_CASES"}
-    return {**kept, "PYTHONPATH": str(paths.REPO), "PYTHONDONTWRITEBYTECODE": "1"}
+    return {**os.environ, "PYTHONPATH": str(paths.REPO), "PYTHONDONTWRITEBYTECODE": "1"}

@@ -179,7 +179,7 @@ def test_the_result_is_made_of_the_plan_and_the_run() -> None:
     given = BenchOptions(pairs=12, memory="4096M", size_mb=512, ours="off")
     run = run_of("thp", **{name: getattr(given, name) for name in ("pairs", "memory", "size_mb")})
     run.accel = "kvm"
-    run.add("prezero.gib_time", ([2.0], [1.0]))
+    run.add("prezero.gib_cpu", ([2.0], [1.0]))
     run.note("One.", "One.")
     result = runner.result(plan(BENCHES["thp"], given), replace(run, options=given), 1.0)
     assert (result.accelerator, result.notes, len(result.metrics)) == ("kvm", ["One."], 1)

@@ -1,20 +1,16 @@
 # SPDX-License-Identifier: GPL-2.0
-"""Every metric of metrics.toml: a bench adds it, it has its words, and the pages show it."""
+"""Every metric of metrics.toml: it has its words, and the pages show it."""
 
 from __future__ import annotations
 
-import ast
 import itertools
 import re
 from collections import Counter
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from lab.bench import boot, device, fleet, init_on_alloc, life, page_fault
 from lab.bench.repeat import Values
-from lab.core.paths import REPO
 from lab.report import page, registry
 from lab.report.groups import groups
 from lab.report.observations import metrics, observe
@@ -36,9 +32,6 @@ SAMPLES = {
     "length": ["short"],
     "bound": ["yes"],
 }
-BENCHES = sorted((REPO / "lab" / "bench").glob("*.py"))
-# The last names that a Phase of jobs.py adds to the names that a Job has.
-PHASE = ("guest_zeroed_bytes", "task_clock", "cold_and_warm", "skipped_percent")
 
 
 def observed(about: Definition) -> list[Metric]:
@@ -108,54 +101,6 @@ def test_every_figure_is_in_a_chart_under_a_label_of_its_own(written: list[Metri
     text = page.html([result])
     # And one of a life, by its phases.
     assert text.count("<figure>") == text.count("<figcaption>") == len(charts) + 1 > 50
-
-
-def pattern(node: ast.expr, known: dict[str, ast.expr]) -> str:
-    """A regular expression for a name that a bench gives; parts that it computes match anything."""
-    if isinstance(node, ast.Name) and node.id in known:
-        return pattern(known[node.id], {})
-    if isinstance(node, ast.Constant):
-        return re.escape(str(node.value))
-    if isinstance(node, ast.JoinedStr):
-        return "".join(pattern(part, {}) for part in node.values)
-    return r"[\w.]*"
-
-
-def added(file: Path) -> Iterator[str]:
-    """The patterns of the metrics that a module of lab/bench adds."""
-    for function in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-        if not isinstance(function, ast.FunctionDef):
-            continue
-        nodes = list(ast.walk(function))
-        known: dict[str, ast.expr] = {}
-        for node in nodes:
-            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-                known[node.targets[0].id] = node.value
-            elif isinstance(node, ast.Assign) and isinstance(node.value, ast.Tuple):
-                targets = node.targets[0]
-                if isinstance(targets, ast.Tuple):
-                    pairs = zip(targets.elts, node.value.elts, strict=True)
-                    known |= {one.id: two for one, two in pairs if isinstance(one, ast.Name)}
-        for node in nodes:
-            if not isinstance(node, ast.Call):
-                continue
-            called = ast.unparse(node.func)
-            if called == "run.add":
-                yield pattern(node.args[0], known)
-            elif called == "Job":
-                for last in PHASE:
-                    yield pattern(node.args[0], known) + re.escape(f".{last}")
-
-
-def test_benches_and_registry_name_the_same_metrics() -> None:
-    """A name without a definition would fail at the end of a long run."""
-    found = {one for file in BENCHES for one in added(file)}
-    single = {one for one in found if not one.endswith(PHASE)}
-    names = set(registry.definitions())
-    assert len(found) > 50
-    undefined = [one for one in single if not any(re.fullmatch(one, name) for name in names)]
-    assert undefined == []
-    assert [name for name in names if not any(re.fullmatch(one, name) for one in found)] == []
 
 
 class Filled(Values):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lab.report import goals, page, plain
+from lab.report import goals, page, publish
 from lab.report.results import Metric, Result
 from tests.bench.fakes import run_of
 
@@ -70,7 +70,7 @@ def test_the_floor_has_a_verdict_of_its_own(floor: list[float], verdict: str) ->
     assert [line.split(": ")[1] for line in result.missed()] == (
         ["thp.populate.task_clock is above the floor"] if verdict == "above" else []
     )
-    for text in (page.html([result]), plain.text(result)):
+    for text in (page.html([result]), "\n".join(publish.table(result).text())):
         assert "MISSED" not in text and verdict in text
 
 

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import re
 import signal
@@ -164,53 +163,6 @@ def test_ctrl_c_ends_what_was_started(tmp_path: Path) -> None:
     while left.exists() and left.read_text().rpartition(")")[2].split()[0] != "Z":
         assert time.monotonic() < deadline
         time.sleep(0.01)
-
-
-def a_build(variant: str, arch: str, chosen: tuple[str, ...] = ()) -> None:
-    """Fails for one kernel, after another has begun; that one takes long."""
-    mark = Path(os.environ["BUILDS"]) / f"{variant}-{arch}"
-    if arch == "x86_64":
-        mark.touch()
-        time.sleep(10_000)
-    while not (mark.parent / "knownzero-x86_64").exists():
-        time.sleep(0.01)
-    raise errors.LabError(f"{variant} for {arch} does not build", "no such file", "add it")
-
-
-def nothing() -> None:
-    return None
-
-
-def quick(variant: str, arch: str, chosen: tuple[str, ...] = ()) -> None:
-    (Path(os.environ["BUILDS"]) / "-".join([variant, arch, *chosen])).touch()
-
-
-@pytest.fixture
-def builds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("BUILDS", str(tmp_path))
-    monkeypatch.setattr("lab.build.programs.build_programs", nothing)
-    monkeypatch.setattr(testing, "build_qtests", nothing)
-    monkeypatch.setattr("lab.build.daemon.build", nothing)
-    monkeypatch.setattr("lab.build.daemon.build_lying", nothing)
-    monkeypatch.setattr("lab.machine.tools.need", lambda *names: None)
-    return tmp_path
-
-
-def test_a_build_that_fails_ends_the_other(builds: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lab.build.linux.build_linux", a_build)
-    with pytest.raises(errors.LabError, match="debug for um does not build") as found:
-        testing.prepare()
-    assert found.value.fix == "add it"
-    assert not multiprocessing.active_children()
-
-
-@pytest.mark.timeout(60)
-def test_all_is_built(builds: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both processes end when their lists are done; a race would show in ten turns."""
-    monkeypatch.setattr("lab.build.linux.build_linux", quick)
-    for _ in range(10):
-        testing.prepare()
-    assert len(list(builds.iterdir())) == len(testing.KERNELS)
 
 
 @pytest.mark.parametrize(("status", "code"), [(0, 0), (1, 1), (2, 130), (3, 3), (4, 2)])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0
-"""What the documents link, quote and name exists: pages, commands, messages, names, tests."""
+"""What the documents link, quote and name exists: pages, commands, names of the interface."""
 
 from __future__ import annotations
 
@@ -14,12 +14,10 @@ import pytest
 
 from lab import cli, clidoc
 from lab.core.paths import REPO
-from lab.machine import stock
 from lab.patches import parts
 from tests.documents import PAGES, commands
 
 COUNTERS, ABI = "docs/reference/counters.md", "docs/reference/abi.md"
-CRATES = REPO / "vhost-user-balloon"
 by_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPO)))
 
 
@@ -46,15 +44,15 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
-# A link whose target stands at the end of the page: its name, and the target.
-REFERENCE = re.compile(r"^\[([\w-]+)\]: (\S+)", re.MULTILINE)
+# A link whose target stands at the end of the page: the target, and a test in it.
+REFERENCE = re.compile(r'^\[[\w-]+\]: (\S+)(?: "([\w-]+)")?$', re.MULTILINE)
 
 
 def links(page: Path) -> list[tuple[Path, str]]:
     """The files that a page links, with the anchors in them."""
     text = page.read_text(encoding="utf-8")
     targets = re.findall(r"\]\(([^)\s]+)\)", text)
-    targets += [target for _, target in REFERENCE.findall(text)]
+    targets += [target for target, _ in REFERENCE.findall(text)]
     found = []
     for name, _, anchor in (target.partition("#") for target in targets if "://" not in target):
         found.append(((page.parent / name).resolve() if name else page, anchor))
@@ -66,6 +64,21 @@ def test_links_lead_somewhere(page: Path) -> None:
     for file, anchor in links(page):
         assert file.exists(), file
         assert not anchor or anchor in anchors(file), f"{file}#{anchor}"
+
+
+def test_the_tests_that_are_named_exist() -> None:
+    texts = {page: page.read_text(encoding="utf-8") for page in PAGES}
+    files = [*(REPO / "tests").rglob("*.py")]
+    tests = "\n".join([*(file.name for file in files), *(file.read_text() for file in files)])
+    named = re.findall(r"`(test_\w+)`", "\n".join(texts.values()))
+    missing = [name for name in named if not re.search(rf"\b{name}\b", tests)]
+    for page, text in texts.items():
+        for target, test in REFERENCE.findall(text):
+            place = page.parent / target
+            sources = place.glob("*.patch") if place.is_dir() else [place]
+            if not any(test in file.read_text(errors="replace") for file in sources):
+                missing.append(test)
+    assert missing == []
 
 
 def test_every_document_can_be_found_from_the_readme() -> None:
@@ -191,90 +204,6 @@ def test_numbers_in_the_interface() -> None:
     )
 
 
-@functools.cache
-def corpus() -> str:
-    """All that prints something for users: both series, the crates, the lab, the guest programs.
-
-    Strings are joined.
-    """
-    texts = [*sources("linux").values(), *sources("qemu").values()]
-    files = [*CRATES.glob("*/src/**/*.rs"), *(REPO / "lab").rglob("*.py"), REPO / "kz"]
-    files += [*(REPO / "guest").glob("*.c"), *(REPO / "tools").rglob("*.c")]
-    files.append(REPO / "tests" / "conftest.py")
-    texts += [file.read_text(encoding="utf-8") for file in files]
-    joined = re.sub(r'"\s*\n\s*f?"', "", "\n".join(texts))
-    return re.sub(r"\\\n\s*", "", joined).replace('\\"', '"')
-
-
-def messages(page: Path) -> list[str]:
-    """The first column of tables that begin with "it says": code, or else the whole cell."""
-    found: list[str] = []
-    for table in re.findall(r"(?:^\|.*\n)+", page.read_text(encoding="utf-8"), re.MULTILINE):
-        rows = [row.strip("|").split(" | ")[0].strip(" |") for row in table.splitlines()]
-        if rows[0] == "it says":
-            for cell in rows[2:]:
-                found += re.findall(r"`([^`]+)`", cell) or [cell]
-    return found
-
-
-def pieces(message: str) -> list[str]:
-    """Parts of a message that do not differ from case to case."""
-    found = re.split(r"…|: |\d+", re.sub(r"^(Yes|No|Not yet|Ready): ", "", message))
-    return [part.strip() for part in found if len(part.strip()) > 3]
-
-
-def test_quoted_messages_are_in_the_sources() -> None:
-    quoted = [message for page in PAGES for message in messages(page)]
-    assert len(quoted) > 20 and all(map(pieces, quoted))
-    assert [text for text in quoted if not all(part in corpus() for part in pieces(text))] == []
-    assert "the guest's cat is not a shared file" not in corpus()
-    assert pieces("No: Debian 13 … no longer has: bread") == ["Debian", "no longer has", "bread"]
-
-
-def missing_tests(text: str) -> list[str]:
-    """The tests, test files and mutants that a page names and that are not there."""
-    files = [p for top in (REPO / "tests", CRATES) for p in top.rglob("*.[pr][ys]")]
-    files.remove(Path(__file__))
-    there = "\n".join(
-        [*sources("linux").values(), *sources("qemu").values(), *map(Path.read_text, files)]
-    )
-    words = set(re.findall(r"\w+", there)) | {file.stem for file in files}
-    names = re.findall(r"`(test_\w+|[a-z]+_[a-z_]+)`", text)
-    mutants = [found[1:-1] for found in re.findall(r'"[a-z_()]+: [^"|]+"', text)]
-    return [n for n in names if n not in words] + [n for n in mutants if n not in there]
-
-
-def test_the_tests_that_are_named_exist() -> None:
-    pages = (REPO / "docs" / "README.md", REPO / "docs" / "explanation" / "hazards.md")
-    assert missing_tests("\n".join(page.read_text(encoding="utf-8") for page in pages)) == []
-    assert missing_tests('`test_of_a_cat`, "merge: by a cat"') == [
-        "test_of_a_cat",
-        "merge: by a cat",
-    ]
-
-
-def unproven(text: str) -> list[str]:
-    """Of docs/README.md: answers without a link, and links that lead to no test."""
-    found = re.findall(r"\| (yes(?: ◐)?) (?=\|)", text)
-    names = {name for name, _ in REFERENCE.findall(text)}
-    found += sorted(names ^ set(re.findall(r"\]\[([\w-]+)\]", text)))
-    for target, test in re.findall(r'(?m)^\[[\w-]+\]: (\S+) "([\w-]+)"$', text):
-        place = REPO / "docs" / target
-        files = place.glob("*.patch") if place.is_dir() else [place]
-        # The last two: a case of a qtest, and one with data.
-        test_there = re.compile(rf'(?:def|fn) {test}\(|\badd\("{test}"|reporting/{test}"')
-        if not any(test_there.search(file.read_text(errors="replace")) for file in files):
-            found.append(test)
-    return found
-
-
-def test_each_answer_links_its_test() -> None:
-    text = (REPO / "docs" / "README.md").read_text(encoding="utf-8")
-    assert "[yes][" in text and unproven(text) == []
-    cat = '| a | yes | [no][dog] |\n\n[cat]: ../qemu/parts/reporting "of-a-cat"\n'
-    assert unproven(cat) == ["yes", "cat", "dog", "of-a-cat"]
-
-
 def test_the_front_page_has_the_sizes_of_the_parts() -> None:
     """Rounded; linux/README.md has them to the line."""
     exact = (REPO / "linux" / "README.md").read_text(encoding="utf-8")
@@ -317,25 +246,3 @@ def test_each_marked_access_has_an_argument() -> None:
             code = re.sub(r"/\*.*?\*/", "", text, flags=re.DOTALL)
             there.update(f"{access})" for access in ACCESS.findall(code))
     assert argued == there
-
-
-def test_the_results_of_conform_have_a_row_for_every_check() -> None:
-    source = (REPO / "guest" / "conform.c").read_text(encoding="utf-8")
-    checks = re.findall(r'(?:^\t\{ |\bcheck_round\(|\brow\(PASS, )"([^"]+)"', source, re.MULTILINE)
-    page = (REPO / "docs" / "results" / "conform.md").read_text(encoding="utf-8")
-    assert len(checks) > 20
-    assert [check for check in checks if f"| {check} |" not in page] == []
-
-
-@pytest.mark.images
-def test_the_options_of_debian_are_those_that_are_listed() -> None:
-    """The table of distribution defaults, against Debian's cloud configuration and the lab's."""
-    text = (REPO / "docs" / "how-to" / "measure.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| `(CONFIG_\w+)` \| (\w) \| (\w) \|", text, re.MULTILINE)
-    assert len(rows) > 10
-    ours = REPO / "linux" / "configs" / "x86_64.config"
-    for number, file in ((1, stock.cloud_config()), (2, ours)):
-        lines = file.read_text(encoding="utf-8").splitlines()
-        values = dict(line.split("=", 1) for line in lines if line.startswith("CONFIG_"))
-        for row in rows:
-            assert values.get(row[0], "n") == row[number], row

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0
-"""The night: stages that pass, fail, cannot run, are interrupted and resumed, and its report."""
+"""The night: steps that pass, fail, cannot run, are interrupted and resumed, and its report."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from unittest.mock import Mock
 
 import pytest
 
@@ -22,80 +21,72 @@ from lab.core.paths import REPO
 from lab.patches.repo import Repo
 from lab.testing import cases, night
 from lab.testing.cases import BROKEN, FAILED, PASSED, SKIPPED
-from lab.testing.night import INTERRUPTED, RUNNING, WAITING, Night, Stage, run_night
+from lab.testing.night import STOPPED, WAITING, Night, Step, run_night
 
 GOOD = {"id": "t::good[kasan]", "amounts": {"skips_checked": 1500000}}
-BAD = {"id": "t::bad", "state": FAILED, "message": "2 bytes leaked <here>", "detail": "trace\nback"}
+BAD = {"id": "t::bad", "state": FAILED, "message": "2 bytes leaked <here>"}
 FULL = {"id": "t::full", "state": BROKEN, "message": "the disk is full"}
 LEFT = {"id": "t::left", "state": SKIPPED, "message": "no cargo"}
-LUCK = {"id": "t::luck", "repeats": ["3 is less than 4"], "started_again": ["its timer hung"]}
 
 
 @pytest.fixture(autouse=True)
 def no_lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In place of the lab, ``python -m lab`` runs a few lines of Python."""
     (tmp_path / "repo" / "lab").mkdir(parents=True)
-    program = "import os, sys, time\nFILE = os.environ['KNOWNZERO_CASES']\nexec(sys.argv[1])\n"
+    program = "import os, sys, time\nFILE = sys.argv[2]\nexec(sys.argv[1])\n"
     (tmp_path / "repo" / "lab" / "__main__.py").write_text(program)
     monkeypatch.setattr(paths, "REPO", tmp_path / "repo")
 
 
-def stage(name: str, *scripts: str, marks: str = "") -> Stage:
-    return Stage(
-        name, f"all {name}", {f"{name}{at}": [script] for at, script in enumerate(scripts)}, marks
-    )
+def step(name: str, script: str, marks: str = "") -> Step:
+    return Step(name, name, [script, f"{{folder}}/{name}.jsonl"], marks)
 
 
-def suite_of(name: str, code: int, *found: Mapping[str, object]) -> Stage:
+def suite_of(name: str, code: int, *found: Mapping[str, object]) -> Step:
     text = "".join(json.dumps(one) + "\n" for one in found)
-    return stage(name, f"open(FILE, 'a').write({text!r}); raise SystemExit({code})", marks=name)
+    return step(name, f"open(FILE, 'a').write({text!r}); raise SystemExit({code})", marks=name)
 
 
-def test_a_stage_that_fails_does_not_stop_the_others(tmp_path: Path) -> None:
+def test_a_step_that_fails_does_not_stop_the_others(tmp_path: Path) -> None:
+    broken = "sys.exit(print('kz: it broke\\n  why: a bug\\n  fix: look') or 3)"
     one = Night(
         tmp_path / "n",
         [
-            suite_of("tests", 1, GOOD, BAD, LUCK),
+            suite_of("tests", 1, GOOD, BAD),
             suite_of("hunts", 3, FULL),
             suite_of("fuzz", 0, LEFT),
             suite_of("matrix", 0, GOOD, LEFT),
-            stage(
-                "bench",
-                "",
-                "sys.exit(print('kz: it broke\\n  why: a bug\\n  fix: look') or 3)",
-                "raise SystemExit(1)",
-            ),
+            step("thp", ""),
+            step("order0", broken),
+            step("boot", "raise SystemExit(1)"),
         ],
     )
     assert run_night(one) == errors.FAILED
-    assert [part.state for part in one.stages] == [FAILED, BROKEN, SKIPPED, PASSED, FAILED]
-    assert [step.state for step in one.stages[4].steps.values()] == [PASSED, BROKEN, FAILED]
+    states = [FAILED, BROKEN, SKIPPED, PASSED, PASSED, BROKEN, FAILED]
+    assert [part.state for part in one.steps] == states
     page = (tmp_path / "n" / "report.txt").read_text()
     for text in (
-        "2 bytes leaked <here>",
+        "2 bytes leaked <here>\nAgain: ./kz test --nightly --stage tests -- t::bad",
         "the disk is full",
-        "no cargo",
-        "its timer hung",
-        "3 is less than 4",
+        "t::left: skipped: no cargo",
+        "t::good[kasan]: passed: 1,500,000 skips checked",
         "it broke",
-        "trace\nback\nAgain: ./kz test --nightly --stage tests -- t::bad",
-        "2 passed, 1 failed, 1,500,000 skips checked",
+        "1 passed, 1 failed",
     ):
         assert text in page
-    assert "2 passed, 1 failed" in night.text(one).splitlines()[0]
-    assert night.load(one.folder).stages == one.stages
+    assert night.load(one.folder).steps == one.steps
 
 
 @pytest.mark.parametrize(
-    ("stages", "code"),
+    ("steps", "code"),
     [
         ([suite_of("tests", 0, GOOD), suite_of("fuzz", 0, LEFT)], errors.OK),
         ([suite_of("fuzz", 0, LEFT)], errors.MACHINE),
         ([suite_of("fuzz", 0, GOOD, FULL)], errors.MACHINE),
     ],
 )
-def test_the_exit_code(tmp_path: Path, stages: list[Stage], code: int) -> None:
-    assert run_night(Night(tmp_path / "n", stages)) == code
+def test_the_exit_code(tmp_path: Path, steps: list[Step], code: int) -> None:
+    assert run_night(Night(tmp_path / "n", steps)) == code
 
 
 @pytest.mark.parametrize(
@@ -124,10 +115,10 @@ def test_the_exit_code(tmp_path: Path, stages: list[Stage], code: int) -> None:
     ],
 )
 def test_only_a_report_of_success_counts(tmp_path: Path, script: str, state: str, why: str) -> None:
-    one = Night(tmp_path / "n", [stage("hunts", script, marks="hunt")])
+    one = Night(tmp_path / "n", [step("hunts", script, marks="hunt")])
     run_night(one)
-    (step,) = one.stages[0].steps.values()
-    assert (step.state, why in step.why) == (state, True)
+    (found,) = one.steps
+    assert (found.state, why in found.why) == (state, True)
 
 
 def test_a_report_names_the_code() -> None:
@@ -162,18 +153,18 @@ SLOW = (
 
 def test_a_stopped_night_goes_on(tmp_path: Path) -> None:
     """On the same code, with the same settings; what has ended does not run again."""
-    one = Night(tmp_path / "n", [stage("bench", SLOW), stage("series", "raise SystemExit(1)")])
+    one = Night(tmp_path / "n", [step("bench", SLOW), step("series", "raise SystemExit(1)")])
     with pytest.raises(KeyboardInterrupt):
         run_night(one)
-    assert [part.state for part in one.stages] == [INTERRUPTED, WAITING]
+    assert [part.state for part in one.steps] == [STOPPED, WAITING]
     two = night.load(one.folder)
     assert two.goes_on_as(one)
-    assert not two.goes_on_as(replace(one, stages=one.stages[:1]))
+    assert not two.goes_on_as(replace(one, steps=one.steps[:1]))
     assert not two.goes_on_as(replace(one, settings={"KNOWNZERO_FUZZ_SECONDS": "60"}))
     assert not two.goes_on_as(replace(one, facts={"knownzero": "another commit"}))
     assert run_night(two) == errors.FAILED
-    assert [part.state for part in two.stages] == [PASSED, FAILED]
-    assert two.stages[0].seconds > one.stages[0].seconds
+    assert [part.state for part in two.steps] == [PASSED, FAILED]
+    assert two.steps[0].seconds > one.steps[0].seconds
     log = (two.folder / "bench.log").read_text()
     assert log.count("\nruns\n") == 2
     assert run_night(two) == errors.FAILED
@@ -185,12 +176,12 @@ def test_another_night_begins_when_the_code_has_changed(monkeypatch: pytest.Monk
     begun: list[Night] = []
     commits = ["one", "one", "two"]
     monkeypatch.setattr(night, "facts", lambda: {"knownzero": commits[len(begun)]})
-    monkeypatch.setattr(night, "stages", lambda *_: [stage("fuzz", "", marks="fuzz")])
-    # This process runs other tests: it does not become the parent of their orphans.
-    monkeypatch.setattr(night, "ctypes", Mock())
+    monkeypatch.setattr(night, "steps", lambda *_: [step("fuzz", "", marks="fuzz")])
 
     def stop(one: Night) -> int:
         begun.append(one)
+        # The time, which begins the name of a folder, has seconds only.
+        one.folder = one.folder.with_name(f"{commits.index(one.facts['knownzero'])}")
         one.save()
         return errors.OK
 
@@ -202,20 +193,16 @@ def test_another_night_begins_when_the_code_has_changed(monkeypatch: pytest.Monk
 
 
 INTERRUPT = """
-import sys
+import signal, sys
 from pathlib import Path
+from lab import cli
 from lab.core import paths
 from lab.testing import night
-import ctypes
 paths.REPO = Path(sys.argv[1])
-slow = "import subprocess, signal; print('sleeps', flush=True); " \\
-    "subprocess.Popen(['sh', '-c', \\"trap '' TERM; sleep 312 & sleep 313\\"], " \\
-    "start_new_session=True); time.sleep(311)"
-ctypes.CDLL(None).prctl(night.SUBREAPER, 1, 0, 0, 0)
-import signal
-from lab import cli
+slow = "import subprocess; print('sleeps', flush=True); subprocess.run(['sleep', '312'])"
 signal.signal(signal.SIGTERM, cli._terminate)
-night.run_night(night.Night(Path(sys.argv[2]), [night.Stage("hunts", "", {"hunts": [slow]})]))
+step = night.Step("hunts", "hunts", [slow, "-"])
+night.run_night(night.Night(Path(sys.argv[2]), [step]))
 """
 
 
@@ -233,8 +220,7 @@ def test_an_interruption_leaves_a_report_and_no_process(
 ) -> None:
     folder = tmp_path / "n"
     # No other process sleeps for so long.
-    own = os.getpid()
-    program = INTERRUPT.replace("312", f"312.{own}").replace("313", f"313.{own}")
+    program = INTERRUPT.replace("312", f"312.{os.getpid()}")
     argv = [sys.executable, "-c", program, str(tmp_path / "repo"), str(folder)]
     with subprocess.Popen(
         argv, env={**os.environ, "PYTHONPATH": str(REPO)}, stderr=subprocess.PIPE
@@ -244,21 +230,19 @@ def test_an_interruption_leaves_a_report_and_no_process(
         ):
             assert process.poll() is None
             time.sleep(0.05)
-        assert night.load(folder).stages[0].state == RUNNING
         time.sleep(0.5)
         process.send_signal(number)
         process.communicate(timeout=60)
-    ours = (b"sleep\x00312.%d\x00" % own, b"sleep\x00313.%d\x00" % own)
-    assert not [path for path in Path("/proc").glob("[0-9]*/cmdline") if words_of(path) in ours]
-    assert night.load(folder).stages[0].state == INTERRUPTED
-    assert INTERRUPTED in (folder / "report.txt").read_text()
+    ours = b"sleep\x00312.%d\x00" % os.getpid()
+    assert not [path for path in Path("/proc").glob("[0-9]*/cmdline") if words_of(path) == ours]
+    assert night.load(folder).steps[0].state == STOPPED
+    assert STOPPED in (folder / "report.txt").read_text()
 
 
 def test_every_test_belongs_to_one_stage() -> None:
     """The first stage has all tests without the others' marks, which are declared and in use."""
-    parts = [part for part in night.stages() if part.marks]
-    others = [part.marks for part in parts[1:]]
-    assert parts[0].marks == f"not ({' or '.join(others)})"
+    first, *others = (part.marks for part in night.steps() if part.marks)
+    assert first == f"not ({' or '.join(others)})"
     declared = (REPO / "pyproject.toml").read_text(encoding="utf-8")
     for mark in others:
         assert f'"{mark}: ' in declared
@@ -269,25 +253,14 @@ def test_every_test_belongs_to_one_stage() -> None:
 
 
 def test_what_a_stage_runs() -> None:
-    parts = {part.name: part for part in night.stages("up or down", ["-x"])}
-    assert list(parts) == list(night.NAMES)
-    assert parts["fuzz"].commands["fuzz"] == [
-        "test",
-        "--select",
-        "up or down",
-        "--",
-        "-m",
-        "fuzz",
-        "-x",
-    ]
-    assert parts["bench"].commands["thp"] == [
-        "bench",
-        "thp",
-        "--strict",
-        "--output",
-        "{folder}/bench/thp",
-    ]
-    assert parts["series-qemu"].commands["qemu"] == ["series", "check", "qemu", "--each"]
+    found = night.steps("up or down", ["-x"])
+    assert list(dict.fromkeys(one.stage for one in found)) == list(night.NAMES)
+    words = {one.name: " ".join(one.words) for one in found}
+    assert words["fuzz"] == (
+        "test --select up or down -- -p lab.testing.cases --cases={folder}/fuzz.jsonl -m fuzz -x"
+    )
+    assert words["bench-thp"] == "bench thp --strict --output {folder}/bench/thp"
+    assert words["series-qemu"] == "series check qemu --each"
     assert night.choose(["series-qemu", "fuzz", "fuzz"]) == ["fuzz", "series-qemu"]
     with pytest.raises(UsageError, match="nonsense"):
         night.choose(["nonsense"])
