@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
  * kexec: starts the kernel /kz/kernel with the initial RAM file system of this boot, which runs the
- * same command again. The kernel command line tells the two boots apart.
+ * same command again. The kernel command line tells the two boots apart. With --crash, this kernel
+ * crashes, and /kz/kernel starts in the memory of crashkernel=.
  */
 #include "common.h"
 
@@ -12,6 +13,8 @@
 #define SYS_kexec_file_load -1		/* i386 has none: ENOSYS */
 #endif
 
+#define KEXEC_FILE_ON_CRASH 2	/* linux/kexec.h */
+
 #define INITRD "/sys/firmware/initrd"
 
 static const char usage[] =
@@ -19,6 +22,7 @@ static const char usage[] =
 "Starts /kz/kernel with " INITRD ", which retain_initrd keeps. Does not return.\n"
 "Options:\n"
 "  --append TEXT  add this to the kernel command line of this boot\n"
+"  --crash        load it for a crash, and crash\n"
 "  --help         this text\n"
 "Exit: 2 bad usage, 3 the machine cannot do it.\n";
 
@@ -27,9 +31,11 @@ int main(int argc, char **argv)
 	const char *append = "";
 	char line[4096];
 	int kernel, initrd;
+	bool crash = false;
 	ssize_t length;
 	const struct kz_option options[] = {
 		{ "append", .text = &append },
+		{ "crash", .flag = &crash },
 		{ 0 },
 	};
 
@@ -47,8 +53,11 @@ int main(int argc, char **argv)
 	initrd = open(INITRD, O_RDONLY | O_CLOEXEC);
 	if (initrd < 0)
 		kz_fail("cannot open " INITRD);
-	if (syscall(SYS_kexec_file_load, kernel, initrd, strlen(line) + 1, line, 0))
+	if (syscall(SYS_kexec_file_load, kernel, initrd, strlen(line) + 1, line, crash ? KEXEC_FILE_ON_CRASH : 0))
 		kz_fail("cannot load /kz/kernel");
-	reboot(RB_KEXEC);
+	if (crash)
+		kz_write_file("/proc/sysrq-trigger", "c");
+	else
+		reboot(RB_KEXEC);
 	kz_fail("cannot start /kz/kernel");
 }

@@ -11,7 +11,9 @@ import pytest
 from lab.boot import resolve
 from lab.boot.guest import running
 from lab.boot.spec import BootSpec
+from lab.build.linux import build_linux
 from tests.guest.guests import (
+    BALLOON,
     DIRTY,
     KERNEL,
     REPORT,
@@ -241,3 +243,45 @@ def test_kexec_into_memory_that_is_not_zero() -> None:
             time.sleep(0.5)
         assert guest.process.wait(180) == 0
         assert "second-kernel" in guest.console.read_text(errors="replace")
+
+
+MARKER, MARKERS = "knownzero-was-here", 100_000
+
+
+@pytest.mark.nightly
+@pytest.mark.matrix
+def test_a_crash_kernel_dumps_what_was_in_use() -> None:
+    """Memory in use is in the dump, reported memory too (as zeros). The crash kernel reports its
+    own memory, and skips zeroing there.
+    """
+    kernel = build_linux("debug", "x86_64", "crash")
+    second = (
+        f"grep -ao {MARKER} /proc/vmcore | wc -l; {DIRTY}; {REPORT}; "
+        "alloc_once --size 32 --pages nothp --verify --mode touch_all; "
+        "grep -E 'pgzeroed_(skip|bad)' /proc/vmstat; echo dumped"
+    )
+    spec = BootSpec(
+        kernel=str(kernel),
+        memory="1G",
+        devices=[BALLOON],
+        append="crashkernel=320M retain_initrd",
+        add=[(kernel, "/kz/kernel")],
+        timeout=900.0,
+        command=[
+            "sh",
+            "-ec",
+            f"grep -q again=1 /proc/cmdline && {{ ({second}) > /dev/ttyS0 2>&1; exit; }}; "
+            f"yes {MARKER} | head -n {MARKERS} > /file; {DIRTY}; {REPORT}; "
+            "kexec --crash --append again=1",
+        ],
+    )
+    with running(spec) as guest:
+        assert guest.process.wait(spec.timeout) == 0
+        console = guest.console.read_text(errors="replace")
+    assert "sysrq: Trigger a crash" in console
+    after = console.rpartition("Linux version")[2].replace("\r", "")
+    dumped = re.search(r"^(\d+)\n(?s:.*)^pgzeroed_skip (\d+)\n(?s:.*)^dumped$", after, re.MULTILINE)
+    assert dumped, after[-3000:]
+    assert int(dumped[1]) >= MARKERS
+    assert int(dumped[2]) >= 4096
+    assert "page_zeroed: BUG" not in console
