@@ -186,18 +186,6 @@ def test_soft_offlining_meets_offlining() -> None:
     expect_at_least(min(stress["steps"].values()), 20)
 
 
-@pytest.mark.nightly
-def test_a_zone_loses_its_last_memory() -> None:
-    """Tasks that are preempted while they free pages still use the zone's per-CPU lists.
-
-    By day, test_no_task_waits_for_it does the same beside kzeropaged.
-    """
-    result = run("preempt --what offline --seconds 30", devices=[], cpus=2)
-    fine(result)
-    (offlined,) = objects(result)
-    expect_at_least(offlined["times"], 20)
-
-
 def test_unbound_and_bound_again() -> None:
     """The balloon goes while memory is reported, and comes back.
 
