@@ -70,7 +70,8 @@ def removed_without_a_trace(tmp_path: Path) -> str:
     return version
 
 
-@pytest.mark.images
+@pytest.mark.nightly
+@pytest.mark.slow
 def test_removal_leaves_no_file(tmp_path: Path) -> None:
     assert removed_without_a_trace(tmp_path).startswith("QEMU emulator version 10.0.")
 
@@ -82,7 +83,8 @@ def test_removal_of_the_newer_one_leaves_no_file(tmp_path: Path) -> None:
     assert removed_without_a_trace(tmp_path).startswith("QEMU emulator version 10.2.")
 
 
-@pytest.mark.images
+@pytest.mark.nightly
+@pytest.mark.slow
 def test_it_has_no_file_of_debians_qemu(tmp_path: Path) -> None:
     listing = run.output(
         ["dpkg-deb", "-c", str(package.package_qemu(tmp_path))], "no list", "make it again"
