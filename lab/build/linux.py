@@ -295,7 +295,7 @@ def make_targets(
     """Run make in a configured ``obj``; LabError, beginning with ``what``, when it fails."""
     argv: Argv = ["make", "-C", tree, f"O={obj}", f"-j{jobs()}", *_kbuild(arch), *targets]
     fix = "correct the first error above (the log has the rest), then run it again"
-    run.logged(argv, log, what, fix, env=environment)
+    run.logged(argv, log, what, fix, env=environment, pass_fds=lock.held())
 
 
 def adopt_config(

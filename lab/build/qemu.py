@@ -83,7 +83,7 @@ def make_qemu(tree: Path, obj: Path, log: Path, targets: list[str]) -> None:
         run.logged(argv, log, "QEMU cannot be configured", advice, cwd=obj)
         stamp.write_text(recipe, encoding="utf-8")
     ninja = Path(sys.executable).parent / "ninja"
-    run.logged([ninja, "-C", obj, f"-j{jobs()}", *targets], log, what, fix)
+    run.logged([ninja, "-C", obj, f"-j{jobs()}", *targets], log, what, fix, pass_fds=lock.held())
     make_option_roms(tree, obj / "optionrom", log)
 
 

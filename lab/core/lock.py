@@ -7,11 +7,30 @@ import re
 import shutil
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from lab.core import paths
+
+
+class _Held(threading.local):
+    """The descriptors of the locks of a thread."""
+
+    def __init__(self) -> None:
+        self.descriptors: list[int] = []
+
+
+_held = _Held()
+
+
+def held() -> list[int]:
+    """The descriptors of all locks of this thread.
+
+    A build that inherits them keeps the locks if it outlives this process.
+    """
+    return list(_held.descriptors)
 
 
 @contextmanager
@@ -28,7 +47,11 @@ def locked(name: str, shared: bool = False) -> Iterator[None]:
         except BlockingIOError:
             print(f"kz: waiting for another kz that works on {name}", file=sys.stderr, flush=True)
             fcntl.flock(handle, mode)
-        yield
+        _held.descriptors.append(handle.fileno())
+        try:
+            yield
+        finally:
+            _held.descriptors.remove(handle.fileno())
 
 
 @contextmanager

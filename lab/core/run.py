@@ -8,7 +8,7 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from lab.core.errors import LabError, full_disk
@@ -77,11 +77,12 @@ def logged(
     cwd: Folder = None,
     env: Env = None,
     timeout: Seconds = None,
+    pass_fds: Collection[int] = (),
 ) -> None:
     """Run with all output appended to ``log``; a failure becomes a LabError quoting the log.
 
     ``env`` replaces the environment; ``timeout`` is in seconds. Interrupted or late, the whole
-    process group is ended.
+    process group is ended. ``pass_fds``: descriptors that the program and its children keep open.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     words = [str(word) for word in argv]
@@ -98,6 +99,7 @@ def logged(
                 stdout=out,
                 stderr=out,
                 start_new_session=True,
+                pass_fds=pass_fds,
             )
         except FileNotFoundError:
             raise LabError(what, f"{argv[0]} is not installed", NO_PROGRAM) from None

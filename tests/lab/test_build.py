@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -138,3 +140,29 @@ def test_files_are_written_whole_or_not(cache: Path, monkeypatch: pytest.MonkeyP
         lock.write_atomically(target, "new")
     assert target.read_text() == "old"
     assert [p.name for p in target.parent.iterdir()] == ["file"]
+
+
+def test_a_build_that_outlives_its_kz_keeps_the_lock(cache: Path, tmp_path: Path) -> None:
+    """Else the next kz would build in the same folder beside it."""
+    begun, ends = tmp_path / "begun", tmp_path / "ends"
+    build = f"touch {begun}; until test -e {ends}; do sleep 0.1; done"
+    script = (
+        "import sys\nfrom pathlib import Path\nfrom lab.core import lock, run\n"
+        "with lock.locked('build-x'):\n"
+        "    argv = ['sh', '-c', sys.argv[1]]\n"
+        "    run.logged(argv, Path(sys.argv[2]), '', '', pass_fds=lock.held())\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(paths.REPO)}
+    argv = [sys.executable, "-c", script, build, str(tmp_path / "log")]
+    try:
+        with subprocess.Popen(argv, env=environment) as process:
+            while not begun.exists() and process.poll() is None:
+                time.sleep(0.05)
+            process.kill()
+        with (paths.sub("locks") / "build-x").open("w") as file:
+            with pytest.raises(BlockingIOError):
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            ends.touch()
+            fcntl.flock(file, fcntl.LOCK_EX)
+    finally:
+        ends.touch()
