@@ -55,7 +55,8 @@ class Load:
     rest_s: float
 
     def script(self, times: int) -> str:
-        return f"for i in $(seq {times}); do {self.command}; sleep {self.rest_s}; done"
+        """Shell for the guest, which fails if a command does."""
+        return f"(set -e; for i in $(seq {times}); do {self.command}; sleep {self.rest_s}; done)"
 
 
 PROGRAM = "alloc_once --size {} --mode touch_all --pages thp > /dev/null"
@@ -73,7 +74,7 @@ LOADS = {
     ),
     "files": Load(
         "a file of 200 MiB in tmpfs written and removed, every 1.5 s",
-        "head -c 200M /dev/zero > /tmp/file; rm /tmp/file",
+        "dd if=/dev/zero of=/tmp/file bs=1M count=200 2> /dev/null; rm /tmp/file",
         4,
         1.5,
     ),

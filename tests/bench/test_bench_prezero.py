@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0
 """``kz bench prezero`` without a machine: a load counts what one of its times costs."""
 
+import subprocess
+
 import pytest
 
 from lab.bench import prezero
@@ -30,3 +32,10 @@ def test_a_load_costs_what_one_of_its_times_does(monkeypatch: pytest.MonkeyPatch
         "prezeroed": PAGES * 4096,
         "resident": float(7 << 20),
     }
+
+
+def test_a_load_whose_command_fails_is_a_failure() -> None:
+    """Else a load that does nothing would seem to cost nothing."""
+    for command, code in (("false; true", 1), ("true", 0)):
+        script = prezero.Load("", command, 1, 0.0).script(1)
+        assert subprocess.run(["sh", "-c", script], check=False).returncode == code
