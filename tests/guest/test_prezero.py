@@ -209,6 +209,7 @@ def test_zeros_that_are_not_used_end_it() -> None:
     expect_at_most(found["after"] - found["before"], 100 << 8)
 
 
+@pytest.mark.nightly  # KUnit's prezero_prices has the rule by day
 def test_zeros_that_are_lost_make_the_next_dearer() -> None:
     """Programs have waited for 1.5 GiB. Then files take all zeros, 400 MiB each time."""
     fill = "dd if=/dev/zero of=/files/file bs=1M count=360 2>/dev/null; rm /files/file; sleep 3"
@@ -616,7 +617,8 @@ echo resume-test-done
 """
 
 
-@pytest.mark.parametrize("cpus", [pytest.param(1, marks=pytest.mark.nightly), 2])
+@pytest.mark.nightly  # test_it_is_suspended_and_goes_on has the freezer by day
+@pytest.mark.parametrize("cpus", [1, 2])
 def test_it_is_frozen_and_resumes(tmp_path: Path, cpus: int) -> None:
     disk = tmp_path / "swap.img"
     with disk.open("wb") as image:
