@@ -6,6 +6,7 @@ It zeroes as much free memory as programs have waited for, and never makes the h
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from pathlib import Path
@@ -282,7 +283,9 @@ def test_isolated_cpus_keep_their_lists() -> None:
 )
 def test_no_task_waits_for_it(what: str) -> None:
     """Beside a busy process on its CPU: other tasks take as long as without it."""
-    times = f"preempt --what {what} --seconds 12"
+    # Of the mutant prezero-drain-all, which holds a mutex, 20 s show waits of 2 s, 60 s of 3 s.
+    seconds = 60 if os.environ.get("KNOWNZERO_NIGHTLY") else 12
+    times = f"preempt --what {what} --seconds {seconds}"
     result = run(
         f"{times}; {ON}; sleep 1; {times}",
         devices=[],
