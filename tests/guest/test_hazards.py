@@ -238,6 +238,7 @@ MARKER, MARKERS = "knownzero-was-here", 100_000
 
 @pytest.mark.nightly
 @pytest.mark.matrix
+@pytest.mark.timeout(7200)  # with the build of its kernel
 def test_a_crash_kernel_dumps_what_was_in_use() -> None:
     """Memory in use is in the dump, reported memory too (as zeros). The crash kernel reports its
     own memory, and skips zeroing there.
