@@ -41,7 +41,7 @@ STEPS = ("report", "inflate", "deflate")
 COSTS = ("rate", "host_cpu", "daemon_cpu")  # of a step
 REPORTED = "pgzeroed_set_reported"  # pages that the device confirmed as zero after a report
 LATENCY_MB = 32
-# GiB that a guest has used and freed, and the least GB that the machine needs for so much.
+# GiB that a guest has used and freed, and the least GiB that the machine needs for so much.
 BACK = {"0.5": 0, "3": 0, "12": 16}
 # Of the guest's memory, what a balloon has to leave: watermarks and per-CPU lists grow with memory.
 BACK_REST_MB = 384
@@ -203,7 +203,7 @@ def backs(run: Run, specs: Callable[[str], list[Wanted]]) -> None:
     """The command to report against inflating, in guests of their own for each size."""
     for gib, least in BACK.items():
         if available_gb() < least:
-            run.note(f"{gib} GiB are left out: {least} GB of memory were not available.")
+            run.note(f"{gib} GiB are left out: {least} GiB of memory were not available.")
             continue
         size, found = int(float(gib) * 1024), Values()
         count = min(run.pairs, BACK_TURNS)

@@ -8,18 +8,18 @@ from collections.abc import Callable, Sequence
 from lab.bench.session import DELAY, MIB, Side, resident, warm_host
 from lab.core.errors import TestFailure
 
-SIZES, MORE = (1, 2, 4), 8  # GB of guests, and of one more where the machine has room
+SIZES, MORE = (1, 2, 4), 8  # GiB of guests, and of one more where the machine has room
 BACK_PERCENT = 90  # of what a guest has freed: so much has to be back
-ROOM = 1.2  # memory needed for each GB of guests that are all full
+ROOM = 1.2  # memory needed for each GiB of guests that are all full
 
 
 def needed_gb(gbs: Sequence[int]) -> float:
-    """Memory that must be available for guests of these sizes, in GB."""
+    """Memory that must be available for guests of these sizes, in GiB."""
     return ROOM * sum(gbs)
 
 
 def sizes(available: float) -> tuple[int, ...]:
-    """The guests that fit into so many GB; the runner has seen to it that the usual ones do."""
+    """The guests that fit into so many GiB; the runner has seen to it that the usual ones do."""
     return (*SIZES, MORE) if available >= needed_gb((*SIZES, MORE)) else SIZES
 
 

@@ -245,7 +245,7 @@ def prezero(side: Side, watch: Watch, gb: int) -> Holds:
     return found.of(ZEROING)
 
 
-Found = dict[tuple[str, str, int], Holds]  # by kernel, step and GB
+Found = dict[tuple[str, str, int], Holds]  # by kernel, step and GiB
 # Reported memory is not zeroed, so pre-zeroing has a guest of its own, without a balloon.
 GUESTS = {"base": (report, program), "ours": (report, program, flush), "prezero": (prezero,)}
 
@@ -265,7 +265,7 @@ def _guest(run: Run, kind: str, gb: int, found: Found) -> None:
 def holds(run: Run, gbs: Sequence[int]) -> Found:
     found: Found = {}
     # Two at once: other load does not change a count, and the memory of more would.
-    what = f"holds of zone->lock: guests of {', '.join(map(str, gbs))} GB"
+    what = f"holds of zone->lock: guests of {', '.join(map(str, gbs))} GiB"
     with step(what), ThreadPoolExecutor(max_workers=2) as pool:
         jobs = [pool.submit(_guest, run, kind, gb, found) for gb in gbs for kind in GUESTS]
         for job in jobs:

@@ -250,7 +250,7 @@ def _kernel(kernel: Kernel) -> Image:
 
 
 def available_gb() -> float:
-    """Memory that the machine can give to guests, in GB."""
+    """Memory that the machine can give to guests, in GiB."""
     found = re.search(r"^MemAvailable: +(\d+)", Path("/proc/meminfo").read_text(), re.MULTILINE)
     return int(found[1]) / 2**20 if found else 0.0
 
@@ -258,6 +258,6 @@ def available_gb() -> float:
 def check_memory(bench: Bench) -> None:
     """LabError when the machine has less memory available than a bench needs."""
     if (available := available_gb()) < bench.needs.gb:
-        why = f"{available:.1f} GB of memory are available, {bench.needs.gb:.1f} GB are needed"
+        why = f"{available:.1f} GiB of memory are available, {bench.needs.gb:.1f} GiB are needed"
         fix = "end other programs on the machine"
         raise LabError(f"Cannot run the bench {bench.name}", why, fix)

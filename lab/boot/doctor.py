@@ -61,7 +61,7 @@ def _try(name: str, otherwise: str, look: Callable[[], tuple[str, str, str]]) ->
 def _machine() -> Finding:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     text = (
-        f"{platform.machine()}, {jobs()} CPUs, {memory:.0f} GB of memory, kernel "
+        f"{platform.machine()}, {jobs()} CPUs, {memory:.0f} GiB of memory, kernel "
         f"{platform.release()}"
     )
     if platform.machine() == "x86_64":

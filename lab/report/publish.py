@@ -11,7 +11,7 @@ from lab.core import lock
 from lab.core.errors import LabError, TestFailure
 from lab.core.paths import REPO
 from lab.core.units import scale
-from lab.report import charts, origin, phases, questions, registry
+from lab.report import charts, losses, origin, phases, questions, registry
 from lab.report.groups import Group, groups
 from lab.report.page import change, verdict
 from lab.report.results import FILE_NAME, Metric, Result, from_data, load
@@ -29,7 +29,15 @@ question about several figures, such as those with init_on_alloc 0 and 1, has th
 different accelerators cannot be compared. [Methods](../how-to/measure.md).
 
 """
-RUNS = """## Runs
+LOSSES = """
+## Losses
+
+All figures that are worse by 3 % or more: those whose interval excludes zero, and counts of
+instructions. kzeropaged is off by default.
+
+"""
+RUNS = """
+## Runs
 
 Each run has a page with every figure: medians, in brackets the 10th to 90th percentile; the change
 with its 95 % interval; the distance from the floor kernel, which leaves the memory as it is.
@@ -40,8 +48,9 @@ A run measured this series, or the one before the commit to linux/parts that is 
 
 
 def page(results: list[Result]) -> str:
-    """The first page: what users ask, and all published runs."""
-    return "".join([HEAD, questions.table(results), RUNS, _runs(results)])
+    """The first page: what users ask, all losses, and all published runs."""
+    tables = (HEAD, questions.table(results), LOSSES, losses.table(results), RUNS, _runs(results))
+    return "".join(tables)
 
 
 def _runs(results: list[Result]) -> str:

@@ -33,7 +33,7 @@ def table(results: Sequence[Result]) -> str:
             rows.append((asks, *_sides(metric), _spread(metric), where, command))
     if not rows:
         return ""
-    return Table(HEADS, rows).markdown() + "\n"
+    return Table(HEADS, rows).markdown()
 
 
 def _worst(results: Sequence[Result], question: dict[str, Any]) -> tuple[Result, Metric] | None:
@@ -45,10 +45,10 @@ def _worst(results: Sequence[Result], question: dict[str, Any]) -> tuple[Result,
         for metric in result.metrics
         if fnmatchcase(metric.name, question["metrics"])
     ]
-    return max(matching, key=lambda one: _badness(one[1]), default=None)
+    return max(matching, key=lambda one: badness(one[1]), default=None)
 
 
-def _badness(metric: Metric) -> float:
+def badness(metric: Metric) -> float:
     """How much worse ours is, in percent."""
     if metric.change_percent is None:
         return float("inf")

@@ -29,7 +29,7 @@ def test_too_little_memory_is_an_error_before_anything_is_built(
     monkeypatch.setattr(linux, "build_linux", lambda *_: pytest.fail("it built something"))
     with pytest.raises(LabError, match="fleet") as error:
         plan.build(plan.plan(BENCHES["fleet"], BenchOptions()))
-    assert "7.0 GB of memory are available, 7.2 GB are needed" in error.value.why
+    assert "7.0 GiB of memory are available, 7.2 GiB are needed" in error.value.why
     assert BENCHES["fleet"].needs.gb >= 1.2 * fleet.GUESTS
 
 

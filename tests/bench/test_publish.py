@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from lab.bench.commands import app
 from lab.core.errors import LabError
 from lab.patches import parts
-from lab.report import origin, questions, registry
+from lab.report import losses, origin, questions, registry
 from lab.report import publish as publishing
 from lab.report.publish import publish
 from lab.report.results import Metric, Result, Target, load, results_of
@@ -172,6 +172,25 @@ def test_a_question_gets_the_worst_of_its_figures(monkeypatch: pytest.MonkeyPatc
     (_, _, row) = questions.table([made, debian]).strip().splitlines()
     assert "](demo-debian/README.md)" in row
     assert questions.table([replace(made, metrics=[])]) == ""
+
+
+def test_every_loss_is_in_the_table_of_losses() -> None:
+    """Not what is within noise, better, or a comparison of base with base."""
+    worse = Metric.of("slow", "ms", BASE, [300.0] * 6)
+    count = Metric.of("count", "instructions", [100.0], [103.0])
+    halved = Metric.of("half", "MiB/s", BASE, [50.0] * 6)
+    others = [
+        Metric.of("noise", "ms", BASE, [50.0, 300.0] * 3),
+        Metric.of("once", "ms", [100.0], [300.0]),
+        Metric.of("same", "ms", BASE, BASE),
+        replace(worse, name="neither", better=""),
+        replace(worse, name="fast", better="more"),
+        replace(worse, name="of base", parameters={"peer": "init_on_free"}),
+    ]
+    worse_ones = [count, replace(halved, better="more", title="Rate", label="read"), worse]
+    rows = losses.table([result("demo", metrics=[*others, *worse_ones])]).splitlines()[2:]
+    assert [row.partition("|")[0] for row in rows] == ["`slow`", "Rate, read", "`count`"]
+    assert rows[2].endswith("|100.0|103.0|+3 %|tcg|[demo](demo/README.md)")
 
 
 def test_a_page_has_every_figure_of_its_run(tmp_path: Path, to: Path) -> None:
