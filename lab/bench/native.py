@@ -14,6 +14,7 @@ from lab.core.progress import step
 
 PROGRAM = "native_costs"
 MOST_LOAD = 1.5
+TRIES = 5
 SLOWER = 1.2  # times the host's time; emulated, both take a hundred times as long
 NATIVE = {"loop_ns": "1e9 additions", "clear_ns": "clearing 1 GiB"}
 TRAPS = {
@@ -44,18 +45,23 @@ def costs(text: str) -> dict[str, float]:
 def check(run: Any, sides: Sequence[Side]) -> None:
     """Add what a ``Run`` needs to be read: guest against host, and the costs of traps.
 
-    LabError if the guest is slower than its host at what needs no hypervisor.
+    LabError if the guest is slower than its host at what needs no hypervisor, TRIES times: another
+    machine on the same CPU slows one of them down now and then.
     """
     program = guest.build_programs()[PROGRAM]
     with step("native speed and costs of traps, in a guest and on the host"):
         what, fix = f"{PROGRAM} fails on this machine", "run it by hand"
-        host = costs(runner.output([program], what, fix))
-        inside: dict[str, Any] = sides[0].json(PROGRAM)
-    for name, words in NATIVE.items():
-        if inside[name] > host[name] * SLOWER:
-            why = f"{words}: {_time(inside[name])}, and {_time(host[name])} on the host"
-            fix = "end other programs; else the guest is emulated: read its console log"
-            raise LabError("The guest does not run natively", why, fix)
+        for _ in range(TRIES):
+            host = costs(runner.output([program], what, fix))
+            inside: dict[str, Any] = sides[0].json(PROGRAM)
+            slower = [name for name in NATIVE if inside[name] > host[name] * SLOWER]
+            if not slower:
+                break
+    if slower:
+        name = slower[0]
+        why = f"{NATIVE[name]}: {_time(inside[name])}, and {_time(host[name])} on the host"
+        fix = "end other programs; else the guest is emulated: read its console log"
+        raise LabError("The guest does not run natively", why, fix)
     for name, words in (NATIVE | TRAPS).items():
         run.facts[words] = f"{_time(inside[name])}, on the host {_time(host[name])}"
     figures = "; ".join(f"{words} {run.facts[words]}" for words in (NATIVE | TRAPS).values())
