@@ -144,11 +144,11 @@ FRONT: dict[str, tuple[str, str, float, float]] = {
     "native: the same in 4 KiB pages": ("order0-native", "order0.touch_all.cold_and_warm", MS, MS),
     "3 GiB parked": ("life", "life.init0.kzeropaged.thp.park.time", 1e3, 1e3),
     "the saved file": ("life", "life.init1.kzeropaged.thp.save.file", MIB, MIB),
-    "native: allocating and freeing": (
-        "hotpath-native",
-        "hotpath.alloc_free_order9.time",
-        MS,
-        MS,
+    "instructions to allocate and free": (
+        "hotpath",
+        "hotpath.active.alloc_free.instructions",
+        1.0,
+        1.0,
     ),
     "longest hold of a zone's lock": ("lockhold", "lockhold.flush.2gb.longest", 1.0, 1.0),
 }
