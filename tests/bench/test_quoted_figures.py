@@ -143,7 +143,7 @@ FRONT: dict[str, tuple[str, str, float, float]] = {
     "native: CPU time to write every byte": ("thp-native", "thp.touch_all.cold_and_warm", MS, MS),
     "native: the same in 4 KiB pages": ("order0-native", "order0.touch_all.cold_and_warm", MS, MS),
     "3 GiB parked": ("life", "life.init0.kzeropaged.thp.park.time", 1e3, 1e3),
-    "the saved file": ("life", "life.init1.kzeropaged.thp.save.file", MIB, MIB),
+    "the saved file": ("life", "life.init0.kzeropaged.thp.save.file", MIB, MIB),
     "instructions to allocate and free": (
         "hotpath",
         "hotpath.active.alloc_free.instructions",
