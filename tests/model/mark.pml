@@ -370,7 +370,7 @@ inline zero_or_skip(p, o, want, z)
 }
 
 /*
- * Kernel: mm/page_alloc.c prep_new_page() post_alloc_hook() __post_alloc_hook() post_alloc_hook_tracked()
+ * Kernel: mm/page_alloc.c prep_new_page() post_alloc_hook() __post_alloc_hook() post_alloc_hook_marked()
  * mm/page_zeroed.h page_zeroed_alloc() mm/page_zeroed.c __page_zeroed_alloc()
  */
 inline post_alloc_hook(p, o, want)
@@ -476,7 +476,7 @@ active proctype kzeropaged()
 		:: else
 		fi
 	   }
-	/* Kernel: mm/prezero.c prezero_zero() mm/page_zeroed.h page_zeroed_zero() */
+	/* Kernel: mm/prezero.c prezero_zero() */
 	:: d_step {
 		p != NONE && i < (1 << ord[p]) && !is_bad(p + i);
 #ifdef MUTANT_prezero_last_page
