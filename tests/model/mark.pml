@@ -371,6 +371,7 @@ inline zero_or_skip(p, o, want, z)
 
 /*
  * Kernel: mm/page_alloc.c prep_new_page() post_alloc_hook() __post_alloc_hook() post_alloc_hook_marked()
+ * mm/page_alloc.c zero_new_pages_counted()
  * mm/page_zeroed.h page_zeroed_alloc() mm/page_zeroed.c __page_zeroed_alloc()
  */
 inline post_alloc_hook(p, o, want)
