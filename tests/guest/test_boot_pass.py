@@ -135,7 +135,8 @@ def test_a_flush_asks_again() -> None:
     )
     fine(result)
     refused = re.search(r"^before_pgzeroed_set_reported (\d+)", text(result), re.MULTILINE)
-    assert refused and int(refused[1]) * 4096 < 0.7 * free_bytes(result)
+    # Each pass confirms a half of what is left; there may have been three.
+    assert refused and int(refused[1]) * 4096 < 0.9 * free_bytes(result)
     expect_at_least(known_bytes(result), 0.95 * free_bytes(result))
 
 
