@@ -5,7 +5,18 @@ import functools
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
-from lab.bench.jobs import BASE_COUNTS, HUGE, MODES, TOUCHED, Job, allocate
+from lab.bench.jobs import (
+    BASE_COUNTS,
+    CLOCK,
+    HUGE,
+    MODES,
+    SKIPPED,
+    TOUCHED,
+    ZEROED,
+    Job,
+    allocate,
+    check_huge,
+)
 from lab.bench.runner import Run
 from lab.bench.session import MIB, PAGE, Side
 from lab.core.errors import TestFailure
@@ -18,22 +29,17 @@ def thp(run: Run) -> None:
     run.note(BASE_COUNTS, TOUCHED)
     with run.kernels("base", "ours", "floor") as sides:
         for mode in MODES:
-            job = Job("thp.{mode}", mode, "thp", {"mode": mode}, twice=run.native)
-            phase = allocate(run, sides, job)
-            phase.check_huge()
-            phase.zeroed()
-            phase.clock()
+            job = Job("thp.{mode}", mode, "thp", {"mode": mode}, (ZEROED, CLOCK), run.native)
+            check_huge(run, allocate(run, sides, job))
         small_pages(run, sides, ("populate",))
 
 
 def small_pages(run: Run, sides: Sequence[Side], modes: Iterable[str] = MODES) -> None:
     """The job with huge pages off."""
     for mode in modes:
-        job = Job("order0.{mode}", mode, "nothp", {"mode": mode}, twice=run.native)
-        phase = allocate(run, sides, job)
-        phase.add("skipped_percent", "skipped_percent")
-        phase.clock()
-        phase.zeroed()
+        figures = SKIPPED, CLOCK, ZEROED
+        job = Job("order0.{mode}", mode, "nothp", {"mode": mode}, figures, run.native)
+        allocate(run, sides, job)
 
 
 def order0(run: Run) -> None:
@@ -81,6 +87,4 @@ def hugetlb(run: Run) -> None:
         for pool, prepared in (("surplus", surplus), ("persistent", persistent)):
             job = Job("hugetlb.{pool}.populate", "populate", "hugetlb", {"pool": pool})
             around = functools.partial(prepared, pages=pages)
-            phase = allocate(run, sides, job, around=around)
-            phase.clock()
-            phase.zeroed()
+            allocate(run, sides, job, around=around)

@@ -4,19 +4,19 @@
 All settings of the guest are the defaults.
 """
 
+import functools
 import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lab.bench.jobs import zeroed_bytes
-from lab.bench.repeat import Values, turns
+from lab.bench.repeat import measured
 from lab.bench.runner import Run
 from lab.bench.session import BALLOON, MIB, resident, warm_host
 from lab.boot.guest import Guest, running
 from lab.boot.spec import DAEMON, BootSpec
 from lab.core.errors import TestFailure
-from lab.core.progress import step
 
 KERNELS = ("base", "ours")
 OTHER_PAIRS = 6  # of each guest but the first
@@ -116,12 +116,6 @@ def _boot(run: Run, kind: Kind, kernel: str) -> dict[str, float]:
     return found
 
 
-def figures(run: Run, name: str, kind: Kind, found: Values) -> None:
-    of = {"guest": name, "size_mb": kind.program_mb}
-    for key in ("zeroed", "program", "known", "pass", "init", "resident"):
-        run.add(f"boot.{{guest}}.{key}", found.both(name, key), of)
-
-
 def measure(run: Run) -> None:
     run.job = {"pairs": run.pairs, "other_pairs": min(run.pairs, OTHER_PAIRS)}
     run.note(
@@ -131,12 +125,10 @@ def measure(run: Run) -> None:
         "Time until init runs is the kernel's: from its first message with a time to its message "
         f"'{INIT}'.",
     )
-    found = Values()
     for name, kind in KINDS.items():
         pairs = run.pairs if name == "2g" else min(run.pairs, OTHER_PAIRS)
-        with step(f"{name}: {pairs} boots of base and ours, by turns"):
-            for kernel, counts in turns(KERNELS, pairs):
-                values = _boot(run, kind, kernel)
-                if counts:
-                    found.note(kernel, name, **values)
-        figures(run, name, kind, found)
+        boot = functools.partial(_boot, run, kind)
+        found = measured(f"{name}: boots of base and ours", KERNELS, boot, pairs)
+        of = {"guest": name, "size_mb": kind.program_mb}
+        for key in ("zeroed", "program", "known", "pass", "init", "resident"):
+            run.add(f"boot.{{guest}}.{key}", found.both(key), of)

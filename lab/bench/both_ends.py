@@ -4,20 +4,20 @@
 Bytes zeroed by a host and by its guest, with base and ours in each place, on an emulated KVM.
 """
 
+import functools
 import itertools
 import json
 import shlex
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from lab.bench.jobs import BASE_COUNTS, HUGE, MODES, Runs, check_zeros
+from lab.bench.jobs import BASE_COUNTS, HUGE, MODES, check_zeros, zeroed_bytes
 from lab.bench.kzeropaged import ON, PREZEROED
-from lab.bench.repeat import Values, turns
+from lab.bench.repeat import Values, measured
 from lab.bench.runner import Run
-from lab.bench.session import DELAY, DELAY_MS, LATE, MIB, PAGE, HostCost, Side, Wanted, settled
+from lab.bench.session import DELAY, DELAY_MS, LATE, MIB, PAGE, Side, Wanted, settled
 from lab.boot import nested
 from lab.boot.spec import BootSpec
-from lab.core.progress import step
 
 # The kernels outside and inside; the others are compared with the first pair.
 ENDS = {
@@ -77,10 +77,10 @@ COUNTS = (
 
 
 class Inner(Side):
-    """A guest in the guest ``outer``, whose shell passes each line on; ``name``: base or ours."""
+    """A guest in the guest ``outer``, whose shell passes each line on."""
 
-    def __init__(self, name: str, outer: Side, spec: BootSpec) -> None:
-        super().__init__(name, outer.guest)
+    def __init__(self, name: str, outer: Side, spec: BootSpec, kernel: str = "") -> None:
+        super().__init__(name, outer.guest, kernel=kernel)
         self.outer = outer
         for line in nested.start(spec):
             outer.sh(line)
@@ -135,9 +135,8 @@ def use(inner: Inner, size_mb: int, mode: str, way: Way = WAYS["rest"]) -> dict[
     argv = ["alloc_once", "--size", str(size_mb), "--mode", mode, "--pages", "thp"]
     answer = json.loads(inner.sh(shlex.join(argv), first="" if way.rest else IDLE)[-1])
     outer = zeroed({name: value - before[name] for name, value in inner.counts().items()})
-    runs = Runs()
-    runs.add(inner, answer, HostCost(0, 0, 0))
-    own, idle = runs.zeroed[0], (before.get(PREZEROED, 0) - began.get(PREZEROED, 0)) * PAGE
+    own = zeroed_bytes(answer, inner.kernel)
+    idle = (before.get(PREZEROED, 0) - began.get(PREZEROED, 0)) * PAGE
     return {
         "use": outer + own,
         "outer": outer,
@@ -147,7 +146,7 @@ def use(inner: Inner, size_mb: int, mode: str, way: Way = WAYS["rest"]) -> dict[
     }
 
 
-def rounds(run: Run, names: Sequence[str], found: Values) -> None:
+def rounds(run: Run, names: Sequence[str], found: dict[tuple[str, str], Values]) -> None:
     """Turns of use, free, report and rest in a guest for each of ENDS.
 
     ``names``: of WAYS, all with the same kind of memory in the inner guest.
@@ -166,7 +165,7 @@ def rounds(run: Run, names: Sequence[str], found: Values) -> None:
         if WAYS[names[0]].pool:
             for side in sides:
                 side.sh(POOL.format(pages=run.options.memory_mb * MIB // HUGE))
-        insides = [Inner(ENDS[side.name][1], side, inner[side.name]) for side in sides]
+        insides = [Inner(side.name, side, inner[side.name], ENDS[side.name][1]) for side in sides]
         for one in insides:
             if one.outer.kernel == "ours":
                 one.outer.sh(ON)
@@ -178,30 +177,26 @@ def rounds(run: Run, names: Sequence[str], found: Values) -> None:
                 delay = POOL_DELAY_MS if way.pool else DELAY_MS
                 one.sh(f"echo {delay} > {DELAY}" if way.reports else LATE)
             size = run.options.size_mb
-            with step(f"both ends, {name}, {mode}: {run.pairs} turns of {size} MiB"):
-                for one, counts in turns(insides, run.pairs):
-                    figures = use(one, size, mode, way)
-                    if counts:
-                        found.note(one.outer.name, mode, name, **figures)
+            words = f"both ends, {name}, {mode}, {size} MiB"
+            once = functools.partial(use, size_mb=size, mode=mode, way=way)
+            found[name, mode] = measured(words, insides, once, run.pairs)
 
 
 def measure(run: Run) -> None:
     """All ways to use memory, for each pair of kernels."""
     run.sides = ["base in both", "these kernels"]
     run.note(NOTE, BASE_COUNTS)
-    found = Values()
+    found: dict[tuple[str, str], Values] = {}
     size: dict[str, object] = {"size_mb": run.options.size_mb}
     rounds(run, [name for name in WAYS if name not in SHARED], found)
     for name in SHARED:
         rounds(run, [name], found)
     for (name, way), what, ends in itertools.product(WAYS.items(), FIGURES, [*ENDS][1:]):
         for mode in way.modes:
-            values = found["base_base", mode, name, what], found[ends, mode, name, what]
+            values = found[name, mode]["base_base", what], found[name, mode][ends, what]
             of = {"use": name, "mode": mode, "ends": ends}
             run.add(f"both-ends.{{use}}.{what}.{{mode}}.{{ends}}", values, of | size)
     for what in ("use", "ms"):
-        kept, given = (
-            found[ends, "touch_all", name, what]
-            for ends, name in (("base_base", "kept"), ("ours_ours", "rest"))
-        )
+        kept = found["kept", "touch_all"]["base_base", what]
+        given = found["rest", "touch_all"]["ours_ours", what]
         run.add(f"both-ends.given_back.{what}", (kept, given), size)

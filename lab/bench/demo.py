@@ -5,7 +5,7 @@ Debian's QEMU, the daemon, and one kernel, which has no drivers but those that t
 Without: the same with a device that does not offer bit 6.
 """
 
-from lab.bench.jobs import NO_SOURCE, TOUCHED, Job, allocate
+from lab.bench.jobs import NO_SOURCE, TOUCHED, Job, allocate, check_huge
 from lab.bench.plan import NATIVE, Bench, Images, Needs, Plan, kernels_of
 from lab.bench.runner import Run
 from lab.bench.session import Wanted, shared_memory
@@ -63,11 +63,9 @@ def measure(run: Run) -> None:
     with run.guests(wanted) as sides:
         for mode, pages in JOBS:
             job = Job(NAMES[pages], mode, pages, {"mode": mode}, twice=run.native)
-            phase = allocate(run, sides, job)
+            found = allocate(run, sides, job)
             if pages == "thp":
-                phase.check_huge()
-            phase.clock()
-            phase.zeroed()
+                check_huge(run, found)
         left = {side.name: [float(side.settle())] for side in sides}
     run.add("host.resident_after_free_bytes", (left["base"], left["ours"]))
 

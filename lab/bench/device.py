@@ -5,6 +5,7 @@ Reports, inflation and deflation, stalls; the command to report against inflatin
 """
 
 import contextlib
+import functools
 import itertools
 import os
 import time
@@ -15,7 +16,7 @@ from typing import Any
 
 from lab.bench.host import take_back
 from lab.bench.plan import available_gb
-from lab.bench.repeat import Values, turns
+from lab.bench.repeat import Figures, Values, measured
 from lab.bench.runner import Pair, Run
 from lab.bench.session import (
     DROP,
@@ -31,7 +32,6 @@ from lab.bench.session import (
 )
 from lab.boot import balloon
 from lab.core.errors import LabError, TestFailure
-from lab.core.progress import step
 
 SIDES = ["in QEMU", "vhost-user"]
 IN_TREE = balloon.device(free_page_reporting="on", device_init_on_inflate="on")
@@ -143,30 +143,33 @@ def timed(side: Side, what: Callable[[], tuple[int, float]]) -> dict[str, float]
     }
 
 
+def steps(side: Side, size: int) -> Figures:
+    """Report, and take and give back ``size`` bytes."""
+    warm_host(size + 64 * MIB)
+    side.sh(DIRTY)
+    costs = {"report": timed(side, lambda: report(side)), "latency": {"ms": latency(side)}}
+    side.sh(DIRTY)
+    costs["inflate"] = timed(side, lambda: resize(side, size))
+    return costs | {"deflate": timed(side, lambda: resize(side, 0))}
+
+
+def stalls(side: Side, size: int) -> Figures:
+    warm_host(size + 64 * MIB)
+    return {
+        mode: {
+            state: {gap: value(answer) for gap, value in GAPS.items()}
+            for state, answer in stall(side, mode).items()
+        }
+        for mode in STALLS
+    }
+
+
 def rounds(both: Pair, pairs: int, size_mb: int) -> Values:
-    found, size = Values(), size_mb * MIB
-
-    def balloon_steps(side: Side) -> dict[str, dict[str, float]]:
-        side.sh(DIRTY)
-        costs = {"report": timed(side, lambda: report(side)), "latency": {"ms": latency(side)}}
-        side.sh(DIRTY)
-        costs["inflate"] = timed(side, lambda: resize(side, size))
-        return costs | {"deflate": timed(side, lambda: resize(side, 0))}
-
-    with step(f"reports, and {size_mb} MB in and out: {pairs} pairs"):
-        for side, counts in turns(both, pairs):
-            warm_host(size + 64 * MIB)
-            for name, costs in balloon_steps(side).items():
-                if counts:
-                    found.note(side.name, name, **costs)
-    with step(f"stalls while memory is reported: {pairs} pairs"):
-        for side, counts in turns(both, pairs):
-            warm_host(size + 64 * MIB)
-            for mode in STALLS:
-                for state, answer in stall(side, mode).items():
-                    if counts:
-                        gaps = {gap: value(answer) for gap, value in GAPS.items()}
-                        found.note(side.name, mode, state, **gaps)
+    size = size_mb * MIB
+    words = f"reports, and {size_mb} MB in and out"
+    found = measured(words, both, functools.partial(steps, size=size), pairs)
+    words = "stalls while memory is reported"
+    found.update(measured(words, both, functools.partial(stalls, size=size), pairs))
     return found
 
 
@@ -205,18 +208,13 @@ def backs(run: Run, specs: Callable[[str], list[Wanted]]) -> None:
         if available_gb() < least:
             run.note(f"{gib} GiB are left out: {least} GiB of memory were not available.")
             continue
-        size, found = int(float(gib) * 1024), Values()
-        count = min(run.pairs, BACK_TURNS)
-        with (
-            run.guests(specs(f"{size + BACK_REST_MB + size // BACK_REST_SHARE}M")) as sides,
-            step(f"{gib} GiB taken back by the command and by inflating: {count} pairs"),
-        ):
+        size = int(float(gib) * 1024)
+        with run.guests(specs(f"{size + BACK_REST_MB + size // BACK_REST_SHARE}M")) as sides:
             for side in sides:
                 side.sh(LATE)
-            for side, counts in turns(Pair(*sides), count):
-                for way, costs in back(side, size * MIB).items():
-                    if counts:
-                        found.note(side.name, way, **costs)
+            words = f"{gib} GiB taken back by the command and by inflating"
+            once = functools.partial(back, size=size * MIB)
+            found = measured(words, sides, once, min(run.pairs, BACK_TURNS))
         back_figures(run, gib, found)
 
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from lab.bench import init_on_alloc
 from lab.bench.init_on_alloc import EACH_PAGE
-from lab.bench.jobs import BASE_COUNTS, Runs
+from lab.bench.jobs import BASE_COUNTS, zeroed_bytes
 from lab.bench.kzeropaged import DIRTY, ON, PREZEROED
 from lab.bench.repeat import Values
 from lab.bench.runner import Run
@@ -89,14 +89,15 @@ def bursts(side: Side, number: int, each_page: bool) -> dict[str, list[float]]:
         last = console.last_lines(side.guest.console.read_text(errors="replace"))
         about = f"{why.why}\nits console ends with:\n{last}"
         raise type(why)(why.what, about, why.fix) from None
-    runs, counted = Runs(), answer["vmstat"]
-    runs.add(side, answer, cost[0])
-    every = [float(init_on_alloc.zeroed(side, before, side.vmstat()))] if each_page else []
+    if each_page:
+        zeroed = init_on_alloc.zeroed(side, before, side.vmstat())
+    else:
+        zeroed = zeroed_bytes(answer, side.kernel)
     return {
         "burst": [ns / 1e6 for ns in answer["burst_ns"]],
-        "zeroed": every or runs.zeroed,
-        "prezeroed": [float((counted[PREZEROED] or 0) * PAGE)],
-        "host_faults": runs.host_faults,
+        "zeroed": [zeroed],
+        "prezeroed": [float((answer["vmstat"][PREZEROED] or 0) * PAGE)],
+        "host_faults": [cost[0].faults],
         "cpu": [cost[0].system_s + cost[0].user_s],
     }
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0
 """With init_on_alloc=1, as distributions boot: what small allocations zero, and what it costs."""
 
+import functools
 import itertools
 from dataclasses import dataclass
 from typing import Any
@@ -8,10 +9,9 @@ from typing import Any
 from lab.bench.jobs import check_zeros
 from lab.bench.kzeropaged import ON
 from lab.bench.repeat import NOTE as REPEATED
-from lab.bench.repeat import Values, turns
+from lab.bench.repeat import Figures, measured
 from lab.bench.runner import DEBIANS, Run
 from lab.bench.session import BALLOON, MIB, PAGE, USUAL, Side, Wanted, cpu_ns, warm_host
-from lab.core.progress import step
 
 EACH_PAGE = (
     "The base kernel has no counter of zeroed pages; its bytes are the pages that were allocated. "
@@ -55,13 +55,14 @@ OURS = ("ours", "kzeropaged")
 RUNS = ("first", "again")  # after all free memory was reported, and REST_S s later
 
 
-def zeroed(side: Side, before: dict[str, int], after: dict[str, int]) -> int:
+def zeroed(side: Side, before: dict[str, int], after: dict[str, int]) -> float:
     """Bytes that the kernel zeroed; the base kernel has no counter, and zeroes each page."""
     change = {name: value - before[name] for name, value in after.items()}
     check_zeros(change.get("pgzeroed_bad"), f"the {side.name} guest")
     if "pgzeroed_cleared" in change:
-        return change["pgzeroed_cleared"] * PAGE
-    return sum(pages for name, pages in change.items() if name.startswith("pgalloc_")) * PAGE
+        return float(change["pgzeroed_cleared"] * PAGE)
+    pages = sum(pages for name, pages in change.items() if name.startswith("pgalloc_"))
+    return float(pages * PAGE)
 
 
 def once(side: Side, job: Job) -> dict[str, float]:
@@ -70,14 +71,18 @@ def once(side: Side, job: Job) -> dict[str, float]:
     before, cpu = side.vmstat(), cpu_ns(side.guest.pid)
     side.sh(job.command)
     spent = (cpu_ns(side.guest.pid) - cpu) / 1e6
-    return {"zeroed": float(zeroed(side, before, side.vmstat())), "cpu": spent}
+    return {"zeroed": zeroed(side, before, side.vmstat()), "cpu": spent}
 
 
-def figures(run: Run, found: Values) -> None:
-    for job, when, kernel, kind in itertools.product(JOBS, RUNS, OURS, ("zeroed", "cpu")):
-        values = found["base", job, when, kind], found[kernel, job, when, kind]
-        of = {"job": job, "when": when, "with": kernel}
-        run.add(f"init_on_alloc.{{job}}.{{when}}.{{with}}.{kind}", values, of)
+def turn(side: Side, job: Job) -> Figures:
+    """Run a job after all free memory was reported, and again."""
+    side.settle()
+    side.sh(USUAL)
+    found = {}
+    for when in RUNS:
+        found[when] = once(side, job)
+        side.sh(f"{job.clean}; sleep {REST_S}")
+    return found
 
 
 def measure(run: Run) -> None:
@@ -88,7 +93,6 @@ def measure(run: Run) -> None:
         EACH_PAGE,
         REPEATED,
     )
-    found = Values()
     more: dict[str, Any] = {"append": DEBIANS, "devices": [BALLOON, "virtio-blk-pci,drive=empty"]}
     more["extra_qemu"] = list(DISK)
     specs = [
@@ -100,14 +104,10 @@ def measure(run: Run) -> None:
             side.sh(ARCHIVE)
         sides[-1].sh(ON)
         for name, job in JOBS.items():
-            known = [found[side.name, name, when, "zeroed"] for side in sides for when in RUNS]
-            with step(f"{job.words}: up to {run.pairs} turns of two runs in {len(sides)} guests"):
-                for side, counts in turns(sides, run.pairs, known):
-                    side.settle()
-                    side.sh(USUAL)
-                    for when in RUNS:
-                        values = once(side, job)
-                        side.sh(f"{job.clean}; sleep {REST_S}")
-                        if counts:
-                            found.note(side.name, name, when, **values)
-    figures(run, found)
+            known = itertools.product(("base", *OURS), RUNS, ("zeroed",))
+            by_job = functools.partial(turn, job=job)
+            found = measured(job.words, sides, by_job, run.pairs, known=known)
+            for when, kernel, kind in itertools.product(RUNS, OURS, ("zeroed", "cpu")):
+                metric = f"init_on_alloc.{{job}}.{{when}}.{{with}}.{kind}"
+                of = {"job": name, "when": when, "with": kernel}
+                run.add(metric, found.both(when, kind, other=kernel), of)

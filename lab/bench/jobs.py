@@ -1,20 +1,22 @@
 # SPDX-License-Identifier: GPL-2.0
-"""The allocation job in two guests, and its figures."""
+"""The allocation job in guests, and its figures."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
-from lab.bench.repeat import turns
+from lab.bench.repeat import Values, measured
 from lab.bench.runner import Run
-from lab.bench.session import MIB, PAGE, HostCost, Side, settle_both, warm_host
+from lab.bench.session import MIB, PAGE, Side, settle_both, warm_host
 from lab.core.errors import TestFailure
-from lab.core.progress import step
 
 HUGE = 2 * MIB
 SPARE = 64 * MIB  # of the host's memory, beside the job's
 MODES = ("populate", "touch_line", "touch_all")
+# The last names of the metrics of a job.
+CLOCK, BOTH_CLOCKS = "task_clock", "cold_and_warm"
+ZEROED, SKIPPED = "guest_zeroed_bytes", "skipped_percent"
 TOUCHED = (
     "A job that only populates hides the host's faults, which come when the memory is touched: "
     "the modes that touch it have them. Memory that the guest does not touch is not taken from "
@@ -80,78 +82,42 @@ def clock_ms(answer: dict[str, Any]) -> float:
     return float(ns / 1e6)
 
 
-@dataclass
-class Runs:
-    """The values of one side in one phase, one entry per repetition."""
-
-    task_clock_ms: list[float] = field(default_factory=list)
-    zeroed: list[float] = field(default_factory=list)
-    skipped_percent: list[float] = field(default_factory=list)
-    huge_pages: list[float] = field(default_factory=list)
-    host_faults: list[float] = field(default_factory=list)
-    with_warm_ms: list[float] = field(default_factory=list)  # and of a job that follows at once
-
-    def add(self, side: Side, answer: dict[str, Any], cost: HostCost) -> None:
-        self.task_clock_ms.append(clock_ms(answer))
-        self.zeroed.append(zeroed_bytes(answer, side.kernel))
-        skipped = answer["vmstat"]["pgzeroed_skip"] or 0
-        self.skipped_percent.append(min(100.0, skipped * PAGE / answer["bytes"] * 100))
-        self.huge_pages.append(huge_pages(answer))
-        self.host_faults.append(cost.faults)
+def values(answer: dict[str, Any], kernel: str) -> dict[str, float]:
+    """The values of a run of alloc_once, by the last name of their metric."""
+    skipped = answer["vmstat"]["pgzeroed_skip"] or 0
+    return {
+        CLOCK: clock_ms(answer),
+        ZEROED: zeroed_bytes(answer, kernel),
+        SKIPPED: min(100.0, skipped * PAGE / answer["bytes"] * 100),
+        "huge_pages": huge_pages(answer),
+    }
 
 
 @dataclass(frozen=True)
 class Job:
     """A run of alloc_once; ``name`` begins the names of its metrics, which have ``parameters``.
 
-    ``twice``: also the time of this job and of another one at once after it.
+    ``figures``: the last names of these metrics. ``twice``: also the time of this job and of
+    another one at once after it.
     """
 
     name: str
     mode: str
     pages: str
     parameters: Mapping[str, object] = field(default_factory=dict)
+    figures: Sequence[str] = (CLOCK, ZEROED)
     twice: bool = False
 
 
-@dataclass
-class Phase:
-    """The values of a job in both guests."""
-
-    run: Run
-    job: Job
-    base: Runs = field(default_factory=Runs)
-    ours: Runs = field(default_factory=Runs)
-    floor: Runs = field(default_factory=Runs)
-
-    def add(self, last: str, values: str, floor: Sequence[float] = ()) -> None:
-        """Add the metric with this last name, of these values of ``Runs``."""
-        both = getattr(self.base, values), getattr(self.ours, values)
-        of = {"size_mb": self.run.options.size_mb, **self.job.parameters}
-        self.run.add(f"{self.job.name}.{last}", both, of, floor=floor)
-
-    def zeroed(self) -> None:
-        """Add the bytes that the guest zeroed."""
-        self.add("guest_zeroed_bytes", "zeroed")
-
-    def clock(self) -> None:
-        """Add the CPU time."""
-        self.add("task_clock", "task_clock_ms", self.floor.task_clock_ms)
-        if self.base.with_warm_ms:
-            self.run.note(BOTH_RUNS)
-            self.add("cold_and_warm", "with_warm_ms", self.floor.with_warm_ms)
-
-    def check_huge(self) -> None:
-        """TestFailure unless the job got huge pages on both sides."""
-        wanted = self.run.options.size_mb * MIB // HUGE
-        for name, runs in (("base", self.base), ("ours", self.ours)):
-            if sorted(runs.huge_pages)[len(runs.huge_pages) // 2] < wanted * 0.95:
-                why = f"{runs.huge_pages} of {wanted} in the {name} guest"
-                fix = (
-                    "give it more memory (--memory), or see /sys/kernel/mm/transparent_hugepage "
-                    "in it"
-                )
-                raise TestFailure("The job did not get huge pages", why, fix)
+def check_huge(run: Run, found: Values) -> None:
+    """TestFailure unless a job got huge pages on both sides."""
+    wanted = run.options.size_mb * MIB // HUGE
+    for name in ("base", "ours"):
+        got = found[name, "huge_pages"]
+        if sorted(got)[len(got) // 2] < wanted * 0.95:
+            why = f"{got} of {wanted} in the {name} guest"
+            fix = "give it more memory (--memory), or see /sys/kernel/mm/transparent_hugepage in it"
+            raise TestFailure("The job did not get huge pages", why, fix)
 
 
 def allocate(
@@ -159,33 +125,39 @@ def allocate(
     sides: Sequence[Side],
     job: Job,
     *,
-    prepare: Callable[[Side, bool], None] | None = None,
+    prepare: Callable[[Side], dict[str, float]] | None = None,
     warm: int | None = None,
     around: Callable[[Side], AbstractContextManager[object]] = nullcontext,
-) -> Phase:
-    """Run the job in the guests by turns, --pairs times after the warm-up.
+) -> Values:
+    """Run the job in the guests by turns, --pairs times after the warm-up, and add its metrics.
 
-    ``prepare`` readies a guest for each job, with whether the turn counts; otherwise all free
-    memory is reported. ``around`` prepares the guest right before the job and puts it back after
-    it. ``warm``: bytes of the host's memory to touch before, by default those of the job.
+    ``prepare`` readies a guest for each job, and has values of its own; otherwise all free memory
+    is reported. ``around`` prepares the guest right before the job and puts it back after it.
+    ``warm``: bytes of the host's memory to touch before, by default those of the job.
     """
-    options = run.options
-    phase = Phase(run, job)
-    argv = ["alloc_once", "--size", str(options.size_mb), "--mode", job.mode, "--pages", job.pages]
-    before = (lambda: None) if prepare else (lambda: settle_both(sides))
+    size_mb = run.options.size_mb
+    argv = ["alloc_once", "--size", str(size_mb), "--mode", job.mode, "--pages", job.pages]
+
+    def once(side: Side) -> dict[str, float]:
+        found = prepare(side) if prepare else {}
+        warm_host(size_mb * MIB + SPARE if warm is None else warm)
+        with around(side):
+            answer = side.json(*argv)
+            again = side.json(*argv) if job.twice else None
+        if again:
+            found[BOTH_CLOCKS] = clock_ms(answer) + clock_ms(again)
+        return found | values(answer, side.kernel)
+
     called = job.name.format_map(job.parameters)
-    with step(f"{called}, {job.pages} {job.mode}: {options.pairs} pairs of {options.size_mb} MiB"):
-        for side, counts in turns(sides, options.pairs, before=before):
-            if prepare:
-                prepare(side, counts)
-            warm_host(options.size_mb * MIB + SPARE if warm is None else warm)
-            with around(side):
-                with side.host_cost() as cost:
-                    answer = side.json(*argv)
-                again = side.json(*argv) if job.twice else None
-            if counts:
-                runs: Runs = getattr(phase, side.name)
-                runs.add(side, answer, cost[0])
-                if again:
-                    runs.with_warm_ms.append(clock_ms(answer) + clock_ms(again))
-    return phase
+    words = f"{called}, {job.pages} {job.mode}, {size_mb} MiB"
+    before = (lambda: None) if prepare else (lambda: settle_both(sides))
+    found = measured(words, sides, once, run.pairs, before=before)
+    of = {"size_mb": size_mb, **job.parameters}
+    for last in job.figures:
+        floor = found["floor", CLOCK] if last == CLOCK else []
+        run.add(f"{job.name}.{last}", found.both(last), of, floor=floor)
+        if last == CLOCK and job.twice:
+            run.note(BOTH_RUNS)
+            floor = found["floor", BOTH_CLOCKS]
+            run.add(f"{job.name}.{BOTH_CLOCKS}", found.both(BOTH_CLOCKS), of, floor=floor)
+    return found

@@ -2,16 +2,15 @@
 """Driving kzeropaged in the guests of a bench, and the figures of its work."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from lab.bench.jobs import SPARE, Job, Phase
+from lab.bench.jobs import SPARE, Job
 from lab.bench.jobs import allocate as allocate_once
-from lab.bench.repeat import Values, turns
+from lab.bench.repeat import Values, measured
 from lab.bench.runner import Pair, Run
 from lab.bench.session import DROP, PAGE, Side, cpu_ns
 from lab.core.errors import TestFailure
-from lab.core.progress import step
 
 GIB = 1 << 30
 WORDS = {"nothp": "4k", "thp": "thp"}
@@ -78,34 +77,24 @@ def zero_all(side: Side, dirty: Callable[[Side], object] = make_dirty) -> dict[s
     return {"cpu": cpu, "gib_cpu": cpu / gib, "known_zero": known_percent(side)}
 
 
-def allocate(
-    run: Run,
-    both: Pair,
-    mode: str,
-    pages: str,
-    cost: Values,
-) -> Phase:
-    """The job, each time with free memory dirty before, which ours zeroes first.
+def allocate(run: Run, both: Pair, mode: str, pages: str) -> Values:
+    """The job, each time with free memory dirty before, which ours zeroes first."""
 
-    ``cost`` is that of the thread.
-    """
-
-    def prepare(side: Side, counts: bool) -> None:
-        if side.name != "ours":
-            make_dirty(side)
-            return
-        spent = zero_all(side)
-        if counts:
-            cost.note(**spent)
+    def prepare(side: Side) -> dict[str, float]:
+        if side.name == "ours":
+            return zero_all(side)
+        make_dirty(side)
+        return {}
 
     job = Job("prezero.{pages}.{mode}", mode, pages, {"pages": WORDS[pages], "mode": mode})
     return allocate_once(run, both, job, prepare=prepare, warm=SPARE)
 
 
-def background(run: Run, cost: Values) -> None:
+def background(run: Run, found: Sequence[Values]) -> None:
     """Add the figures of the thread, which no other figure includes; base has no such thread."""
     for name in ("known_zero", "gib_cpu"):
-        run.add(f"prezero.{name}", ([0.0] * len(cost[name,]), cost[name,]))
+        values = [value for job in found for value in job["ours", name]]
+        run.add(f"prezero.{name}", ([0.0] * len(values), values))
 
 
 def beside(side: Side, works: bool, command: str) -> dict[str, Any]:
@@ -125,17 +114,15 @@ def faults(run: Run, side: Side) -> None:
     """Add how long a page fault takes, with its mapping, with the thread off and with the thread on
     and memory to zero.
     """
-    found = Values()
-    with step(
-        f"page faults: {FAULT_TURNS} pairs of {CORUNNER_MS} ms on ours, the thread off and on"
-    ):
-        for name, counts in turns(("base", "ours"), FAULT_TURNS):
-            answer = beside(side, name == "ours", f"stall --mode alloc --ms {CORUNNER_MS}")
-            if counts:
-                found.note(
-                    name, **{key: answer[f"{key}_ns"] / 1e3 for key in ("median", "p99", "longest")}
-                )
-    for key in ("median", "p99", "longest"):
+    statistics = ("median", "p99", "longest")
+
+    def once(name: str) -> dict[str, float]:
+        answer = beside(side, name == "ours", f"stall --mode alloc --ms {CORUNNER_MS}")
+        return {key: answer[f"{key}_ns"] / 1e3 for key in statistics}
+
+    words = f"page faults for {CORUNNER_MS} ms on ours, the thread off and on"
+    found = measured(words, ("base", "ours"), once, FAULT_TURNS)
+    for key in statistics:
         run.add("prezero.fault.{statistic}", found.both(key), {"statistic": key})
 
 
@@ -143,13 +130,18 @@ def corunner(run: Run, side: Side) -> None:
     """Add the speed of another program on the only CPU, with the thread off and with the thread on
     and memory to zero.
     """
-    found = Values()
-    pairs = f"{CORUNNER_TURNS} to {CORUNNER_MOST} pairs of {CORUNNER_MS} ms"
-    with step(f"co-runner: {pairs} on ours, the thread off and on"):
-        known = found.both("rate")
-        for name, _ in turns(
-            ("base", "ours"), CORUNNER_MOST, known, least=CORUNNER_TURNS, warm_ups=0
-        ):
-            answer = beside(side, name == "ours", f"corunner --ms {CORUNNER_MS}")
-            found[name, "rate"].append(answer["steps"] / answer["wall_ns"] * 1e9)
+
+    def once(name: str) -> dict[str, float]:
+        answer = beside(side, name == "ours", f"corunner --ms {CORUNNER_MS}")
+        return {"rate": answer["steps"] / answer["wall_ns"] * 1e9}
+
+    found = measured(
+        f"co-runner for {CORUNNER_MS} ms on ours, the thread off and on",
+        ("base", "ours"),
+        once,
+        CORUNNER_MOST,
+        known=[("base", "rate"), ("ours", "rate")],
+        least=CORUNNER_TURNS,
+        warm_ups=0,
+    )
     run.add("prezero.corunner", found.both("rate"))

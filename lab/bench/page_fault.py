@@ -1,17 +1,16 @@
 # SPDX-License-Identifier: GPL-2.0
 """Page faults at full speed, with free memory reported meanwhile and without."""
 
+import functools
 import itertools
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from lab.bench.jobs import HUGE
-from lab.bench.repeat import NARROW, Values, turns
+from lab.bench.repeat import NARROW, measured
 from lab.bench.runner import Run
 from lab.bench.session import DELAY, MIB, PAGE, Side, Wanted, warm_host
 from lab.boot import balloon
 from lab.core.errors import TestFailure
-from lab.core.progress import step
 
 CPUS = 2
 MAP_MB = 128  # mapped by each task, as in the tests of that name in will-it-scale
@@ -44,43 +43,39 @@ ROWS = {
 }
 
 
-def faults(sides: list[Side], pairs: int, found: Values, numbers: Iterable[int] = TASKS) -> None:
-    """The loop in each guest by turns: pages per second."""
-    for pages, words in PAGES.items():
-        for tasks in numbers:
-            number = TASKS[tasks]
-            options = f"--pages {pages} --tasks {tasks} --ms {RUN_MS} --size {MAP_MB}"
-            known = [
-                found["rate", pages, tasks, side.name] for side in sides if side.name in COMPARED
-            ]
-            with step(f"page faults, {words}, {number}: {pairs} to {MOST * pairs} turns"):
-                for side, counts in turns(sides, MOST * pairs, known, least=pairs):
-                    warm_host(tasks * MAP_MB * MIB)
-                    answer = side.json("page_fault", *options.split())
-                    huge = (answer["vmstat"]["thp_fault_alloc"] or 0) * HUGE // PAGE
-                    if pages == "thp" and huge < 0.95 * answer["iterations"]:
-                        why = f"{huge} of {answer['iterations']} pages in the {side.name} guest"
-                        fix = "give the guest more memory (--memory)"
-                        raise TestFailure("The loop did not get huge pages", why, fix)
-                    if counts:
-                        found["rate", pages, tasks, side.name].append(answer["per_second"])
+def rate(side: Side, pages: str, tasks: int) -> dict[str, float]:
+    """Pages per second of the loop. TestFailure when it did not get huge pages."""
+    warm_host(tasks * MAP_MB * MIB)
+    options = f"--pages {pages} --tasks {tasks} --ms {RUN_MS} --size {MAP_MB}"
+    answer = side.json("page_fault", *options.split())
+    huge = (answer["vmstat"]["thp_fault_alloc"] or 0) * HUGE // PAGE
+    if pages == "thp" and huge < 0.95 * answer["iterations"]:
+        why = f"{huge} of {answer['iterations']} pages in the {side.name} guest"
+        fix = "give the guest more memory (--memory)"
+        raise TestFailure("The loop did not get huge pages", why, fix)
+    return {"rate": answer["per_second"]}
 
 
-def figures(run: Run, found: Values) -> None:
-    rows = [name for name in ROWS if name != "base"]
-    measured = [tasks for tasks in TASKS if found["rate", "thp", tasks, "base"]]
-    for pages, tasks in itertools.product(PAGES, measured):
-        of = {"pages": pages, "tasks": tasks}
-        rate = {row: found["rate", pages, tasks, row] for row in ("base", *rows)}
-        for row in rows:
-            run.add(
-                "page_fault.{pages}.{tasks}.{row}", (rate["base"], rate[row]), {**of, "row": row}
-            )
-        run.add("page_fault.{pages}.{tasks}.loss", (rate["off"], rate["bit6"]), of)
+def faults(run: Run, sides: list[Side], tasks: int, pages: str) -> None:
+    """The loop in each guest by turns."""
+    found = measured(
+        f"page faults, {PAGES[pages]}, {TASKS[tasks]}",
+        sides,
+        functools.partial(rate, pages=pages, tasks=tasks),
+        MOST * run.pairs,
+        known=[(row, "rate") for row in COMPARED],
+        least=run.pairs,
+    )
+    of = {"pages": pages, "tasks": tasks}
+    for row in (name for name in ROWS if name != "base"):
+        metric = "page_fault.{pages}.{tasks}.{row}"
+        run.add(metric, found.both("rate", other=row), {**of, "row": row})
+    loss = found["off", "rate"], found["bit6", "rate"]
+    run.add("page_fault.{pages}.{tasks}.loss", loss, of)
 
 
 def measure(run: Run) -> None:
-    found, options, cpus = Values(), run.options, 1 if run.native else CPUS
+    options, cpus = run.options, 1 if run.native else CPUS
     run.job = {"size_mb": MAP_MB, "memory": options.memory, "cpus": cpus, "pairs": run.pairs}
     run.job |= {"run_ms": RUN_MS, "delay_ms": DELAY_MS}
     run.note(
@@ -100,5 +95,6 @@ def measure(run: Run) -> None:
     with run.guests(specs) as sides:
         for side in sides:
             side.sh(f"echo {DELAY_MS} > {DELAY}")
-        faults(sides, run.pairs, found, [tasks for tasks in TASKS if tasks <= cpus])
-    figures(run, found)
+        for pages, tasks in itertools.product(PAGES, TASKS):
+            if tasks <= cpus:
+                faults(run, sides, tasks, pages)

@@ -4,13 +4,14 @@
 Programs that run again, peers, other work. kzeropaged has its default settings.
 """
 
+import functools
 import itertools
 from dataclasses import dataclass, replace
 
 from lab.bench import kzeropaged
-from lab.bench.jobs import BASE_COUNTS, MODES, SPARE, Job, allocate
+from lab.bench.jobs import BASE_COUNTS, CLOCK, MODES, SPARE, ZEROED, Job, allocate, check_huge
 from lab.bench.kzeropaged import ON, PREZEROED, WORDS
-from lab.bench.repeat import Values, turns
+from lab.bench.repeat import measured
 from lab.bench.runner import Run
 from lab.bench.session import (
     BALLOON,
@@ -23,7 +24,6 @@ from lab.bench.session import (
     resident,
     warm_host,
 )
-from lab.core.progress import step
 
 SHARE = 0.75
 AGAIN_MB, AGAIN_AFTER_S = 800, 2  # of a program that runs again
@@ -86,31 +86,32 @@ def peers(run: Run, sides: list[Side], size_mb: int) -> None:
 
     The CPU time of the job, and of everything.
     """
-    (ours,) = (side for side in sides if side.name == "ours")
-    for pages, word in WORDS.items():
-        found = Values()
+
+    def once(side: Side, pages: str) -> dict[str, float]:
+        before = 0.0
+        if side.name == "ours":
+            before = kzeropaged.zero_all(side)["cpu"]
+        else:
+            kzeropaged.make_dirty(side)
+        warm_host(64 * MIB)
         argv = ["alloc_once", "--size", str(size_mb), "--mode", "touch_all", "--pages", pages]
-        with step(f"{pages}, peers: {PEER_TURNS} turns of {size_mb} MiB in {len(sides)} guests"):
-            for side, counts in turns(sides, PEER_TURNS):
-                before = 0.0
-                if side is ours:
-                    before = kzeropaged.zero_all(side)["cpu"]
-                else:
-                    kzeropaged.make_dirty(side)
-                warm_host(64 * MIB)
-                with side.host_cost() as host:
-                    answer = side.json(*argv)
-                if counts:
-                    whole = (host[0].user_s + host[0].system_s + before) * 1e3
-                    found.note(side.name, job=answer["task_clock_ns"] / 1e6, whole=whole)
+        with side.host_cost() as host:
+            answer = side.json(*argv)
+        whole = (host[0].user_s + host[0].system_s + before) * 1e3
+        return {"job": answer["task_clock_ns"] / 1e6, "whole": whole}
+
+    for pages, word in WORDS.items():
+        job = functools.partial(once, pages=pages)
+        found = measured(f"{pages}, peers, {size_mb} MiB", sides, job, PEER_TURNS)
         for name, kind in itertools.product(("ours", *PEERS), ("job", "whole")):
-            values = found["base", kind], found[name, kind]
             metric = f"prezero.peers.{{pages}}.{{peer}}.{kind}"
-            run.add(metric, values, {"pages": word, "peer": name, "size_mb": size_mb})
+            of = {"pages": word, "peer": name, "size_mb": size_mb}
+            run.add(metric, found.both(kind, other=name), of)
 
 
 def once(side: Side, load: Load) -> dict[str, float]:
     """Run the load; what one of its times cost, and QEMU's memory afterwards."""
+    warm_host(WARM_MB * MIB)
     side.sh(load.script(1))
     before, cpu = side.vmstat(), cpu_ns(side.guest.pid)
     side.sh(load.script(load.times))
@@ -124,22 +125,22 @@ def loads(run: Run) -> None:
     """What loads cost with the thread on, in guests without and with reports."""
     run.note(LOADS_NOTE)
     for source, devices in {"alone": [], "reports": [BALLOON]}.items():
-        found = Values()
         with run.kernels(devices=devices) as both:
             for side in both:
                 side.sh(USUAL)
             both.ours.sh(ON)
             for name, load in LOADS.items():
-                with step(f"{load.words}, {source}: up to {run.pairs} pairs"):
-                    known = found.both(name, "cpu")
-                    for side, counts in turns(both, run.pairs, known, least=LEAST):
-                        warm_host(WARM_MB * MIB)
-                        values = once(side, load)
-                        if counts:
-                            found.note(side.name, name, **values)
-        for name, kind in itertools.product(LOADS, ("cpu", "prezeroed", "resident")):
-            of = {"load": name, "source": source, "words": LOADS[name].words}
-            run.add(f"prezero.load.{{load}}.{{source}}.{kind}", found.both(name, kind), of)
+                found = measured(
+                    f"{load.words}, {source}",
+                    both,
+                    functools.partial(once, load=load),
+                    run.pairs,
+                    known=[("base", "cpu"), ("ours", "cpu")],
+                    least=LEAST,
+                )
+                of = {"load": name, "source": source, "words": load.words}
+                for kind in ("cpu", "prezeroed", "resident"):
+                    run.add(f"prezero.load.{{load}}.{{source}}.{kind}", found.both(kind), of)
 
 
 def again(run: Run) -> None:
@@ -159,15 +160,13 @@ def again(run: Run) -> None:
             for pages, word in WORDS.items():
                 job = f"alloc_once --size {AGAIN_MB} --mode touch_all --pages {pages} > /dev/null"
 
-                def run_before(side: Side, counts: bool, job: str = job) -> None:
-                    del counts
+                def run_before(side: Side, job: str = job) -> dict[str, float]:
                     side.sh(f"{job}; sleep {AGAIN_AFTER_S}")
+                    return {}
 
                 of = {"pages": word, "after": AGAIN_AFTER_S}
-                once = Job(f"{prefix}.{{pages}}", "touch_all", pages, of)
-                phase = allocate(repeated, both, once, prepare=run_before, warm=SPARE)
-                phase.zeroed()
-                phase.clock()
+                once = Job(f"{prefix}.{{pages}}", "touch_all", pages, of, (ZEROED, CLOCK))
+                allocate(repeated, both, once, prepare=run_before, warm=SPARE)
 
 
 def measure(run: Run) -> None:
@@ -175,14 +174,12 @@ def measure(run: Run) -> None:
     run.note(BASE_COUNTS, PEERS_NOTE)
     # Without a balloon: the host would be a second source of zeros.
     with run.kernels(devices=[]) as both:
-        cost = Values()
+        found = []
         for pages, mode in itertools.product(WORDS, MODES):
-            phase = kzeropaged.allocate(run, both, mode, pages, cost)
+            found.append(kzeropaged.allocate(run, both, mode, pages))
             if pages == "thp":
-                phase.check_huge()
-            phase.clock()
-            phase.zeroed()
-        kzeropaged.background(run, cost)
+                check_huge(run, found[-1])
+        kzeropaged.background(run, found)
         kzeropaged.corunner(run, both.ours)
         kzeropaged.faults(run, both.ours)
     rows = {"base": "", "ours": "", **PEERS}

@@ -5,10 +5,16 @@ import itertools
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
+from lab.bench.session import Side
+from lab.core.progress import step
+
 T = TypeVar("T")
+S = TypeVar("S", bound=str | Side)  # a guest, or what is done in one
+# Values by name; those of several jobs of a turn are under the name of their job.
+Figures = Mapping[str, "float | Figures"]
 WARM_UPS = 1
 # A median is known when its 95 % interval reaches no farther than this to either side, in percent
 # of the median.
@@ -27,12 +33,16 @@ class Values(defaultdict[tuple[object, ...], list[float]]):
     def __init__(self) -> None:
         super().__init__(list)
 
-    def note(self, *key: object, **named: float) -> None:
+    def note(self, *key: object, **named: float | Figures) -> None:
         for name, value in named.items():
-            self[(*key, name)].append(float(value))
+            if isinstance(value, Mapping):
+                self.note(*key, name, **value)
+            else:
+                self[(*key, name)].append(float(value))
 
-    def both(self, *key: object) -> tuple[list[float], list[float]]:
-        return self["base", *key], self["ours", *key]
+    def both(self, *key: object, other: str = "ours") -> tuple[list[float], list[float]]:
+        """The values of base and of another side."""
+        return self["base", *key], self[other, *key]
 
 
 def median_interval(values: Sequence[float]) -> tuple[float, float] | None:
@@ -88,3 +98,29 @@ def turns(
         before()
         for side in by_turns(sides, turn):
             yield side, turn >= 0
+
+
+def measured(
+    words: str,
+    sides: Sequence[S],
+    once: Callable[[S], Figures],
+    pairs: int,
+    *,
+    known: Iterable[tuple[str, ...]] = (),
+    least: int = 0,
+    warm_ups: int = WARM_UPS,
+    before: Callable[[], object] = lambda: None,
+) -> Values:
+    """Measure ``once`` on each side by turns; its values, by the name of the side and their own.
+
+    ``known``: the keys of the values whose medians end the turns. See ``turns`` for the others.
+    """
+    found = Values()
+    ends = [found[key] for key in known]
+    with step(f"{words}: {'up to ' if ends else ''}{pairs} turns"):
+        order = turns(sides, pairs, ends, least=least, warm_ups=warm_ups, before=before)
+        for side, counts in order:
+            figures = once(side)
+            if counts:
+                found.note(side if isinstance(side, str) else side.name, **figures)
+    return found

@@ -28,7 +28,6 @@ from tests.bench import fakes
 from tests.bench.fakes import IMAGES, run_of
 
 MIB = 1 << 20
-COST = session.HostCost(100, 0.05, 0.1)
 
 
 class FakeGuest:
@@ -67,37 +66,36 @@ def answer(**vmstat: int | None) -> dict[str, Any]:
 
 
 def test_base_counts_folios() -> None:
-    runs = jobs.Runs()
-    runs.add(side("base"), answer(), COST)
-    assert runs.zeroed == [256 * MIB + 38 * 4096]
-    assert (runs.task_clock_ms, runs.skipped_percent) == ([50], [0])
+    found = jobs.values(answer(), "base")
+    assert found["guest_zeroed_bytes"] == 256 * MIB + 38 * 4096
+    assert (found["task_clock"], found["skipped_percent"]) == (50, 0)
 
 
 def test_ours_has_counters_of_the_kernel() -> None:
-    runs = jobs.Runs()
-    runs.add(side("ours"), answer(pgzeroed_cleared=151, pgzeroed_skip=65536, pgzeroed_bad=0), COST)
-    assert (runs.zeroed, runs.skipped_percent) == ([151 * 4096], [100])
+    counted = answer(pgzeroed_cleared=151, pgzeroed_skip=65536, pgzeroed_bad=0)
+    found = jobs.values(counted, "ours")
+    assert (found["guest_zeroed_bytes"], found["skipped_percent"]) == (151 * 4096, 100)
     with pytest.raises(TestFailure, match="Cannot count"):
-        jobs.Runs().add(side("ours"), answer(), COST)
+        jobs.values(answer(), "ours")
     with pytest.raises(TestFailure, match="was not"):
-        jobs.Runs().add(side("ours"), answer(pgzeroed_cleared=1, pgzeroed_bad=1), COST)
+        jobs.values(answer(pgzeroed_cleared=1, pgzeroed_bad=1), "ours")
 
 
 def test_a_job_without_huge_pages_is_no_result() -> None:
-    phase = jobs.Phase(run_of(), jobs.Job("thp.populate", "populate", "thp"))
-    for runs in (phase.base, phase.ours):
-        runs.huge_pages += [128, 128]
-    phase.check_huge()
-    phase.ours.huge_pages[:] = [3, 3]
+    found = Values()
+    for name in ("base", "ours"):
+        found[name, "huge_pages"] += [128, 128]
+    jobs.check_huge(run_of(), found)
+    found["ours", "huge_pages"][:] = [3, 3]
     with pytest.raises(TestFailure, match="huge pages"):
-        phase.check_huge()
+        jobs.check_huge(run_of(), found)
 
 
 def test_page_faults_without_huge_pages_are_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(page_fault, "warm_host", lambda size: None)
     answer = {"iterations": 51200, "per_second": 1000.0, "vmstat": {"thp_fault_alloc": 3}}
     with pytest.raises(TestFailure, match="huge pages"):
-        page_fault.faults([fakes.side("off", lambda *argv: answer)], 1, Values())
+        page_fault.rate(fakes.side("off", lambda *argv: answer), "thp", 1)
 
 
 def test_a_step_returns_its_lines_or_fails() -> None:

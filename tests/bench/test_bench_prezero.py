@@ -18,6 +18,7 @@ def test_a_load_costs_what_one_of_its_times_does(monkeypatch: pytest.MonkeyPatch
     runs: list[int] = []
     load = prezero.Load("files", "true", 4, 1.5)
     monkeypatch.setattr(prezero.Load, "script", lambda _load, times: f"run {times}")
+    monkeypatch.setattr(prezero, "warm_host", lambda _size: None)
     monkeypatch.setattr(prezero, "cpu_ns", lambda _pid: len(runs) * CPU_NS)
     monkeypatch.setattr(prezero, "resident", lambda _pid: 7 << 20)
     guest: Side = side("ours")

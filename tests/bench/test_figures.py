@@ -6,17 +6,32 @@ from __future__ import annotations
 import itertools
 import re
 from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import pytest
 
-from lab.bench import boot, device, fleet, init_on_alloc, life, page_fault
+from lab.bench import (
+    boot,
+    device,
+    fleet,
+    init_on_alloc,
+    jobs,
+    kzeropaged,
+    life,
+    page_fault,
+    prezero,
+)
 from lab.bench.repeat import Values
+from lab.bench.runner import Run
+from lab.bench.session import Side, Wanted
+from lab.bench.table import BENCHES
 from lab.report import page, registry
 from lab.report.groups import groups
 from lab.report.observations import metrics, observe
 from lab.report.registry import Definition
 from lab.report.results import Metric, Result
-from tests.bench.fakes import run_of
+from tests.bench.fakes import run_of, side
 
 LONG = 52  # characters of a label that fit beside each other
 TWO = [1.0, 2.0]
@@ -105,21 +120,37 @@ def test_every_figure_is_in_a_chart_under_a_label_of_its_own(written: list[Metri
 
 class Filled(Values):
     def __missing__(self, key: tuple[object, ...]) -> list[float]:
-        return TWO
+        return [2000.0, 2001.0]  # more than the huge pages of a job
 
 
-def test_benches_give_every_parameter() -> None:
+@pytest.mark.parametrize(
+    "name",
+    ["boot", "thp", "order0", "hugetlb", "page-fault", "init-on-alloc", "prezero", "refpage"],
+)
+def test_a_bench_gives_every_parameter(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each metric that a bench adds has the words of its parameters."""
+
+    @contextmanager
+    def guests(self: Run, specs: Sequence[Wanted]) -> Iterator[list[Side]]:
+        del self
+        yield [
+            side(spec.name, lambda *argv: {"wall_ns": 1, "max_rss_kb": 1}, "0") for spec in specs
+        ]
+
+    for module in (boot, init_on_alloc, jobs, kzeropaged, page_fault, prezero):
+        monkeypatch.setattr(module, "measured", lambda *_, **__: Filled())
+    monkeypatch.setattr(Run, "guests", guests)
+    run = run_of(name)
+    BENCHES[name].measure(run)
+    assert run.metrics
+    assert [metric.name for metric in run.metrics if "{" in metric.sentence] == []
+
+
+def test_figures_give_every_parameter() -> None:
     """Of the benches that make their figures from values alone."""
     run = run_of("thp")
-    for name, kind in boot.KINDS.items():
-        boot.figures(run, name, kind, Filled())
-    for figures in (
-        init_on_alloc.figures,
-        page_fault.figures,
-        device.figures,
-        fleet.figures,
-    ):
-        figures(run, Filled())
+    device.figures(run, Filled())
+    fleet.figures(run, Filled())
     life.figures(run, Filled(), life.Sizes())
-    assert len(run.metrics) > 150
+    assert len(run.metrics) > 100
     assert [metric.name for metric in run.metrics if "{" in metric.sentence] == []

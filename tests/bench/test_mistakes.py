@@ -78,7 +78,7 @@ def two_sides(pid: int, log: list[str]) -> list[Any]:
 
 
 def measured(log: list[str]) -> Any:
-    """A phase of two turns and a warm-up, on an idle process of this machine."""
+    """A job of two turns and a warm-up, on an idle process of this machine."""
     options = BenchOptions(pairs=2, size_mb=SIZE_MB)
     run = Run(BENCHES["thp"], options, Images(Path("qemu"), {}))
     with process(IDLE) as pid:
@@ -160,11 +160,11 @@ def check_cpu_time() -> None:
 
 def check_figures() -> None:
     """Figures of a job are those that it printed: none of the warm-up, in milliseconds."""
-    phase = measured([])
-    for runs in (phase.base, phase.ours):
-        assert runs.task_clock_ms == [5.0, 5.0]
-        assert runs.zeroed == [8192.0, 8192.0]
-        assert runs.skipped_percent == [100.0, 100.0]
+    found = measured([])
+    for name in ("base", "ours"):
+        assert found[name, "task_clock"] == [5.0, 5.0]
+        assert found[name, "guest_zeroed_bytes"] == [8192.0, 8192.0]
+        assert found[name, "skipped_percent"] == [100.0, 100.0]
     both: list[Any] = ["base", "ours"]
     order = [side for side, counts in repeat.turns(both, 4) if counts]
     # By turns: neither side is always the first.
@@ -184,7 +184,7 @@ MISTAKES: list[Mistake] = [
     (
         "the host is not warm",
         jobs,
-        "            warm_host(options.size_mb * MIB + SPARE if warm is None else warm)\n",
+        "        warm_host(size_mb * MIB + SPARE if warm is None else warm)\n",
         "",
         check_host_is_warm,
     ),
@@ -246,9 +246,9 @@ MISTAKES: list[Mistake] = [
     ),
     (
         "the warm-up counts",
-        jobs,
-        "            if counts:\n                runs: Runs",
-        "            if True:\n                runs: Runs",
+        repeat,
+        "            if counts:\n                found.note",
+        "            if True:\n                found.note",
         check_figures,
     ),
     (
@@ -274,7 +274,7 @@ def made(module: ModuleType, right: str, wrong: str) -> Iterator[None]:
     file = Path(str(module.__file__))
     source = file.read_text(encoding="utf-8")
     assert source.count(right) == 1, f"{file.name} has not one: {right}"
-    modules = (repeat, session, jobs)  # in the order in which they import each other
+    modules = (session, repeat, jobs)  # in the order in which they import each other
     before = [dict(one.__dict__) for one in modules]
     try:
         for one in modules:

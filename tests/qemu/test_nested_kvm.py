@@ -23,7 +23,7 @@ from lab.bench.jobs import MODES
 from lab.bench.kzeropaged import ON
 from lab.bench.plan import BenchOptions
 from lab.bench.runner import Run
-from lab.bench.session import LATE, LOOP, MIB, PAGE, HostCost, Side, Wanted
+from lab.bench.session import LATE, LOOP, MIB, PAGE, Side, Wanted
 from lab.bench.table import BENCHES
 from lab.boot import accel, nested, resolve
 from lab.boot.console import taint_reasons
@@ -119,24 +119,6 @@ def test_neither_end_zeroes_memory_that_comes_back(
         fine(outer, USED)
 
 
-class InnerSide(Inner):
-    """Like Side, but what a job costs the VMM is that of the QEMU in the outer guest."""
-
-    def host_cost_now(self) -> HostCost:
-        """As of now. Times in /proc have units of 10 ms."""
-        fields = self.outer.sh("cat /proc/$vmm/stat")[-1].rpartition(")")[2].split()
-        return HostCost(int(fields[7]), int(fields[12]) / 100, int(fields[11]) / 100)
-
-    @contextmanager
-    def host_cost(self) -> Iterator[list[HostCost]]:
-        found: list[HostCost] = []
-        before = self.host_cost_now()
-        yield found
-        after = self.host_cost_now()
-        spent = (now - then for now, then in zip(after, before, strict=True))
-        found.append(HostCost(*spent))  # type: ignore[arg-type]
-
-
 @pytest.mark.nightly
 @pytest.mark.timeout(2400)
 @pytest.mark.parametrize("name", ["thp", "order0", "hugetlb"])
@@ -161,7 +143,7 @@ def test_the_evidence_on_kvm(
         outer = BootSpec(image("debug"), memory="2560M", command=SHELL, append=CHECK, timeout=900)
         specs = [Wanted(name, nested.outer(outer, spec, qemu)) for name, spec in inner.items()]
         with self.guests(specs) as sides:
-            found = [InnerSide(side.name, side, inner[side.name]) for side in sides]
+            found = [Inner(side.name, side, inner[side.name]) for side in sides]
             yield [*found]
             for side in found:
                 assert "Hypervisor detected: KVM" in side.guest.console.read_text(errors="replace")
