@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0
 """The verbs ``kz report`` and ``kz compare``."""
 
-import dataclasses
-import json
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Argument, Option
 
-from lab.core.options import Json, writable_folder
+from lab.core.options import writable_folder
 
 if TYPE_CHECKING:
     from lab.report.compare import Comparison
@@ -55,7 +53,6 @@ def compare(
         Argument(help="The run to compare it with. For an archive: none, the published ones."),
     ] = None,
     force: Annotated[bool, Option("--force", help="Compare unlike runs.")] = False,
-    as_json: Json = False,
 ) -> None:
     """The results of an archive are those of another machine: each is set beside the published run
     that has the same figures, and what is unlike is named.
@@ -82,10 +79,6 @@ def compare(
                 )
                 for run in results_of(place)
             }
-    if as_json:
-        found = {name: dataclasses.asdict(one) for name, one in pairs.items()}
-        print(json.dumps(found if second is None else found[str(first)], indent=2))
-        return
     for name, one in pairs.items():
         _print(f"{name} and {second}" if second else f"published, and {name} of {first}", one)
 
