@@ -3,7 +3,7 @@
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from lab.bench.session import DELAY, MIB, Side, resident, warm_host
 from lab.core.errors import TestFailure
@@ -13,14 +13,9 @@ BACK_PERCENT = 90  # of what a guest has freed: so much has to be back
 ROOM = 1.2  # memory needed for each GiB of guests that are all full
 
 
-def needed_gb(gbs: Sequence[int]) -> float:
-    """Memory that must be available for guests of these sizes, in GiB."""
-    return ROOM * sum(gbs)
-
-
 def sizes(available: float) -> tuple[int, ...]:
     """The guests that fit into so many GiB; the runner has seen to it that the usual ones do."""
-    return (*SIZES, MORE) if available >= needed_gb((*SIZES, MORE)) else SIZES
+    return (*SIZES, MORE) if available >= ROOM * sum((*SIZES, MORE)) else SIZES
 
 
 def fill_mb(gb: int, percent: int) -> int:

@@ -52,7 +52,7 @@ def _metric(about: Definition, sides: Mapping[str, Observation]) -> Metric:
     parameters = dict(sides[BASE].parameters)
     floor = sides[FLOOR].values if FLOOR in sides else ()
     made = Metric.of(
-        about.full_name(parameters),
+        about.name.format_map(parameters),
         about.unit,
         sides[BASE].values,
         sides[OURS].values,

@@ -41,9 +41,6 @@ class Definition:
     main: Rule | None = None
     words: Mapping[str, Parameters] = field(default_factory=dict, repr=False)
 
-    def full_name(self, parameters: Parameters) -> str:
-        return self.name.format_map(parameters)
-
     def text(self, template: str, parameters: Parameters) -> str:
         """A title, label or remark with the words of the parameters."""
         known = {

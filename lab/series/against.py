@@ -13,6 +13,7 @@ from lab.machine.apt import PrivateApt
 from lab.machine.fetch import Base
 from lab.patches.parts import Part, Series, get
 from lab.patches.repo import BASE, Repo, branch_of, commit_parts, small
+from lab.report.table import Table
 
 # Suites besides the one in base.toml and the release that it is for.
 SUITES = ("unstable", "experimental")
@@ -161,9 +162,8 @@ def against(name: str, wanted: str) -> list[Report]:
 
 
 def lines(reports: list[Report]) -> list[str]:
-    """The reports as a Markdown table of parts by kernels."""
-    rows = [["part", *(one.version for one in reports)], ["---"] * (len(reports) + 1)]
-    rows += [[part, *(one.parts[part] for one in reports)] for part in reports[0].parts]
-    found = ["| " + " | ".join(row) + " |" for row in rows]
-    found += [f"{one.version}: {one.origin}" for one in reports]
-    return [*found, "This compares text and builds nothing."]
+    """The reports as a table of parts by kernels."""
+    rows = [[part, *(one.parts[part] for one in reports)] for part in reports[0].parts]
+    table = Table(["part", *(one.version for one in reports)], rows)
+    origins = [f"{one.version}: {one.origin}" for one in reports]
+    return [*table.text(), *origins, "This compares text and builds nothing."]

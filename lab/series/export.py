@@ -166,7 +166,8 @@ def recipients(mails: list[Path], pristine: Path, also: Sequence[str] = ()) -> l
     listed = (pristine / "MAINTAINERS").read_text(encoding="utf-8")
     for section in also:
         for person in maintainers(listed, section):
-            if not any(_address(person) in line for line in people):
+            address = person[person.find("<") :]
+            if not any(address in line for line in people):
                 people.append(f"{person} (maintainer:{section})")
     return people
 
@@ -180,7 +181,3 @@ def maintainers(listed: str, section: str) -> list[str]:
     people = re.findall(r"^M:\s+(.*\S)", rest.partition("\n\n")[0], re.MULTILINE)
     # A mail header quotes a name with punctuation, such as parentheses.
     return [re.sub(r'^([^"<]*[^\w\s"<-][^"<]*?) <', r'"\1" <', person) for person in people]
-
-
-def _address(person: str) -> str:
-    return person[person.find("<") :]

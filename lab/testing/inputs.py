@@ -44,7 +44,7 @@ def with_imports(files: Iterable[Path]) -> set[Path]:
 
 def _data(folder: Path) -> set[Path]:
     """The data in a package of lab/ or tests/."""
-    if folder.parent not in _places(PACKAGES):
+    if folder.parent not in [paths.REPO / name for name in PACKAGES]:
         return set()
     return {file for file in folder.rglob("*") if file.suffix != ".py"}
 
@@ -63,7 +63,3 @@ def key_of(inputs: Iterable[Path]) -> str:
             content = hashlib.sha256(file.read_bytes()).hexdigest()
             lines.append(f"{file.relative_to(paths.REPO)} {content}")
     return digest(lines)
-
-
-def _places(names: Iterable[str]) -> list[Path]:
-    return [paths.REPO / name for name in names]
