@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0
-"""The demo: what it prints, what it builds, and that this happens side by side."""
+"""The demo: what it prints, what it builds, and when that begins."""
 
 import importlib.util
 import re
@@ -8,7 +8,7 @@ import time
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import pytest
 
@@ -112,28 +112,6 @@ class TestBuilds:
         assert "stock QEMU" not in ahead.first() and set(ahead.then()) == {"kernel", "QEMU"}
         assert "no Rust from 1.88 on" in (text := capsys.readouterr().err)
         assert "the lab's QEMU is built instead" in text
-
-    def test_nothing_waits_for_what_it_does_not_need(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """Downloads run while tools are installed, and all builds at the same time."""
-
-        def meets(*names: str) -> Any:
-            """A task that ends when all of ``names`` have begun."""
-
-            def task() -> None:
-                (tmp_path / names[0]).touch()
-                for name in names:
-                    _until(tmp_path / name)
-
-            return task
-
-        every = ("source", "tools", "kernel", "daemon")
-        monkeypatch.setattr(ahead, "first", lambda: {"source": meets(*every)})
-        monkeypatch.setattr(tools, "need", lambda what: meets("tools", "source")())
-        later = {"kernel": meets("kernel", "daemon"), "daemon": meets("daemon", "kernel")}
-        monkeypatch.setattr(ahead, "then", lambda arch: later)
-        ahead.run()
 
     def test_the_first_error_ends_the_others(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

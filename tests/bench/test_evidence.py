@@ -27,14 +27,6 @@ def ended(folder: Path, label: str, stdout: str = "", kernel: Path | None = None
     return cast(Guest, SimpleNamespace(spec=spec, folder=folder, kernel=kernel, qemu=None))
 
 
-def test_a_guest_leaves_its_logs_without_empty_files(tmp_path: Path) -> None:
-    found = evidence.Evidence(tmp_path / "found")
-    found.take(ended(tmp_path / "boot", "on, bit 6", "{}\n"))
-    (place,) = (tmp_path / "found" / "guests").iterdir()
-    assert place.name == "on-bit-6"
-    assert {file.name for file in place.iterdir()} == {"console.log", "stdout"}
-
-
 def test_guests_of_one_name_and_one_kernel(tmp_path: Path) -> None:
     image = tmp_path / "linux-x86_64-base" / "bzImage"
     image.parent.mkdir()
@@ -68,12 +60,6 @@ def test_a_run_in_the_same_folder_leaves_nothing_of_the_earlier_one(tmp_path: Pa
     assert set(machine) == {"before", "after"}
     assert int(machine["before"]["MemTotal"].removesuffix(" kB")) > 0
     assert "Linux version" in machine["after"]["/proc/version"]
-
-
-def test_a_run_that_fails_leaves_no_files() -> None:
-    with pytest.raises(RuntimeError, match="no luck"), evidence.collecting() as found:
-        raise RuntimeError("no luck")
-    assert not found.root.exists()
 
 
 @pytest.mark.boots

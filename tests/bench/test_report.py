@@ -5,7 +5,6 @@ import re
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
-from urllib.parse import unquote
 
 import pytest
 from typer.testing import CliRunner
@@ -13,8 +12,7 @@ from typer.testing import CliRunner
 from lab.core.units import human
 from lab.report import charts, publish
 from lab.report.commands import app
-from lab.report.groups import Group
-from lab.report.page import html, ran_on, write_report
+from lab.report.page import html, ran_on
 from lab.report.results import Metric, Result, Target
 
 MIB = 1 << 20
@@ -111,45 +109,9 @@ def test_figures_say_what_they_were_measured_on() -> None:
     )
 
 
-def test_what_the_guests_left_is_linked_from_where_the_page_is(tmp_path: Path) -> None:
-    run = tmp_path / "all" / "demo"
-    for name in ("guests/on, bit 6/console.log", "host.json"):
-        (run / name).parent.mkdir(parents=True, exist_ok=True)
-        (run / name).write_text("x")
-    made = demo()
-    made.save(run)
-    assert "console.log" not in html([made])
-    for folder, way in ((run, ""), (tmp_path / "all", "demo/")):
-        write_report([made], folder)
-        checker = Checker()
-        checker.feed((folder / "report.html").read_text())
-        assert checker.links == [
-            f"{way}guests/on%2C%20bit%206/console.log",
-            f"{way}host.json",
-        ]
-        for link in checker.links:
-            assert (folder / unquote(link)).is_file()
-
-
 def metric(name: str, title: str = "", label: str = "", unit: str = "ms", **more: str) -> Metric:
     made = Metric.of(name, unit, [2.0], [1.0])
     return replace(made, title=title, label=label, **more)  # type: ignore[arg-type]
-
-
-def test_no_text_of_a_picture_is_cut_off() -> None:
-    long = "Bytes that the host zeroes while memory is used, on a host that was never idle"
-    group = Group(long, [Metric.of("a.b", "ms", [4.0], [3.0], floor=[3.1])], ["a label"])
-    svg = charts.picture([group], ["base", "knownzero"], "About it. " * 9)
-    for kind, size in (("title", 7.6), ("label", 6.9), ("value", charts.CHARACTER)):
-        texts = re.findall(rf'<text class="{kind}" x="([\d.]+)" y="[\d.]+">([^<]+)</text>', svg)
-        assert texts
-        for left, text in texts:
-            assert float(left) + size * len(text) <= charts.WIDTH, text
-    assert "base kernel" in svg and "with Knownzero" in svg and charts.FLOOR in svg
-    # The dashed line of the floor does not cross a value.
-    (floor,) = (float(x) for x in re.findall(r'class="floor" d="M([\d.]+) [\d.]+v42', svg))
-    starts = [float(x) for x in re.findall(r'class="value" x="([\d.]+)"', svg)]
-    assert all(start > floor or start + 50 < floor for start in starts)
 
 
 def test_the_terminal_has_whole_names_and_verdicts() -> None:

@@ -101,15 +101,6 @@ def test_our_options_are_recognised() -> None:
     assert build.ours_on("# CONFIG_PAGE_ZEROED is not set\nCONFIG_PAGE_POISONING=y\n") == []
 
 
-def test_an_interrupted_build_is_not_taken_for_good(cache: Path) -> None:
-    target = paths.sub("images") / "x"
-    with pytest.raises(KeyboardInterrupt), lock.new_directory(target) as work:
-        (work / "half").write_text("half")
-        raise KeyboardInterrupt
-    assert not target.exists()
-    assert list(target.parent.iterdir()) == []
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_killed_build_leaves_no_image(cache: Path, number: int) -> None:
     script = (

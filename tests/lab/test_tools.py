@@ -4,15 +4,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from lab.machine import tools
 
-REPO = Path(__file__).resolve().parents[2]
 POLICY = """\
 cargo:
   Installed: (none)
@@ -49,25 +46,3 @@ def test_of_two_rusts_the_one_that_is_new_enough(
     monkeypatch.setenv("PATH", str(tmp_path) + os.pathsep + os.environ["PATH"])
     monkeypatch.setattr(tools, "has", lambda check: False)
     assert tools.missing("daemon", "daemon's tests") == [*names, "strace"]
-
-
-def test_it_needs_nothing_but_the_standard_library() -> None:
-    """kz asks it before the lab's environment is there."""
-    code = (
-        "import sys; from lab.machine import tools; tools.missing(*tools.TESTS); "
-        "print(*sorted(sys.modules))"
-    )
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-I",
-            "-S",
-            "-c",
-            f"import sys; sys.path.insert(0, {str(REPO)!r}); {code}",
-        ],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    modules = {name.split(".")[0] for name in done.stdout.split()}
-    assert modules - set(sys.stdlib_module_names) - {"__main__"} == {"lab"}
