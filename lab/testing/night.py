@@ -127,13 +127,9 @@ class Night:
 
 
 def load(folder: Path) -> Night:
-    """A night from its folder; UsageError when it holds none."""
-    try:
-        data: dict[str, Any] = json.loads((folder / "state.json").read_text(encoding="utf-8"))
-        return Night(**{**data, "folder": folder, "steps": [Step(**one) for one in data["steps"]]})
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        fix = "name a folder under out/night"
-        raise UsageError(f"{folder} holds no night", f"state.json: {error}", fix) from None
+    """A night from its folder."""
+    data: dict[str, Any] = json.loads((folder / "state.json").read_text(encoding="utf-8"))
+    return Night(**{**data, "folder": folder, "steps": [Step(**one) for one in data["steps"]]})
 
 
 def root() -> Path:
@@ -141,9 +137,9 @@ def root() -> Path:
 
 
 def last() -> Night | None:
-    """The last night, if there is one."""
+    """The last night that can be read, if there is one."""
     for file in sorted(root().glob("*/state.json"), reverse=True):
-        with contextlib.suppress(LabError):
+        with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
             return load(file.parent)
     return None
 
