@@ -8,7 +8,8 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Collection, Mapping, Sequence
+import threading
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from lab.core.errors import LabError, full_disk
@@ -58,6 +59,34 @@ def die_with_parent() -> None:
     _libc.prctl(1, signal.SIGKILL, 0, 0, 0)
 
 
+@contextlib.contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Hold back SIGINT, SIGTERM and SIGHUP until the end of the block.
+
+    A process that starts in the block is known when they arrive, and can be ended. Python runs
+    handlers in the main thread; in others this does nothing.
+    """
+    handled = [
+        number
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        if callable(signal.getsignal(number))
+    ]
+    if threading.current_thread() is not threading.main_thread():
+        handled = []
+    arrived: list[int] = []
+    usual = {
+        number: signal.signal(number, lambda number, _: arrived.append(number))
+        for number in handled
+    }
+    try:
+        yield
+    finally:
+        for number, handler in usual.items():
+            signal.signal(number, handler)
+    for one in arrived:
+        signal.raise_signal(one)
+
+
 def end_group(process: subprocess.Popen[bytes], grace: float = 2.0) -> None:
     """End a process and its children (it leads a session of its own)."""
     for number, wait in ((signal.SIGTERM, grace), (signal.SIGKILL, 10.0)):
@@ -90,27 +119,28 @@ def logged(
     with log.open("ab") as out:
         out.write(f"$ {' '.join(words)}\n".encode())
         out.flush()
+        process: subprocess.Popen[bytes] | None = None
         try:
-            process = subprocess.Popen(
-                words,
-                cwd=cwd,
-                env=env,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=out,
-                start_new_session=True,
-                pass_fds=pass_fds,
-            )
+            with uninterrupted():
+                process = subprocess.Popen(
+                    words,
+                    cwd=cwd,
+                    env=env,
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=out,
+                    start_new_session=True,
+                    pass_fds=pass_fds,
+                )
+            status = process.wait(timeout)
         except FileNotFoundError:
             raise LabError(what, f"{argv[0]} is not installed", NO_PROGRAM) from None
-        try:
-            status = process.wait(timeout)
-        except subprocess.TimeoutExpired:
-            end_group(process)
-            why = f"still running after {timeout:.0f} s\n{tail(log)}\n(log: {log})"
-            raise LabError(what, why, fix) from None
-        except BaseException:
-            end_group(process)
+        except BaseException as error:
+            if process:
+                end_group(process)
+            if isinstance(error, subprocess.TimeoutExpired):
+                why = f"still running after {timeout:.0f} s\n{tail(log)}\n(log: {log})"
+                raise LabError(what, why, fix) from None
             raise
     if status == 0:
         return

@@ -178,24 +178,28 @@ def _execute(night: Night, step: Step, log: Path) -> int:
     with log.open("ab") as out:
         out.write(f"$ ./kz {shlex.join(words)}\n".encode())
         out.flush()
-        process = subprocess.Popen(
-            [sys.executable, "-m", "lab", *words],
-            cwd=paths.REPO,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=out,
-            start_new_session=True,
-        )
+        process: subprocess.Popen[bytes] | None = None
         try:
+            with run.uninterrupted():
+                process = subprocess.Popen(
+                    [sys.executable, "-m", "lab", *words],
+                    cwd=paths.REPO,
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=out,
+                    start_new_session=True,
+                )
             return process.wait()
         except BaseException:
-            process.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(LAST_WORDS)
+            if process:
+                process.terminate()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(LAST_WORDS)
             raise
         finally:
-            run.end_group(process)
+            if process:
+                run.end_group(process)
 
 
 def judge(step: Step, code: int, found: list[Case], log: Path) -> tuple[str, str]:

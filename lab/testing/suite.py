@@ -102,10 +102,16 @@ def _run_pytest(argv: list[str], quick: bool) -> int:
     results.
     """
     # Quick tests have a session of their own, which is ended as a whole, workers included.
-    process = subprocess.Popen(argv, cwd=paths.REPO, env=_environment(), start_new_session=quick)
+    process: subprocess.Popen[bytes] | None = None
     try:
+        with run.uninterrupted():
+            process = subprocess.Popen(
+                argv, cwd=paths.REPO, env=_environment(), start_new_session=quick
+            )
         return process.wait()
     except BaseException as why:
+        if process is None:
+            raise
         if quick:
             run.end_group(process, QUICK_LAST_WORDS)
             raise

@@ -89,9 +89,24 @@ def test_without_a_verb_there_is_help_and_bad_usage(group: list[str]) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_ctrl_c_ends_what_was_started(tmp_path: Path) -> None:
+# Interrupts the lab after the process has started, before Popen() returns.
+EARLY = (
+    "import os, signal, subprocess, time\nfrom lab.core import paths\n"
+    "class Popen(subprocess.Popen):\n"
+    "    def __init__(self, *words, **options):\n"
+    "        super().__init__(*words, **options)\n"
+    "        while not (paths.cache() / 'pid').exists():\n"
+    "            time.sleep(0.01)\n"
+    "        os.kill(os.getpid(), signal.SIGINT)\n"
+    "        time.sleep(0.1)\n"
+    "subprocess.Popen = Popen\n"
+)
+
+
+@pytest.mark.parametrize("early", ["", EARLY], ids=["while it runs", "while it starts"])
+def test_ctrl_c_ends_what_was_started(tmp_path: Path, early: str) -> None:
     """A long step is interrupted: its processes go, the exit code says so, nothing is kept."""
-    script = (
+    script = early + (
         "from lab.core import lock, paths, run\nimport lab.cli as cli\n"
         "@cli.app.command()\n"
         "def forever() -> None:\n"
@@ -112,9 +127,10 @@ def test_ctrl_c_ends_what_was_started(tmp_path: Path) -> None:
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "started\n"
-        while not (tmp_path / "pid").exists():
-            time.sleep(0.01)
-        process.send_signal(signal.SIGINT)
+        if not early:
+            while not (tmp_path / "pid").exists():
+                time.sleep(0.01)
+            process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=100)
     assert process.returncode == errors.INTERRUPTED
     assert "interrupted" in said
