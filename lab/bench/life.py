@@ -104,7 +104,8 @@ class Sizes:
     cache_mb: int = 300
     park_mb: int = 3072
     burst_mb: int = 2048
-    idle_s: float = 5.0
+    # Page reporting makes a pass every 2 s, and the last one about 9 s after a program of 1 GiB.
+    idle_s: float = 12.0
 
 
 def inflate(side: Side, size: int) -> None:
