@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +13,7 @@ from lab.core import lock
 
 POOL = Path("/sys/kernel/mm/hugepages/hugepages-2048kB")
 HUGE = 2 << 20
+WAIT_S = 60.0
 
 
 def free() -> int:
@@ -42,4 +44,11 @@ def reserved(wanted: int) -> Iterator[int]:
         try:
             yield free()
         finally:
-            size.write_text(before)
+            # A page that a device still has leaves the pool later. Until then the next test would
+            # take it for one of the pool, and leave it there.
+            deadline = time.monotonic() + WAIT_S
+            while True:
+                size.write_text(before)
+                if size.read_text() == before or time.monotonic() > deadline:
+                    break
+                time.sleep(0.05)
