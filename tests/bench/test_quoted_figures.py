@@ -77,13 +77,6 @@ def density(title: str, phase: str) -> str:
     return f"| {' | '.join([title, *cells])} |"
 
 
-def idle() -> str:
-    """The spread of the memory of an idle guest."""
-    metric = published("life").metric(of_life("idle", "host")[-1][1])
-    assert metric
-    return " and ".join(human(end, metric.unit) for end in (metric.ours.low, metric.ours.high))
-
-
 def reserve() -> str:
     """Room for guests that have a burst at once."""
     burst, parked = (
@@ -98,7 +91,6 @@ def capacity() -> list[str]:
     peaks = " | ".join(f"{max(published('fleet-debian').series[name]):.2f} GiB" for name in FLEET)
     return [
         *(density(title, phase) for title, phase in STATES.items()),
-        idle(),
         reserve(),
         f"| six guests: most host memory at once | {peaks} |",
         row("their bursts: median; 99th percentile", of_fleet("burst"), of_fleet("burst_p99")),
