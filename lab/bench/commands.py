@@ -165,11 +165,12 @@ def publish(
         Path, Argument(help="A folder under out/, also that of a night's benches, or an archive.")
     ],
 ) -> None:
-    """A run of another format is refused; a missed target is published."""
+    """A run that is incomplete or has another format is refused; a missed target is published."""
     from lab.report import publish as publishing
 
     with archive.opened(run) as place:
-        for folder in publishing.publish(place):
+        wanted = BENCHES if place == run else [n for n in archive.BENCHES if (place / n).is_dir()]
+        for folder in publishing.publish(place, list(wanted)):
             print(folder)
 
 

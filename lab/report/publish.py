@@ -8,13 +8,13 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 from lab.core import lock
-from lab.core.errors import TestFailure
+from lab.core.errors import LabError, TestFailure
 from lab.core.paths import REPO
 from lab.core.units import scale
 from lab.report import charts, losses, origin, phases, questions, registry
 from lab.report.groups import Group, groups
 from lab.report.page import change, verdict
-from lab.report.results import FILE_NAME, Metric, Result, from_data, load, results_of
+from lab.report.results import FILE_NAME, Metric, Result, from_data, load
 from lab.report.significance import TOO_FEW
 from lab.report.table import Table
 
@@ -97,11 +97,36 @@ def _row(metric: Metric) -> list[str]:
     return [name, *sides, change(metric, "…").replace(" %", "%"), target]
 
 
-def publish(run: Path) -> list[Path]:
-    """Publish all results of a run; the folders written. TestFailure for one without figures."""
-    results = list(results_of(run).values())
-    if bare := [result.name for result in results if not result.metrics]:
-        why, fix = f"{', '.join(bare)}: no figures", "measure again, or name another folder"
+def refusals(run: Path, result: Result) -> list[str]:
+    """The reasons against publishing a result. A missed target is none: its row says so."""
+    return [] if result.metrics else [f"{run}: it has no figures"]
+
+
+def collect(run: Path, benches: list[str]) -> tuple[list[Result], list[str]]:
+    """The readable results of a run, or of all ``benches`` in it, and the reasons against
+    publishing.
+    """
+    if run.is_file() or (run / FILE_NAME).is_file() or not any(run.glob(f"*/{FILE_NAME}")):
+        result = load(run)
+        return [result], refusals(run, result)
+    results, reasons = [], []
+    for name in dict.fromkeys(
+        [*benches, *sorted(file.parent.name for file in run.glob(f"*/{FILE_NAME}"))]
+    ):
+        try:
+            results.append(load(run / name))
+            reasons += refusals(run / name, results[-1])
+        except LabError as error:
+            reasons.append(f"{name}: {error.what}: {error.why}")
+    return results, reasons
+
+
+def publish(run: Path, benches: list[str]) -> list[Path]:
+    """Publish a run; the folders written. TestFailure for one that is not whole."""
+    results, reasons = collect(run, benches)
+    if reasons:
+        why = "\n".join(reasons)
+        fix = "measure again, or name the folder of one bench that is whole"
         raise TestFailure(f"Cannot publish {run}", why, fix)
     texts = {result.name: _files(result) for result in results}
     earlier = FOLDER.glob(f"*/{FILE_NAME}")

@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from lab.bench.commands import app
 from lab.core.errors import LabError
 from lab.patches import parts
 from lab.report import losses, origin, questions, registry
@@ -18,6 +20,7 @@ from lab.report import publish as publishing
 from lab.report.publish import publish
 from lab.report.results import Metric, Result, Target, load, results_of
 
+BENCHES = ["thp", "order0"]
 BASE = [100.0, 104, 98, 101, 99, 103]
 
 
@@ -52,7 +55,7 @@ def to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_run_is_published_reduced_with_its_main_charts(tmp_path: Path, to: Path) -> None:
     first = result("demo")
     first.save(tmp_path / "run")
-    assert publish(tmp_path / "run") == [to / "demo"]
+    assert publish(tmp_path / "run", BENCHES) == [to / "demo"]
     assert {file.name for file in (to / "demo").iterdir()} == {
         "README.md",
         "result.json",
@@ -85,7 +88,7 @@ def test_a_published_metric_keeps_only_words_of_its_own(tmp_path: Path, to: Path
     )
     made = [clock, replace(clock, name="thp.own", title="A title of its own")]
     replace(first, metrics=made).save(tmp_path / "run")
-    publish(tmp_path / "run")
+    publish(tmp_path / "run", BENCHES)
     stored = json.loads((to / "demo" / "result.json").read_text(encoding="utf-8"))["metrics"]
     assert [one.get("title") for one in stored] == [None, "A title of its own"]
     assert "label" not in stored[0] and clock.label
@@ -111,9 +114,9 @@ def test_a_published_metric_keeps_only_words_of_its_own(tmp_path: Path, to: Path
 
 def test_a_published_run_can_be_published_again(tmp_path: Path, to: Path) -> None:
     result("demo").save(tmp_path / "run")
-    publish(tmp_path / "run")
+    publish(tmp_path / "run", BENCHES)
     before = {file: file.read_text() for file in to.rglob("*.*")}
-    publish(to / "demo")
+    publish(to / "demo", BENCHES)
     assert {file: file.read_text() for file in to.rglob("*.*")} == before
 
 
@@ -193,7 +196,7 @@ def test_every_loss_is_in_the_table_of_losses() -> None:
 def test_a_page_has_every_figure_of_its_run(tmp_path: Path, to: Path) -> None:
     for name in ("order0", "demo"):
         result(name, when="2026-11-24T01:02:03+0000").save(tmp_path / name)
-        publish(tmp_path / name)
+        publish(tmp_path / name, BENCHES)
     first = (to / "README.md").read_text()
     linked = re.findall(r"^\[\w+\]\((\w+)/README.md\)", first, re.MULTILINE)
     assert linked == ["demo", "order0"]
@@ -207,7 +210,7 @@ def test_a_page_has_every_figure_of_its_run(tmp_path: Path, to: Path) -> None:
         assert word in first
     # Publishing again replaces the run.
     before = sorted(to.rglob("*"))
-    publish(tmp_path / "demo")
+    publish(tmp_path / "demo", BENCHES)
     assert sorted(to.rglob("*")) == before and (to / "README.md").read_text() == first
 
 
@@ -227,7 +230,7 @@ def test_a_page_says_which_series_was_measured(tmp_path: Path, to: Path) -> None
     ):
         made = result("demo", parts=measured, versions={"knownzero": commit})
         made.save(tmp_path / "run")
-        publish(tmp_path / "run")
+        publish(tmp_path / "run", BENCHES)
         assert f"\n\ntcg; {words}. [How" in (to / "demo" / "README.md").read_text()
         assert f"|{words}|" in (to / "README.md").read_text()
 
@@ -235,7 +238,7 @@ def test_a_page_says_which_series_was_measured(tmp_path: Path, to: Path) -> None
 def refused(run: Path, to: Path) -> str:
     there = {path: path.stat().st_mtime_ns for path in to.rglob("*")}
     with pytest.raises(LabError) as caught:
-        publish(run)
+        publish(run, BENCHES)
     assert {path: path.stat().st_mtime_ns for path in to.rglob("*")} == there, (
         "something was written"
     )
@@ -245,9 +248,9 @@ def refused(run: Path, to: Path) -> str:
 
 def test_a_missed_target_is_published_as_such(tmp_path: Path, to: Path) -> None:
     result("demo").save(tmp_path / "good")
-    publish(tmp_path / "good")
+    publish(tmp_path / "good", BENCHES)
     result("demo", met=False).save(tmp_path / "run")
-    publish(tmp_path / "run")
+    publish(tmp_path / "run", BENCHES)
     assert "|MISSED\n" in (to / "demo" / "README.md").read_text()
 
 
@@ -258,7 +261,7 @@ def test_an_undecided_target_is_published_as_such(tmp_path: Path, to: Path) -> N
     )
     made.metrics.append(hidden)
     made.save(tmp_path / "run")
-    publish(tmp_path / "run")
+    publish(tmp_path / "run", BENCHES)
     text = (to / "demo" / "README.md").read_text()
     assert "|not decided\n" in text and "MISSED" not in text
     assert "|1 of 2, 1 not decided|" in (to / "README.md").read_text()
@@ -275,9 +278,21 @@ def test_a_run_of_another_format_or_without_a_result_is_refused(tmp_path: Path, 
     assert not to.exists()
 
 
-def test_a_run_of_several_benches_is_published(tmp_path: Path, to: Path) -> None:
+def test_a_run_of_all_benches_is_published_whole(tmp_path: Path, to: Path) -> None:
     run = tmp_path / "all"
-    for name in ("thp", "order0"):
-        result(name).save(run / name)
-    assert publish(run) == [to / "order0", to / "thp"]
+    result("thp").save(run / "thp")
+    assert f"order0: Cannot read the run {run / 'order0'}" in refused(run, to)
+    assert publish(run / "thp", BENCHES) == [to / "thp"]
+    result("order0").save(run / "order0")
+    assert publish(run, BENCHES) == [to / "thp", to / "order0"]
     assert {one.name for one in results_of(to).values()} == {"thp", "order0"}
+
+
+def test_the_verb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publishing, "FOLDER", tmp_path / "results")
+    result("demo", met=False).save(tmp_path / "run")
+    done = CliRunner().invoke(app, ["publish", str(tmp_path / "run" / "nothing")])
+    assert isinstance(done.exception, LabError)
+    done = CliRunner().invoke(app, ["publish", str(tmp_path / "run")])
+    assert done.exit_code == 0 and done.stdout.split() == [str(tmp_path / "results" / "demo")]
+    assert load(tmp_path / "results" / "demo").name == "demo"
