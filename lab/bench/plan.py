@@ -198,7 +198,8 @@ def plan(bench: Bench, options: BenchOptions, verb: tuple[str, ...] = ()) -> Pla
         why = f"{bench.name} needs the emulator, several CPUs, or other guests"
         raise UsageError("Bad --accel: pvm", why, "leave it out, or measure thp")
     if native and (emulated := set(split(options.only)).intersection(bench.parts.emulated)):
-        why, fix = f"{min(emulated)} needs the emulator", "leave it out, or use --accel tcg"
+        why = f"{min(emulated)} needs the emulator, or kvm_pvm does not run it well"
+        fix = "leave it out, or use --accel tcg"
         raise UsageError(f"Bad --only: {options.only}", why, fix)
     if options.linux and LINUX not in bench.takes:
         why = f"{bench.name} measures parts that {options.linux} lacks, or needs patches for it"
