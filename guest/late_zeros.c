@@ -20,7 +20,8 @@ static const char usage[] =
 "usage: late_zeros [options] KIND\n"
 "Prints one JSON line: the counters of known-zero memory, and the pages that are not as they\n"
 "must be.\n"
-"KIND: fallocate, tmpfs, byte_writes, full_writes, uffd, collapse, udmabuf\n"
+"KIND: fallocate, tmpfs, byte_writes, full_writes, uffd, udmabuf, collapse, and collapse_refused,\n"
+"      in a memory cgroup without room for a huge page\n"
 "Options:\n"
 "  --size MB    (default 128)\n"
 "  --help       this text\n"
@@ -95,7 +96,8 @@ static unsigned char *use_uffd(void)
 	return mem;
 }
 
-static unsigned char *use_collapse(void)
+/* Memory with one page in each huge page. */
+static unsigned char *sparse(void)
 {
 	unsigned char *mem = kz_map(size + KZ_HUGE, 0);
 	size_t at;
@@ -105,8 +107,28 @@ static unsigned char *use_collapse(void)
 		kz_fail("MADV_NOHUGEPAGE");
 	for (at = 0; at < size; at += KZ_HUGE)
 		*(volatile unsigned char *)(mem + at) = 0;
-	if (madvise(mem, size, MADV_HUGEPAGE) || madvise(mem, size, MADV_COLLAPSE))
+	if (madvise(mem, size, MADV_HUGEPAGE))
+		kz_fail("MADV_HUGEPAGE");
+	return mem;
+}
+
+static unsigned char *use_collapse(void)
+{
+	unsigned char *mem = sparse();
+
+	if (madvise(mem, size, MADV_COLLAPSE))
 		kz_fail("MADV_COLLAPSE");
+	return mem;
+}
+
+static unsigned char *use_collapse_refused(void)
+{
+	unsigned char *mem = sparse();
+	size_t at;
+
+	for (at = 0; at < size; at += KZ_HUGE)
+		if (!madvise(mem + at, KZ_HUGE, MADV_COLLAPSE))
+			kz_die(KZ_BROKEN, "there is room for a huge page");
 	return mem;
 }
 
@@ -131,6 +153,7 @@ static const struct {
 } kinds[] = {
 	{ "fallocate", use_fallocate }, { "tmpfs", use_tmpfs }, { "byte_writes", use_byte_writes },
 	{ "full_writes", use_full_writes }, { "uffd", use_uffd }, { "collapse", use_collapse },
+	{ "collapse_refused", use_collapse_refused },
 	{ "udmabuf", use_udmabuf },
 };
 

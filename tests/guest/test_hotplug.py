@@ -16,6 +16,7 @@ from tests.guest.guests import (
     BALLOON,
     CHECK,
     CHECKED,
+    KERNEL,
     expect_at_most,
 )
 
@@ -30,13 +31,20 @@ VIRTIO_MEM = [
 
 
 @contextmanager
-def guest(state: str = "online_movable") -> Iterator[Side]:
+def guest(
+    state: str = "online_movable",
+    *,
+    kernel: str = CHECKED,
+    devices: tuple[str, ...] = (BALLOON,),
+    memory: str = "768M",
+    append: str = CHECK,
+) -> Iterator[Side]:
     """A running guest in which only new memory is reported from now on."""
     spec = BootSpec(
-        kernel=CHECKED,
-        devices=[BALLOON],
-        memory="768M",
-        append=f"{CHECK} memhp_default_state={state}",
+        kernel=kernel,
+        devices=list(devices),
+        memory=memory,
+        append=f"{append} memhp_default_state={state}",
         extra_qemu=["-m", "slots=2,maxmem=4G", *VIRTIO_MEM],
         timeout=300.0,
         command=["sh", "-c", LOOP],
@@ -101,6 +109,22 @@ def test_a_dimm() -> None:
         dimm(side, size)
         until_total(side, had + size * 9 // 10)
         expect_known(side, before, size)
+
+
+def test_what_a_device_refused_is_not_reported_again() -> None:
+    """The reporter for tests confirms every second block, so half of the new memory."""
+    reporter = "page_zeroed_reporter.mode=partial"
+    with guest(kernel=KERNEL, devices=(), memory="1536M", append=reporter) as side:
+        size, before, had = 256 * MB, known(side), total(side)
+        dimm(side, size)
+        until_total(side, had + size * 9 // 10)
+        deadline = time.monotonic() + PATIENCE_S
+        while known(side) - before < 0.4 * size:
+            assert time.monotonic() < deadline, known(side) - before
+            time.sleep(0.05)
+        # Half of what it had refused of the rest would be more.
+        time.sleep(2)
+        expect_at_most(known(side) - before, 0.7 * size)
 
 
 def test_blocks_onlined_by_hand() -> None:

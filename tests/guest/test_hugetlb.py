@@ -92,6 +92,21 @@ def test_pool(append: str) -> None:
     assert counters(result)["pgzeroed_bad"] == 0
 
 
+def test_pool_with_init_on_alloc() -> None:
+    """A pool that grows is zeroed then, and not again when it is used."""
+    result = run(
+        f"{DIRTY}; {COUNT}; {grow(MB // 2)}; {COUNT}; {ALLOC}; {COUNT}",
+        append="init_on_alloc=1 page_reporting.page_reporting_delay_ms=3600000",
+        checked=True,
+    )
+    fine(result)
+    grown, used = deltas(result)
+    expect_at_least(grown["pgzeroed_cleared"], 0.95 * PAGES)
+    expect_at_least(used["pgzeroed_skip"], 0.99 * PAGES)
+    expect_at_most(used["pgzeroed_cleared"], 0.02 * PAGES)
+    assert counters(result)["pgzeroed_bad"] == 0
+
+
 def test_surplus() -> None:
     """Pages that a mapping reserves beyond the pool."""
     result = run(

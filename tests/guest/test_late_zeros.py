@@ -21,8 +21,9 @@ from tests.guest.guests import (
 pytestmark = pytest.mark.boots
 
 PAGES = 128 << 8
+SMALL = "/sys/fs/cgroup/small"
 # Free memory in blocks that are too small to be reported: 8 MiB were seen.
-SMALL = 12 << 8
+REST = 12 << 8
 # These are all zeroed in the guest's first use of the memory that it has just reported.
 KINDS = ("fallocate", "tmpfs", "byte_writes", "uffd", "collapse")
 
@@ -38,7 +39,7 @@ def test_what_is_known_to_be_zero_is_not_zeroed_again(kind: str) -> None:
     used = objects(result)[0]
     assert used["old"] == 0
     assert counters(result)["pgzeroed_bad"] == 0
-    expect_at_least(used["vmstat"]["pgzeroed_skip"], PAGES - SMALL)
+    expect_at_least(used["vmstat"]["pgzeroed_skip"], PAGES - REST)
 
 
 def test_a_fault_in_a_file_zeroes_a_page_once() -> None:
@@ -78,6 +79,21 @@ def test_whole_pages_take_no_zeros() -> None:
     found = used["vmstat"]
     assert used["old"] == 0
     expect_at_most(found["pgzeroed_skip"] + found["pgzeroed_cleared"], 0.05 * PAGES)
+
+
+def test_a_collapse_that_is_refused_loses_no_zeros() -> None:
+    """In a cgroup without room for it, a huge page is allocated and not paid for."""
+    result = run(
+        f"echo +memory > /sys/fs/cgroup/cgroup.subtree_control; mkdir {SMALL}; echo 28M > "
+        f"{SMALL}/memory.max; {DIRTY}; {REPORT}; sh -c 'echo 0 > {SMALL}/cgroup.procs; dd "
+        "if=/dev/zero of=/held bs=1M count=24 2>/dev/null; exec late_zeros --size 128 "
+        "collapse_refused'; grep pgzeroed_ /proc/vmstat",
+        checked=True,
+    )
+    fine(result)
+    used = objects(result)[0]
+    assert used["old"] == counters(result)["pgzeroed_bad"] == 0
+    expect_at_least(used["vmstat"]["pgzeroed_set_freed"], 0.95 * PAGES)
 
 
 @pytest.mark.parametrize("reported", [False, True], ids=["dirty", "reported"])

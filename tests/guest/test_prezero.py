@@ -21,6 +21,7 @@ from tests.guest.guests import (
     CHECK,
     CHECKED,
     DELAY,
+    DIRTY,
     FLUSH,
     HUGE_PAGES,
     PREZEROED,
@@ -230,6 +231,24 @@ def test_zeros_that_are_lost_make_the_next_dearer() -> None:
     assert found["waited"] > 1200 << 8
     expect_at_least(found["taken"], 200 << 8)
     expect_at_most(found["zeroed"], 600 << 8)
+
+
+@pytest.mark.parametrize("kind", ["fallocate", "collapse"])
+def test_callers_that_zero_later_wait_and_use(kind: str) -> None:
+    """What they zero adds to the budget, and what is left out counts as used, not as taken."""
+    job = f"late_zeros --size 192 {kind} > /dev/null"
+    result = run(
+        f"{DIRTY}; {ON}; {job}; {fate('waited')}; {ALL}; {fate('used', 'used_before')}; "
+        f"{fate('taken', 'taken_before')}; {job}; {fate('used')}; {fate('taken')}; {COUNTERS}",
+        devices=[],
+        checked=True,
+    )
+    fine(result)
+    found = values(result)
+    expect_at_least(found["waited"], 0.95 * (192 << 8))
+    expect_at_least(found["used"] - found["used_before"], 0.9 * (192 << 8))
+    expect_at_most(found["taken"] - found["taken_before"], 0.05 * (192 << 8))
+    assert counters(result)["pgzeroed_bad"] == 0
 
 
 def test_files_use_dirty_memory_first() -> None:

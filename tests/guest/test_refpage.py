@@ -41,11 +41,12 @@ RESULT = re.compile(
 # Each has a boot of its own below.
 SPECIAL = {"pressure", "migration"}
 # A pattern of zeros has no page that could be charged or have a memory error.
-NOT_OF_ZEROS = {"zero.memcg", "zero.memory_error"}
+NOT_OF_ZEROS = {"zero.memcg", "zero.memory_error", "zero.core_dump_with_memory_error"}
 # Each fails on a kernel that treats the mapping as that of a file: findings that are closed stay
 # so.
 AS_ANONYMOUS_MEMORY = {
     "core_dump",
+    "core_dump_with_memory_error",
     "rss",
     "seal",
     "neighbours_merge",
@@ -69,6 +70,7 @@ NOT_IN_UM = {
     "userfaultfd_wp",
     "userfaultfd_missing",
     "memory_error",
+    "core_dump_with_memory_error",
     "memcg",
     "longterm_pin",
     "longterm_pin_fast",
