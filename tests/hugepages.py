@@ -18,37 +18,35 @@ WAIT_S = 60.0
 
 def free() -> int:
     """How many of the pool nobody uses; 0 where there is no pool."""
+    return _count("free_hugepages")
+
+
+def surplus() -> int:
+    """How many leave the pool when they are free; 0 where there is no pool."""
+    return _count("surplus_hugepages")
+
+
+def _count(name: str) -> int:
     try:
-        return int((POOL / "free_hugepages").read_text())
+        return int((POOL / name).read_text())
     except OSError:
         return 0
 
 
 @contextmanager
 def reserved(wanted: int) -> Iterator[int]:
-    """Put ``wanted`` more pages into the pool, and leave it as it was; how many are free then.
+    """Put ``wanted`` more pages into the pool, and take them out again; how many are free then.
 
-    That is less than ``wanted`` where nobody may reserve them, or memory is short. One test at a
-    time: another one would take from what this one counts, or restore a size that is not the one
-    before both.
+    There are none more where nobody may reserve them, or memory is short. One test at a time:
+    another one would take from what this one counts.
     """
     with lock.locked("huge-pages"):
-        hugepages.reclaim()
-        size = POOL / "nr_hugepages"
-        try:
-            before = size.read_text()
-            size.write_text(str(int(before) + wanted))
-        except (OSError, ValueError):
-            yield free()
-            return
+        taken = hugepages.take(f"{wanted * HUGE >> 20}M")
         try:
             yield free()
         finally:
-            # A page that a device still has leaves the pool later. Until then the next test would
-            # take it for one of the pool, and leave it there.
+            hugepages.give_back(taken)
+            # A page that a device still has leaves the pool later, and is a surplus until then.
             deadline = time.monotonic() + WAIT_S
-            while True:
-                size.write_text(before)
-                if size.read_text() == before or time.monotonic() > deadline:
-                    break
+            while surplus() and time.monotonic() < deadline:
                 time.sleep(0.05)

@@ -823,11 +823,14 @@ def test_d8_two_regions_that_share_a_part(vm: FrontEnd, overlap: int) -> None:
 def test_d9_a_pool_of_huge_pages_that_is_too_small(device: Device) -> None:
     # No other test changes the pool meanwhile.
     with hugepages.reserved(0) as free, FrontEnd(device) as peer:
-        size = (free + 2) * hugepages.HUGE
+        size = 2 * hugepages.HUGE
         try:
             huge = memfd(size, os.MFD_HUGETLB)
+            rest = memfd(free * hugepages.HUGE, os.MFD_HUGETLB)
         except OSError as error:
             pytest.skip(f"no huge pages here: {error}")
+        if free:
+            os.posix_fallocate(rest, 0, free * hugepages.HUGE)
         peer.negotiate()
         assert peer.table((0, size, USER, 0), fds=[huge])
         peer.send(
@@ -835,6 +838,7 @@ def test_d9_a_pool_of_huge_pages_that_is_too_small(device: Device) -> None:
         )
         assert peer.hung_up(PROMISE)
     os.close(huge)
+    os.close(rest)
     assert eventually(lambda: "pool of huge pages" in device.log())
     assert "truncated" not in device.log()
 
