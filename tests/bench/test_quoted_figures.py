@@ -132,7 +132,12 @@ MS, MIB, GIB = 1.0, 2.0**20, 2.0**30
 FRONT: dict[str, tuple[str, str, float, float]] = {
     "a fresh guest: its first program": ("boot", "boot.2g.zeroed", GIB, MIB),
     "a fresh guest: time until init": ("boot", "boot.2g.init", MS, MS),
-    "native: CPU time to write every byte": ("thp-native-debian", "thp.touch_all.cold_and_warm", MS, MS),
+    "native: CPU time to write every byte": (
+        "thp-native-debian",
+        "thp.touch_all.cold_and_warm",
+        MS,
+        MS,
+    ),
     "native: CPU time of QEMU": ("prezero-native", "prezero.load.again_1500ms.alone.cpu", MS, MS),
     "3 GiB parked": ("life", "life.init0.kzeropaged.thp.park.time", 1e3, 1e3),
     "the saved file": ("life", "life.init0.kzeropaged.thp.save.file", MIB, MIB),
