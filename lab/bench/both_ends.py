@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from lab.bench.jobs import BASE_COUNTS, HUGE, MODES, check_zeros, zeroed_bytes
+from lab.bench.jobs import BASE_COUNTS, HUGE, check_zeros, zeroed_bytes
 from lab.bench.kzeropaged import ON, PREZEROED
 from lab.bench.repeat import Values, measured
 from lab.bench.runner import Run
@@ -30,13 +30,12 @@ FIGURES = ("use", "outer", "inner", "idle", "ms")
 
 
 class Way(NamedTuple):
-    """A way to use memory again, with these modes of the job.
+    """A way to use memory again.
 
     ``rest``: the host is idle before; ``reports``: the guest has given the memory back; ``pool``:
     the host's memory is a pool of huge pages.
     """
 
-    modes: Sequence[str] = ("touch_all",)
     rest: bool = True
     reports: bool = True
     pool: bool = False
@@ -44,7 +43,7 @@ class Way(NamedTuple):
 
 # Results take the titles from words.use in lab/report/metrics.toml.
 WAYS = {
-    "rest": Way(MODES),
+    "rest": Way(),
     "busy": Way(rest=False),
     "kept": Way(reports=False),
     "memfd": Way(),
@@ -118,8 +117,8 @@ def zeroed(changes: dict[str, int]) -> int:
     return huge * HUGE + max(0, changes["minor_faults"] - huge) * PAGE
 
 
-def use(inner: Inner, size_mb: int, mode: str, way: Way = WAYS["rest"]) -> dict[str, float]:
-    """Make memory dirty, free it, report it, and use it again.
+def use(inner: Inner, size_mb: int, way: Way = WAYS["rest"]) -> dict[str, float]:
+    """Make memory dirty, free it, report it, and write to each byte of as much.
 
     The values of FIGURES for that use.
     """
@@ -132,7 +131,7 @@ def use(inner: Inner, size_mb: int, mode: str, way: Way = WAYS["rest"]) -> dict[
     if way.rest:
         inner.settled(PREZEROED, REST_S)
     before = inner.counts()
-    argv = ["alloc_once", "--size", str(size_mb), "--mode", mode, "--pages", "thp"]
+    argv = ["alloc_once", "--size", str(size_mb), "--mode", "touch_all", "--pages", "thp"]
     answer = json.loads(inner.sh(shlex.join(argv), first="" if way.rest else IDLE)[-1])
     outer = zeroed({name: value - before[name] for name, value in inner.counts().items()})
     own = zeroed_bytes(answer, inner.kernel)
@@ -146,7 +145,7 @@ def use(inner: Inner, size_mb: int, mode: str, way: Way = WAYS["rest"]) -> dict[
     }
 
 
-def rounds(run: Run, names: Sequence[str], found: dict[tuple[str, str], Values]) -> None:
+def rounds(run: Run, names: Sequence[str], found: dict[str, Values]) -> None:
     """Turns of use, free, report and rest in a guest for each of ENDS.
 
     ``names``: of WAYS, all with the same kind of memory in the inner guest.
@@ -170,33 +169,31 @@ def rounds(run: Run, names: Sequence[str], found: dict[tuple[str, str], Values])
             if one.outer.kernel == "ours":
                 one.outer.sh(ON)
                 one.settled(PREZEROED, REST_S)
-        for name, mode in [(one, mode) for one in names for mode in WAYS[one].modes]:
+        for name in names:
             way = WAYS[name]
             for one in insides:
                 # A report shrinks QEMU's part of the pool: it must not come before COUNTS is read.
                 delay = POOL_DELAY_MS if way.pool else DELAY_MS
                 one.sh(f"echo {delay} > {DELAY}" if way.reports else LATE)
             size = run.options.size_mb
-            words = f"both ends, {name}, {mode}, {size} MiB"
-            once = functools.partial(use, size_mb=size, mode=mode, way=way)
-            found[name, mode] = measured(words, insides, once, run.pairs)
+            words = f"both ends, {name}, {size} MiB"
+            once = functools.partial(use, size_mb=size, way=way)
+            found[name] = measured(words, insides, once, run.pairs)
 
 
 def measure(run: Run) -> None:
     """All ways to use memory, for each pair of kernels."""
     run.sides = ["base in both", "these kernels"]
     run.note(NOTE, BASE_COUNTS)
-    found: dict[tuple[str, str], Values] = {}
+    found: dict[str, Values] = {}
     size: dict[str, object] = {"size_mb": run.options.size_mb}
     rounds(run, [name for name in WAYS if name not in SHARED], found)
     for name in SHARED:
         rounds(run, [name], found)
-    for (name, way), what, ends in itertools.product(WAYS.items(), FIGURES, [*ENDS][1:]):
-        for mode in way.modes:
-            values = found[name, mode]["base_base", what], found[name, mode][ends, what]
-            of = {"use": name, "mode": mode, "ends": ends}
-            run.add(f"both-ends.{{use}}.{what}.{{mode}}.{{ends}}", values, of | size)
+    for name, what, ends in itertools.product(WAYS, FIGURES, [*ENDS][1:]):
+        values = found[name]["base_base", what], found[name][ends, what]
+        run.add(f"both-ends.{{use}}.{what}.{{ends}}", values, {"use": name, "ends": ends} | size)
     for what in ("use", "ms"):
-        kept = found["kept", "touch_all"]["base_base", what]
-        given = found["rest", "touch_all"]["ours_ours", what]
+        kept = found["kept"]["base_base", what]
+        given = found["rest"]["ours_ours", what]
         run.add(f"both-ends.given_back.{what}", (kept, given), size)

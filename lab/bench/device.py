@@ -27,7 +27,6 @@ from lab.bench.session import (
     Side,
     Wanted,
     cpu_ns,
-    raise_priority,
     warm_host,
 )
 from lab.boot import balloon
@@ -59,10 +58,6 @@ GAPS: dict[str, Callable[[dict[str, Any]], float]] = {
     "p99": lambda out: out["p99_ns"] / 1e3,
     "lost": lambda out: out["lost_ns"] / out["wall_ns"] * 100,
 }
-
-
-def processes(side: Side) -> list[int]:
-    return [side.guest.pid, *([side.guest.daemon.process.pid] if side.guest.daemon else [])]
 
 
 def memory_on_host(side: Side) -> int:
@@ -132,9 +127,9 @@ def stall(side: Side, mode: str) -> dict[str, dict[str, Any]]:
 
 def timed(side: Side, what: Callable[[], tuple[int, float]]) -> dict[str, float]:
     """Do a step; its rate, and the CPU time of all processes of the side."""
-    before = [cpu_ns(pid) for pid in processes(side)]
+    before = [cpu_ns(pid) for pid in side.processes]
     size, seconds = what()
-    spent = [now - then for now, then in zip(map(cpu_ns, processes(side)), before, strict=True)]
+    spent = [now - then for now, then in zip(map(cpu_ns, side.processes), before, strict=True)]
     each = 1e6 * size / 1e9  # ns to ms, for each GB
     return {
         "rate": size / seconds / 1e6,
@@ -194,9 +189,9 @@ def back(side: Side, size: int) -> dict[str, dict[str, float]]:
         if name != "deflate":
             warm_host(size)
             side.sh(ALL_DIRTY)
-        before, spent = pressed(side), sum(map(cpu_ns, processes(side)))
+        before, spent = pressed(side), sum(map(cpu_ns, side.processes))
         found[name] = {"time": do()}
-        found[name]["cpu"] = (sum(map(cpu_ns, processes(side))) - spent) / 1e6
+        found[name]["cpu"] = (sum(map(cpu_ns, side.processes)) - spent) / 1e6
         found[name]["pressed"] = pressed(side) - before
     found["times"] = {"faster": found["inflate"]["time"] / found["report_now"]["time"]}
     return found
@@ -261,8 +256,6 @@ def measure(run: Run) -> None:
 
     with run.guests(specs(run.options.memory)) as sides:
         for side in sides:
-            for pid in processes(side):
-                raise_priority(pid)
             if not side.has_flush:
                 raise LabError(
                     "Cannot measure", "the kernel has no attribute flush", "give --ours knownzero"

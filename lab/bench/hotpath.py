@@ -6,16 +6,12 @@ Base against ours, compiled out, without a source of zeros, and with one.
 
 import functools
 import json
-import tempfile
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from lab.bench.plan import Image
-from lab.bench.plugin import Symbols, symbols
 from lab.bench.repeat import Values, turns
 from lab.bench.runner import COUNTING, FLOOR_NOTE, Run
 from lab.bench.session import BALLOON, LATE, Side, settle_both, spec_for
@@ -24,7 +20,6 @@ from lab.boot.guest import boot, running
 from lab.boot.spec import BootSpec
 from lab.core.errors import TestFailure
 from lab.core.progress import step
-from lab.report.observations import metrics
 
 BOOTS = 2
 REPS, FEW = 1001, 101
@@ -45,18 +40,11 @@ REPORTED = "sleep 5"
 class HotPath:
     """A path that guest/hotpath.c knows as ``name``.
 
-    Its metric is hotpath.``metric``.instructions (or ``name``).
-
-    A breakdown repeats ``loop`` of guest/hotpath.c, with ``operations`` of them in each repetition,
-    and names functions that differ by at least ``worth`` instructions for each operation.
-    ``bound``: the limit holds for it.
+    Its metric is hotpath.``metric``.instructions (or ``name``). ``bound``: the limit holds for it.
     """
 
     name: str
-    loop: str
-    operations: int = 1
     reps: int = REPS
-    worth: float = 0.5
     bound: bool = True
     metric: str = ""
     length: str = "short"  # of its chart
@@ -69,35 +57,25 @@ class HotPath:
 
 # Emulated, a huge page or a process takes as long as hundreds of the others: fewer repetitions.
 PATHS = (
-    HotPath("fault", "fault", 32),
-    HotPath("alloc_free", "pipe_deep", 13),
-    HotPath("buddy", "buddy", 221, FEW, metric="buddy_alloc_free", bound=False),
-    HotPath("thp_fault", "thp_fault", 1, FEW, length="long"),
+    HotPath("fault"),
+    HotPath("alloc_free"),
+    HotPath("buddy", FEW, metric="buddy_alloc_free", bound=False),
+    HotPath("thp_fault", FEW, length="long"),
 )
 MORE = (
-    HotPath("order3", "list3", metric="alloc_free_order3"),
-    HotPath("order9", "list9", metric="alloc_free_order9", length="long"),
-    HotPath("fork", "fork", 1, FEW, 200.0, metric="fork_exit", length="long"),
-    HotPath("exec", "exec", 1, FEW, 200.0, metric="fork_exec", length="long"),
-    HotPath("populate", "populate", 32),
-    HotPath("over_limit", "over_limit", 1, FEW, 200.0, length="long"),
+    HotPath("order3", metric="alloc_free_order3"),
+    HotPath("order9", metric="alloc_free_order9", length="long"),
+    HotPath("fork", FEW, metric="fork_exit", length="long"),
+    HotPath("exec", FEW, metric="fork_exec", length="long"),
+    HotPath("populate"),
+    HotPath("over_limit", FEW, length="long"),
 )
 # With ON_FREE.
-FREED = (
-    HotPath(
-        "thp_fault",
-        "thp_fault",
-        reps=FEW,
-        worth=200.0,
-        bound=False,
-        metric="thp_fault_init_on_free",
-        length="long",
-    ),
-)
+FREED = (HotPath("thp_fault", FEW, bound=False, metric="thp_fault_init_on_free", length="long"),)
 # Each repetition uses memory that was not used since it was reported.
 NEW = (
-    HotPath("new_fault", "new_fault", 32),
-    HotPath("new_thp", "new_thp", 1, FEW, metric="new_thp_fault", length="long"),
+    HotPath("new_fault"),
+    HotPath("new_thp", FEW, metric="new_thp_fault", length="long"),
 )
 PAGES = {"new_fault": 32, "new_thp": 512}  # of a repetition
 
@@ -132,17 +110,13 @@ def medians(lines: Sequence[str]) -> Counts:
     return {str(answer["path"]): float(answer["median"]) for answer in answers}
 
 
-def _spec(
-    run: Run, kernel: Image, extra: Sequence[str] = (), append: str = "", **more: Any
-) -> BootSpec:
+def _spec(run: Run, kernel: Image, append: str = "", **more: Any) -> BootSpec:
     options = replace(run.options, accel="tcg")
-    more |= {"append": f"{APPEND} {append}".strip(), "extra_qemu": [*ICOUNT, *extra]}
+    more |= {"append": f"{APPEND} {append}".strip(), "extra_qemu": [*ICOUNT]}
     return spec_for(options, kernel, run.images.qemu, **more)
 
 
-def _boot(
-    run: Run, kernel: Image, paths: Sequence[HotPath], extra: Sequence[str] = (), append: str = ""
-) -> Counts:
+def _boot(run: Run, kernel: Image, paths: Sequence[HotPath], append: str = "") -> Counts:
     """One boot of one kernel without a balloon; the median of each path.
 
     ``append``: more of the kernel's command line.
@@ -150,7 +124,7 @@ def _boot(
     # A process for each, so that no path starts with the memory of another.
     steps = [f"hotpath --reps {path.reps} {path.name}" for path in paths]
     command = ["sh", "-ec", "; ".join(steps)]
-    spec = _spec(run, kernel, extra, append, devices=[], timeout=900.0, command=command)
+    spec = _spec(run, kernel, append, devices=[], timeout=900.0, command=command)
     done = boot(spec, keep=run.keep)
     if done.exit_code:
         why = (
@@ -189,53 +163,6 @@ def _active(run: Run, kernel: Image, paths: Sequence[HotPath]) -> Counts:
     return found
 
 
-def by_function(counted: str, table: Symbols) -> Counter[str]:
-    """The plugin's output, ``ADDRESS INSTRUCTIONS`` a line, added up by function."""
-    total: Counter[str] = Counter()
-    for address, count in (line.split() for line in counted.splitlines()):
-        total[table.function_at(int(address, 16))] += int(count)
-    del total["?"]
-    return total
-
-
-def _functions(run: Run, kernel: Path, path: HotPath) -> Counts:
-    """Instructions in each function of the kernel for one operation of a path."""
-    plugin, table = run.images.plugins["functions"], symbols(kernel.parent / "System.map")
-    counts, repetitions = [], (path.reps // 10, path.reps)
-    with tempfile.TemporaryDirectory(prefix="functions-") as folder:
-        for reps in repetitions:
-            file = Path(folder) / str(reps)
-            one = replace(path, name=path.loop, reps=reps)
-            _boot(run, kernel, [one], ["-plugin", f"{plugin},out={file}"])
-            counts.append(by_function(file.read_text(encoding="utf-8"), table))
-    few, many = counts
-    done = (repetitions[1] - repetitions[0]) * path.operations
-    return {function: (many[function] - few[function]) / done for function in many | few}
-
-
-def breakdown(
-    run: Run, images: Kernels, path: HotPath, prefix: str = IDLE, other: str = "ours"
-) -> None:
-    """Add the functions that make the difference: those with another share of a path in other."""
-    kernels = [Path(images["base"]), Path(images[other])]
-    if not all((one.parent / "System.map").is_file() for one in kernels):
-        return
-    with (
-        step(f"instructions of {path.name} by function"),
-        ThreadPoolExecutor(max_workers=2) as pool,
-    ):
-        base, ours = pool.map(lambda kernel: _functions(run, kernel, path), kernels)
-    # Boots differ: a count below zero is of the waiting in one of them, not of the path.
-    names = [name for name in base | ours if min(base.get(name, 0.0), ours.get(name, 0.0)) >= 0]
-    differs = {name: ours.get(name, 0.0) - base.get(name, 0.0) for name in names}
-    for name in sorted(differs, key=lambda name: -abs(differs[name])):
-        if abs(differs[name]) >= path.worth:
-            values = [base.get(name, 0.0)], [ours.get(name, 0.0)]
-            metric = f"hotpath.{prefix}{{path}}.in.{{function}}"
-            of = {"path": path.path, "path_name": path.path, "function": name}
-            run.add(metric, values, of, accelerator=COUNTING)
-
-
 def _count(
     run: Run,
     kernels: Kernels,
@@ -259,20 +186,16 @@ def _count(
 
 def compare(
     run: Run,
-    images: Kernels,
     rows: Rows,
     paths: Sequence[HotPath],
     prefix: str,
     other: str = "ours",
 ) -> None:
-    """Add one comparison of the base kernel with the ``other``.
-
-    Without an active source it has a limit, and a breakdown beyond the limit.
-    """
+    """Add one comparison of the base kernel with the ``other``."""
     for path in paths:
         limit = [row[path.name] for row in rows.get("floor", []) if path in NEW]
         values = [row[path.name] for row in rows["base"]], [row[path.name] for row in rows[other]]
-        found = run.add(
+        run.add(
             f"hotpath.{prefix}{{path}}.instructions",
             values,
             {
@@ -284,9 +207,6 @@ def compare(
             floor=limit,
             accelerator=COUNTING,
         )
-        (made,) = metrics(found)
-        if any(one and not one.met for one in (made.target, made.near_floor)):
-            breakdown(run, images, path, prefix, other)
 
 
 def natively(run: Run) -> None:
@@ -318,18 +238,19 @@ def measure(run: Run) -> None:
     if run.native:
         natively(run)
         return
-    images = run.images
     paths, every = [*PATHS, *MORE], [*NEW, *PATHS, *MORE]
-    known = images.kernels
-    kernels = {"base": images.base, "ours": images.ours}
+    with_floor, with_off = (
+        {name: run.images.kernels[name] for name in ("base", "ours", third)}
+        for third in ("floor", "off")
+    )
     run.note(FLOOR_NOTE)
-    reported = _count(run, kernels | {"floor": known["floor"]}, every, BOOTS, active=True)
-    rows = _count(run, kernels | {"off": known["off"]}, paths, BOOTS)
-    compare(run, kernels, rows, paths, IDLE)
-    compare(run, known, rows, paths, OFF, "off")
-    freed = _count(run, kernels | {"off": known["off"]}, FREED, 1, append=ON_FREE)
-    compare(run, kernels, freed, FREED, IDLE)
-    compare(run, known, freed, FREED, OFF, "off")
-    compare(run, kernels, reported, every, ACTIVE)
+    reported = _count(run, with_floor, every, BOOTS, active=True)
+    rows = _count(run, with_off, paths, BOOTS)
+    compare(run, rows, paths, IDLE)
+    compare(run, rows, paths, OFF, "off")
+    freed = _count(run, with_off, FREED, 1, append=ON_FREE)
+    compare(run, freed, FREED, IDLE)
+    compare(run, freed, FREED, OFF, "off")
+    compare(run, reported, every, ACTIVE)
     run.job = {"memory": run.options.memory, "cpus": 1, "boots": BOOTS, "icount": "shift=0"}
     run.note(NOTE, ACTIVE_NOTE)

@@ -31,8 +31,7 @@ from lab.core.errors import TestFailure
 from lab.core.progress import step
 from lab.patches.parts import split
 
-# Of each column, at most: one with huge pages takes half a minute under emulation.
-LIVES = {"thp": 3, "4k": 2}
+LIVES = 3  # of each column, at most: one takes half a minute under emulation
 AGAIN_S = 2.0
 WARM_MB = 512  # of the host's memory, before a boot and a restore
 PASSES_S = 180.0  # in which page reporting has to give back what a guest has freed
@@ -61,11 +60,8 @@ NEEDS: dict[str, tuple[str, ...]] = {
 # Those that take an hour with kvm_pvm, where a page that a balloon returns costs 5 ms, and those
 # that follow them.
 NOT_NATIVE = PHASES[PHASES.index("idle") :]
-# The kinds of pages of the programs, and the phases of a life with them.
-PAGES = {"thp": PHASES, "4k": ("first", "again", "later")}
 INITS = (0, 1)
 KINDS = ("zeroed", "time", "host", "file", "of_used", "prezeroed", "cpu")
-OF_4K = ("zeroed", "time")
 SUMS = ("zeroed", "time")  # also of the whole life
 WHOLE = "whole"
 NATIVE_NOTE = (
@@ -75,10 +71,10 @@ NATIVE_NOTE = (
 NOTES = (
     "A life is a guest of its own; the columns take turns. Settings are the defaults, except "
     "init_on_alloc, and the balloon's free-page-reporting, which base alone has off. kzeropaged: "
-    "prezero=on on the command line. The program writes to each byte of its memory; the second run "
-    "follows at once, the third after 2 s, and a burst 2 s after the first program of a restored "
-    "guest. Before a phase, the lab touches the host's memory that "
-    "the phase needs, and frees it: the host may be a guest.",
+    "prezero=on on the command line. The program writes to each byte of its huge pages; the second "
+    "run follows at once, the third after 2 s, and a burst 2 s after the first program of a "
+    "restored guest. Before a phase, the lab touches the host's memory that the phase needs, and "
+    "frees it: the host may be a guest.",
     "Park: the guest fills memory and frees it. The time ends when the host has "
     f"{BACK_PERCENT} % of it. Base inflates its balloon, and deflates it afterwards. Base with "
     "reports waits for the passes of page reporting, every 2000 ms. Ours gets balloon-report-now.",
@@ -147,10 +143,11 @@ COLUMNS = {
 }
 
 
-def phases(only: str, of: Sequence[str] = PHASES) -> list[str]:
+def phases(only: str, *, is_native: bool) -> list[str]:
     """The phases to run for --only, with those that they need, in order; all without it."""
-    chosen = set(split(only) or of) & set(of)
-    return [one for one in of if one in chosen.union(*(NEEDS.get(name, ()) for name in chosen))]
+    chosen = set(split(only) or PHASES)
+    chosen = chosen.union(*(NEEDS.get(name, ()) for name in chosen))
+    return [one for one in PHASES if one in chosen and not (is_native and one in NOT_NATIVE)]
 
 
 def disk(folder: Path, size_mb: int) -> Path:
@@ -196,7 +193,6 @@ class Life:
     run: Run
     column: str
     init: int
-    pages: str
     sizes: Sizes
     folder: Path
     image: Path
@@ -258,8 +254,7 @@ class Life:
 
     def _allocate(self, phase: str) -> None:
         size = str(self.sizes.program_mb)
-        pages = {"thp": "thp", "4k": "nothp"}[self.pages]
-        argv = ["alloc_once", "--size", size, "--mode", "touch_all", "--pages", pages]
+        argv = ["alloc_once", "--size", size, "--mode", "touch_all", "--pages", "thp"]
         self.found[phase, "time"] = self._program(phase, argv)["wall_ns"] / 1e6
 
     def first(self) -> None:
@@ -377,32 +372,20 @@ def figures(run: Run, found: Values, sizes: Sizes) -> None:
     """Each column against base with the same init_on_alloc."""
     sizes_mb = {"burst": sizes.burst_mb}
     others = [name for name in COLUMNS if name != BASE]
-    rows = [(pages, phase) for pages, names in PAGES.items() for phase in names]
-    for init, side, (pages, phase) in itertools.product(INITS, others, [*rows, ("thp", WHOLE)]):
-        of = {"init": init, "side": side, "pages": pages, "phase": phase}
+    for init, side, phase in itertools.product(INITS, others, (*PHASES, WHOLE)):
+        of = {"init": init, "side": side, "phase": phase}
         of["size_mb"] = sizes_mb.get(phase, sizes.program_mb)
-        for kind in OF_4K if pages == "4k" else KINDS:
-            values = found[BASE, init, pages, phase, kind], found[side, init, pages, phase, kind]
+        for kind in KINDS:
+            values = found[BASE, init, phase, kind], found[side, init, phase, kind]
             if all(values):
-                name = f"life.init{{init}}.{{side}}.{{pages}}.{{phase}}.{kind}"
-                run.add(name, values, of)
-
-
-def wanted_phases(run: Run) -> dict[str, list[str]]:
-    """The phases to run with each kind of pages."""
-    left_out = NOT_NATIVE if run.native else ()
-    found = {
-        pages: [name for name in phases(run.options.only, of) if name not in left_out]
-        for pages, of in PAGES.items()
-    }
-    return {pages: names for pages, names in found.items() if names}
+                run.add(f"life.init{{init}}.{{side}}.{{phase}}.{kind}", values, of)
 
 
 def measure(run: Run, sizes: Sizes = Sizes()) -> None:
     run.sides = ("base", "the column named")
-    wanted = wanted_phases(run)
-    shown = split(run.options.only) or (wanted["thp"] if run.native else (*PHASES, WHOLE))
-    run.job = {"cpus": 1, "phases": ", ".join(shown), **asdict(sizes)}
+    names, lives = phases(run.options.only, is_native=run.native), min(run.pairs, LIVES)
+    shown = split(run.options.only) or (names if run.native else (*PHASES, WHOLE))
+    run.job = {"cpus": 1, "lives": lives, "phases": ", ".join(shown), **asdict(sizes)}
     found, columns = Values(), [*itertools.product(COLUMNS, INITS)]
     with tempfile.TemporaryDirectory(prefix="life-", dir=paths.sub("work")) as name:
         folder = Path(name)
@@ -412,14 +395,11 @@ def measure(run: Run, sizes: Sizes = Sizes()) -> None:
             # A guest of its own: the proof touches memory.
             with run.guests([Wanted("base", spec(run, BASE, 0, sizes, image))]):
                 pass
-        for pages, names in wanted.items():
-            lives = min(run.pairs, LIVES[pages])
-            run.job[f"lives_{pages}"] = lives
-            with step(f"{pages}: {lives} lives of each of {len(columns)} guests, by turns"):
-                for (column, init), _ in turns(columns, lives, warm_ups=0):
-                    life = Life(run, column, init, pages, sizes, folder, image)
-                    for (phase, kind), value in life.play(names).items():
-                        if phase in shown:
-                            found[column, init, pages, phase, kind].append(value)
+        with step(f"{lives} lives of each of {len(columns)} guests, by turns"):
+            for (column, init), _ in turns(columns, lives, warm_ups=0):
+                life = Life(run, column, init, sizes, folder, image)
+                for (phase, kind), value in life.play(names).items():
+                    if phase in shown:
+                        found[column, init, phase, kind].append(value)
     figures(run, found, sizes)
     run.note(*NOTES, BASE_COUNTS)

@@ -10,9 +10,11 @@ from lab.bench.session import Side
 from lab.build import programs as guest
 from lab.core import run as runner
 from lab.core.errors import LabError
+from lab.core.paths import REPO
 from lab.core.progress import step
 
 PROGRAM = "native_costs"
+SOURCE = REPO / "guest" / f"{PROGRAM}.c"
 MOST_LOAD = 1.5
 TRIES = 5
 SLOWER = 1.2  # times the host's time; emulated, both take a hundred times as long
@@ -48,7 +50,7 @@ def check(run: Any, sides: Sequence[Side]) -> None:
     LabError if the guest is slower than its host at what needs no hypervisor, TRIES times: another
     machine on the same CPU slows one of them down now and then.
     """
-    program = guest.build_programs()[PROGRAM]
+    program = guest.build_program(SOURCE)
     with step("native speed and costs of traps, in a guest and on the host"):
         what, fix = f"{PROGRAM} fails on this machine", "run it by hand"
         for _ in range(TRIES):

@@ -113,13 +113,12 @@ class Plan:
     verb: tuple[str, ...]
     kernels: Mapping[str, Kernel]
 
-    @property
-    def name(self) -> str:
-        """The name of the result.
+    def name(self, accel: str) -> str:
+        """The name of the result of a run on this accelerator.
 
         Those of KVM, PVM, Debian's defaults and another Linux stand beside the others.
         """
-        native = {"pvm": "-native", "kvm": "-kvm"}.get(self.options.accel, "")
+        native = {"pvm": "-native", "kvm": "-kvm"}.get(accel, "")
         defaults = "-debian" if self.options.defaults == DEBIAN else ""
         linux = f"-{self.options.linux.replace('.', '-')}" if self.options.linux else ""
         return f"{self.verb[-1]}{native}{defaults}{linux}"
@@ -194,6 +193,9 @@ def plan(bench: Bench, options: BenchOptions, verb: tuple[str, ...] = ()) -> Pla
         why = f"{bench.name} has settings of its own"
         raise UsageError(f"Bad --defaults: {DEBIAN}", why, "leave it out, or measure thp")
     native = options.accel == NATIVE
+    if bench.accel and options.accel not in ("auto", bench.accel, NATIVE):
+        why = f"{bench.name} runs on {bench.accel} only"
+        raise UsageError(f"Bad --accel: {options.accel}", why, "leave it out, or measure thp")
     if native and NATIVE not in bench.takes:
         why = f"{bench.name} needs the emulator, several CPUs, or other guests"
         raise UsageError("Bad --accel: pvm", why, "leave it out, or measure thp")

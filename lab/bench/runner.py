@@ -168,7 +168,7 @@ def result(plan: Plan, run: Run, seconds: float) -> Result:
         "pairs": options.pairs,
     }
     return Result(
-        name=plan.name,
+        name=plan.name(run.accel),
         accelerator=run.accel,
         versions=versions(run.images),
         reproduce=plan.reproduce(options, run.accel),

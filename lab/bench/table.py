@@ -65,7 +65,7 @@ _ALL = (
         "device",
         "vhost-user-balloon against the balloon in QEMU",
         device.measure,
-        needs=Needs(daemon=True),
+        needs=Needs(base=False, daemon=True),
     ),
     Bench(
         "both-ends",
@@ -122,7 +122,7 @@ _ALL = (
         "the hot paths: instructions compiled out, idle and active; with --accel pvm, time",
         hotpath.measure,
         accel="tcg",
-        needs=Needs(kernels=FLOOR | OFF, plugins=("functions",)),
+        needs=Needs(kernels=FLOOR | OFF),
         takes=(NATIVE,),
     ),
     Bench(

@@ -41,15 +41,6 @@ def most_more(percent: float, words: str) -> Goal:
     return judged
 
 
-def most_less(percent: float, words: str) -> Goal:
-    """At most so many percent less than base, without regard to noise."""
-
-    def judged(metric: Metric) -> Target:
-        return Target(words, (metric.change_percent or 0.0) >= -percent)
-
-    return judged
-
-
 def within(limit: float, beyond: float, words: str) -> Goal:
     """At most ``limit`` percent worse than base, as far as the measurement can show.
 
@@ -128,7 +119,6 @@ def quick(value: float, percent: float, words: str) -> Goal:
 KINDS: dict[str, Callable[..., Goal]] = {
     "less": less,
     "most_more": most_more,
-    "most_less": most_less,
     "within": within,
     "not_worse": not_worse,
     "share": share,

@@ -48,10 +48,8 @@ Samples = dict[tuple[str, str], tuple[Sample, str]]  # by phase and side: the sa
 
 
 def of_phases(metrics: Sequence[Metric]) -> list[Metric]:
-    """The metrics that belong to a phase of a life with huge pages."""
-    return [
-        one for one in metrics if "phase" in one.parameters and one.parameters.get("pages") == "thp"
-    ]
+    """The metrics that belong to a phase of a life."""
+    return [one for one in metrics if "phase" in one.parameters]
 
 
 def sides(metrics: Sequence[Metric]) -> dict[str, str]:
@@ -166,7 +164,7 @@ def _caption(result: Result, init: str) -> str:
     program, park, burst = (
         human(result.job[name] << 20, "bytes") for name in ("program_mb", "park_mb", "burst_mb")
     )
-    idle = result.metric(f"life.init{init}.{SHOWN}.thp.whole.prezeroed")
+    idle = result.metric(f"life.init{init}.{SHOWN}.whole.prezeroed")
     zeroes = f"{SHOWN} zeroes {human(idle.ours.median, idle.unit)} in idle time. " if idle else ""
     return (
         f"run: a program writes {program}, again at once, and 2 s later; park: {park} to the host; "

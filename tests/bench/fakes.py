@@ -21,7 +21,7 @@ KERNELS = ("base", "ours", "floor", "off", "outer_base", "outer_ours")
 IMAGES = Images(
     Path("q"),
     {name: Path(name) / "bzImage" for name in KERNELS},
-    {name: Path(name) for name in ("zerobytes", "lockhold", "functions")},
+    {name: Path(name) for name in ("zerobytes", "lockhold")},
     Path("daemon"),
 )
 

@@ -198,7 +198,7 @@ def test_four_benches_have_debians_defaults() -> None:
     taken, options = set(), BenchOptions(defaults="debian")
     for name, bench in BENCHES.items():
         try:
-            assert plan(bench, options).name == f"{name}-debian"
+            assert plan(bench, options).name("tcg") == f"{name}-debian"
         except UsageError as error:
             assert f"{name} has settings of its own" in error.why and error.fix
             continue
@@ -211,7 +211,7 @@ def test_four_benches_have_debians_defaults() -> None:
 def test_another_linux_has_no_floor() -> None:
     options = BenchOptions(linux="6.12")
     wanted = plan(BENCHES["thp"], options)
-    assert wanted.name == "thp-6-12" and set(wanted.kernels) == {"base", "ours"}
+    assert wanted.name("tcg") == "thp-6-12" and set(wanted.kernels) == {"base", "ours"}
     assert wanted.reproduce(options, "tcg") == (
         "./kz bench thp --pairs 10 --size 256 --accel tcg --linux 6.12"
     )
@@ -239,9 +239,12 @@ def test_debians_defaults_are_on_the_command_line() -> None:
 
 def test_a_run_has_the_name_of_its_verb() -> None:
     demo = plan(DEMO, BenchOptions(pairs=6), ("demo",))
-    assert demo.name == "demo"
+    assert demo.name("tcg") == "demo"
     assert demo.reproduce(demo.options, "tcg") == "./kz demo --pairs 6 --size 256 --accel tcg"
-    assert plan(BENCHES["thp"], BenchOptions()).name == "thp"
+    thp = plan(BENCHES["thp"], BenchOptions())
+    # By what it ran on: with --accel auto, that is known at the end.
+    names = {"tcg": "thp", "kvm": "thp-kvm", "pvm": "thp-native"}
+    assert {accel: thp.name(accel) for accel in names} == names
 
 
 def result_of(name: str, **met: bool) -> Result:
@@ -262,7 +265,7 @@ def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, bool]
 
     def measure(wanted: Plan, images: Images, keep: object) -> Result:
         del images, keep
-        return result_of(wanted.name, **found)
+        return result_of(wanted.name("tcg"), **found)
 
     monkeypatch.setattr(commands, "build", lambda plan: IMAGES)
     monkeypatch.setattr(commands, "measure", measure)

@@ -16,7 +16,6 @@ from lab.bench.life import (
     BASE,
     COLUMNS,
     INITS,
-    PAGES,
     PHASES,
     WHOLE,
     Life,
@@ -33,7 +32,7 @@ SIZES = Sizes(1024, 128, 64, 512, 256, 0.0)
 
 
 def a_life(tmp_path: Path, column: str = "ours", init: int = 0) -> Life:
-    made = Life(run_of("life"), column, init, "thp", SIZES, tmp_path, tmp_path / "disk")
+    made = Life(run_of("life"), column, init, SIZES, tmp_path, tmp_path / "disk")
     made.side = side(COLUMNS[column].kernel)
     return made
 
@@ -114,12 +113,11 @@ def values(only: tuple[str, ...] = (*PHASES, WHOLE)) -> Values:
     """Of two lives of each column, all alike."""
     found = Values()
     for column, init in ((column, init) for column in COLUMNS for init in INITS):
-        for pages, of in PAGES.items():
-            for phase in (*of, *([WHOLE] if pages == "thp" else [])):
-                if phase in only:
-                    named = dict.fromkeys(FIGURES[phase], 100.0)
-                    for _ in range(2):
-                        found.note(column, init, pages, phase, **named)
+        for phase in (*PHASES, WHOLE):
+            if phase in only:
+                named = dict.fromkeys(FIGURES[phase], 100.0)
+                for _ in range(2):
+                    found.note(column, init, phase, **named)
     return found
 
 
@@ -134,9 +132,8 @@ def test_targets_are_those_of_kzeropaged() -> None:
     assert found and all(name.split(".")[2] == "kzeropaged" for name in found)
     of = {name.partition("kzeropaged.")[2] for name in found}
     assert of == {
-        *("thp.first.zeroed", "thp.later.zeroed", "4k.first.zeroed", "4k.later.zeroed"),
-        *("thp.restored.zeroed", "thp.burst.zeroed", "thp.burst.time", "thp.park.time"),
-        *("thp.save_cached.of_used", "thp.save.of_used"),
+        *("first.zeroed", "later.zeroed", "restored.zeroed", "burst.zeroed"),
+        *("burst.time", "park.time", "save_cached.of_used", "save.of_used"),
     }
 
 
@@ -163,15 +160,15 @@ def test_each_target_has_its_limit(kind: str, base: float, ours: float, verdict:
     found = values()
     phase, last = kind.split(".")
     for column, value in ((BASE, base), ("kzeropaged", ours)):
-        found[column, 0, "thp", phase, last] = [value] * 3
-    assert verdicts(found)[f"life.init0.kzeropaged.thp.{kind}"] == verdict
+        found[column, 0, phase, last] = [value] * 3
+    assert verdicts(found)[f"life.init0.kzeropaged.{kind}"] == verdict
 
 
 def test_one_slow_park_misses_the_target() -> None:
     found = values()
-    found[BASE, 0, "thp", "park", "time"] = [9000.0] * 3
-    found["kzeropaged", 0, "thp", "park", "time"] = [100.0, 100.0, 250.0]
-    assert verdicts(found)["life.init0.kzeropaged.thp.park.time"] == "MISSED"
+    found[BASE, 0, "park", "time"] = [9000.0] * 3
+    found["kzeropaged", 0, "park", "time"] = [100.0, 100.0, 250.0]
+    assert verdicts(found)["life.init0.kzeropaged.park.time"] == "MISSED"
 
 
 def result(found: Values) -> Result:
@@ -184,7 +181,7 @@ def result(found: Values) -> Result:
 
 def test_the_bar_of_a_save_is_its_file() -> None:
     found = values()
-    found["ours", 0, "thp", "save", "file"] = [700.0 * MIB]
+    found["ours", 0, "save", "file"] = [700.0 * MIB]
     svg = chart.chart(result(found))
     assert "ours, save: 700 MiB" in svg
 
@@ -192,8 +189,8 @@ def test_the_bar_of_a_save_is_its_file() -> None:
 def test_the_short_chart_has_the_worse_init_on_alloc() -> None:
     """It is published with a whole life only, and says what kzeropaged does meanwhile."""
     found = values()
-    found["kzeropaged", 1, "thp", "burst", "zeroed"] = [900.0 * MIB]
-    found["kzeropaged", 0, "thp", "boot", "time"] = [90_000.0]
+    found["kzeropaged", 1, "burst", "zeroed"] = [900.0 * MIB]
+    found["kzeropaged", 0, "boot", "time"] = [90_000.0]
     made = result(found)
     svg = publish._files(made)["life-short.svg"]
     assert "the guest zeroes, init_on_alloc=1" in svg and "against base, init_on_alloc=0" in svg

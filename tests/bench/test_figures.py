@@ -40,7 +40,6 @@ PLACE = re.compile(r"\{(\w+)\}")
 SAMPLES = {
     "gb": ["4", "8"],
     "threads": ["1", "8"],
-    "function": ["clear_page"],
     "pages": ["thp", "nothp"],
     "row": ["off", "on", "bit6"],
     "size_mb": ["256"],

@@ -29,6 +29,17 @@ MIB = 1 << 20
 SIZE_MB = 8
 IDLE = "import time; time.sleep(3600)"
 USER = "while True: pass"
+# A thread that has used a second of CPU time, and has ended.
+THREAD = """
+import os, threading, time
+def use():
+    while time.thread_time() < 1.0: pass
+one = threading.Thread(target=use)
+one.start()
+while len(os.listdir("/proc/self/task")) > 1: time.sleep(0.01)
+print("ended", flush=True)
+time.sleep(3600)
+"""
 SYSTEM = "f = open('/dev/zero', 'rb')\nwhile True: f.read(1 << 16)"
 ANSWER = (
     '{"task_clock_ns": 5000000, "wall_ns": 6000000, "bytes": 8388608, "minor_faults": 6, '
@@ -45,6 +56,7 @@ class Shell:
         self.log = log
         self.name = name
         self.waiting: list[str] = []
+        self.daemon = None
 
     def send(self, line: str) -> None:
         self.log.append(f"{self.name}: {line}")
@@ -61,10 +73,10 @@ class Shell:
 
 
 @contextmanager
-def process(program: str) -> Iterator[int]:
-    with subprocess.Popen([sys.executable, "-c", program]) as child:
+def process(program: str, **more: Any) -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen([sys.executable, "-c", program], **more) as child:
         try:
-            yield child.pid
+            yield child
         finally:
             child.kill()
 
@@ -81,8 +93,8 @@ def measured(log: list[str]) -> Any:
     """A job of two turns and a warm-up, on an idle process of this machine."""
     options = BenchOptions(pairs=2, size_mb=SIZE_MB)
     run = Run(BENCHES["thp"], options, Images(Path("qemu"), {}))
-    with process(IDLE) as pid:
-        sides = two_sides(pid, log)
+    with process(IDLE) as child:
+        sides = two_sides(child.pid, log)
         for side in sides:
             side.prepare()
         job = jobs.Job("thp.{mode}", "populate", "thp", {"mode": "x"})
@@ -91,10 +103,10 @@ def measured(log: list[str]) -> Any:
 
 def check_priority() -> None:
     """The VMM runs above ordinary programs."""
-    with process(IDLE) as pid:
-        for side in two_sides(pid, []):
+    with process(IDLE) as child:
+        for side in two_sides(child.pid, []):
             side.prepare()
-        assert os.getpriority(os.PRIO_PROCESS, pid) == session.PRIORITY
+        assert os.getpriority(os.PRIO_PROCESS, child.pid) == session.PRIORITY
 
 
 def check_host_is_warm() -> None:
@@ -145,17 +157,24 @@ def check_reported_and_dropped() -> None:
 def check_cpu_time() -> None:
     """CPU time in the kernel and outside it are what the process spent there."""
     for program, in_kernel in ((USER, False), (SYSTEM, True)):
-        with process(program) as pid:
+        with process(program) as child:
             deadline = time.monotonic() + 60
-            cost = session.host_cost(pid)
+            cost = session.host_cost(child.pid)
             # However slow the machine is: until it has used half a second.
             while cost.user_s + cost.system_s < 0.5 and time.monotonic() < deadline:
                 time.sleep(0.05)
-                cost = session.host_cost(pid)
-            total = session.cpu_ns(pid) / 1e9
+                cost = session.host_cost(child.pid)
+            total = session.cpu_ns(child.pid) / 1e9
         assert (cost.system_s > cost.user_s) is in_kernel, (program, cost)
         assert total >= 0.9 * (cost.user_s + cost.system_s)
         assert cost.faults > 100
+
+
+def check_threads_that_have_ended() -> None:
+    """CPU time has that of threads that have ended, as those of a migration."""
+    with process(THREAD, stdout=subprocess.PIPE) as child:
+        assert child.stdout and child.stdout.readline() == b"ended\n"
+        assert session.cpu_ns(child.pid) >= 1e9
 
 
 def check_figures() -> None:
@@ -176,6 +195,7 @@ CHECKS = (
     check_host_is_warm,
     check_reported_and_dropped,
     check_cpu_time,
+    check_threads_that_have_ended,
     check_figures,
 )
 # A mistake: its words, the module, the source as it is and as it would be, the check that finds it.
@@ -198,8 +218,8 @@ MISTAKES: list[Mistake] = [
     (
         "the priority is not raised",
         session,
-        "        raise_priority(self.guest.pid)\n",
-        "",
+        "            raise_priority(pid)\n",
+        "            pass\n",
         check_priority,
     ),
     (
@@ -236,6 +256,14 @@ MISTAKES: list[Mistake] = [
         "int(fields[12]) / tick, int(fields[11]) / tick",
         "int(fields[11]) / tick, int(fields[12]) / tick",
         check_cpu_time,
+    ),
+    (
+        "threads that have ended are left out",
+        session,
+        "    return time.clock_gettime_ns(~pid << 3 | CPUCLOCK_SCHED)\n",
+        "    tasks = Path(f'/proc/{pid}/task').iterdir()\n"
+        "    return sum(int((task / 'schedstat').read_text().split()[0]) for task in tasks)\n",
+        check_threads_that_have_ended,
     ),
     (
         "major faults are counted",

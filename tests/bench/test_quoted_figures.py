@@ -47,7 +47,7 @@ def of_life(phase: str, kind: str) -> list[tuple[str, str, str]]:
 
     With init_on_alloc=1, Debian's default.
     """
-    name = f"life.init1.{{}}.thp.{phase}.{kind}"
+    name = f"life.init1.{{}}.{phase}.{kind}"
     return [
         ("life", name.format("reports"), "base"),
         ("life", name.format("reports"), "ours"),
@@ -139,8 +139,8 @@ FRONT: dict[str, tuple[str, str, float, float]] = {
         MS,
     ),
     "native: CPU time of QEMU": ("prezero-native", "prezero.load.again_1500ms.alone.cpu", MS, MS),
-    "3 GiB parked": ("life", "life.init0.kzeropaged.thp.park.time", 1e3, 1e3),
-    "the saved file": ("life", "life.init0.kzeropaged.thp.save.file", MIB, MIB),
+    "3 GiB parked": ("life", "life.init0.kzeropaged.park.time", 1e3, 1e3),
+    "the saved file": ("life", "life.init0.kzeropaged.save.file", MIB, MIB),
     "instructions of a page fault": ("hotpath", "hotpath.active.fault.instructions", 1.0, 1.0),
     "longest hold of a zone's lock": ("lockhold", "lockhold.flush.2gb.longest", 1.0, 1.0),
 }

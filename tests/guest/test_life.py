@@ -24,7 +24,7 @@ def test_ours_keeps_what_is_zero_through_a_life(qemu: Path, tmp_path: Path) -> N
     """The debug kernel checks each page that it does not zero, also after the restore."""
     run = Run(BENCHES["life"], BenchOptions(), Images(qemu, {"ours": KERNEL}))
     image = life.disk(tmp_path, SIZES.cache_mb)
-    found = Life(run, "kzeropaged", 0, "thp", SIZES, tmp_path, image).play(PHASES)
+    found = Life(run, "kzeropaged", 0, SIZES, tmp_path, image).play(PHASES)
     print({name: round(value) for name, value in found.items()})
     assert {phase for phase, kind in found if kind == "host"} == set(PHASES)
     # The host has its memory back, or park() fails; and the file leaves free memory out.

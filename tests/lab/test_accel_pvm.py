@@ -182,7 +182,7 @@ def test_a_native_plan_has_kernels_of_its_own(machine: Path) -> None:
     for name in ("thp", "hotpath", "prezero"):
         wanted = plan(BENCHES[name], BenchOptions(accel="pvm"))
         assert {kernel.arch for kernel in wanted.kernels.values()} == {arches.PVM}
-        assert "off" not in wanted.kernels and wanted.name == f"{name}-native"
+        assert "off" not in wanted.kernels and wanted.name("pvm") == f"{name}-native"
         assert wanted.options.accel == "pvm"
         assert "--accel pvm" in wanted.reproduce(wanted.options, "pvm")
     assert plan(BENCHES["hotpath"], BenchOptions(accel="auto")).options.accel == "tcg"
@@ -193,7 +193,7 @@ def checked(
 ) -> runner.Run:
     """A run whose guest has these costs so many times, and its host those of COSTS."""
     found = iter([native.costs(COSTS) | guest] * slow_times + [native.costs(COSTS)] * 99)
-    monkeypatch.setattr(programs, "build_programs", lambda: {native.PROGRAM: Path("costs")})
+    monkeypatch.setattr(programs, "build_program", lambda _: Path("costs"))
     monkeypatch.setattr(run, "output", lambda *_: COSTS)
     sides = runner.Pair(*(side(name, lambda *_: next(found)) for name in ("base", "ours")))
     for one in sides:
