@@ -12,7 +12,7 @@ from typer import Argument, Option
 
 from lab.bench import demo as demos
 from lab.bench import native
-from lab.bench.plan import KERNEL, NOT_EMULATED, BenchOptions, Images, Plan, build, check
+from lab.bench.plan import KERNEL, NOT_EMULATED, BenchOptions, Images, Plan, build
 from lab.bench.plan import plan as make_plan
 from lab.bench.runner import measure
 from lab.bench.table import BENCHES
@@ -146,12 +146,11 @@ def bench(
         defaults=defaults,
         linux=linux,
     )
-    check(options)
+    plan = make_plan(BENCHES[name], options)
     if linux:
         fetch.use("linux", linux)
     if accel == "pvm":
         native.need_quiet()
-    plan = make_plan(BENCHES[name], options)
     folder = output_folder(output, name)
     result = run_one(plan, folder)
     show(result, folder)

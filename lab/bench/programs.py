@@ -83,8 +83,11 @@ def disk() -> Path:
         "/etc/subuid"
     )
     environment = {**os.environ, "PATH": stock.SBIN}
-    with lock.locked("disk"), step(what, log), lock.new_file(target) as work:
-        logged([*argv, work, *scripts], log, f"{what} fails", fix, env=environment)
+    with lock.locked("disk"):
+        if target.is_file():  # made while this process waited
+            return target
+        with step(what, log), lock.new_file(target) as work:
+            logged([*argv, work, *scripts], log, f"{what} fails", fix, env=environment)
     return target
 
 

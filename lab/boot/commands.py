@@ -2,7 +2,6 @@
 """The verbs ``kz doctor``, ``kz boot``, ``kz shell`` and ``kz conform``."""
 
 import functools
-import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +12,7 @@ from typer import Argument, Option
 
 from lab.boot.spec import BootSpec
 from lab.core import errors
-from lab.core.options import Json, OlderLinux, Several, writable_file
+from lab.core.options import OlderLinux, Several, writable_file
 from lab.machine import arches
 
 app = typer.Typer()
@@ -39,10 +38,12 @@ Accel = Annotated[str, Option(help="auto, kvm, pvm or tcg.")]
 QemuArgs = Annotated[Several, Option(help="A raw QEMU argument. Repeatable.")]
 
 
-def _use(linux: str) -> None:
+def _use(linux: str, spec: BootSpec) -> None:
+    """Get another Linux for a guest, if it can be."""
     from lab.machine import fetch
 
     if linux:
+        spec.check()
         fetch.use("linux", linux)
 
 
@@ -94,7 +95,6 @@ def boot(
     allow_warnings: Annotated[
         bool, Option("--allow-warnings", help="Pass despite kernel faults.")
     ] = False,
-    as_json: Json = False,
 ) -> None:
     """The kernel's console goes to a log under out/boot. A kernel warning, an oops or a dirty
     known-zero page makes the exit code 1, even if the command succeeded.
@@ -102,7 +102,6 @@ def boot(
     from lab.boot import guest
     from lab.core import progress
 
-    _use(linux)
     spec = BootSpec(
         kernel=kernel,
         qemu=qemu,
@@ -119,15 +118,9 @@ def boot(
         mte=mte,
         allow_warnings=allow_warnings,
     )
-    result = guest.boot(spec, *([] if as_json else _streams()))
-    if as_json:
-        found = {
-            name: getattr(result, name) for name in ("exit_code", "stdout", "stderr", "violations")
-        }
-        found |= {"accelerator": result.accel, "accelerator_reason": result.accel_reason}
-        found |= {"seconds": round(result.seconds, 3)}
-        print(json.dumps(found | {"console": str(result.console)}))
-    elif sys.stderr.isatty():
+    _use(linux, spec)
+    result = guest.boot(spec, *_streams())
+    if sys.stderr.isatty():
         about = f"{result.accel} ({result.accel_reason})" if result.accel_reason else result.accel
         progress.note(f"{about}, {result.seconds:.1f} s, console: {result.console}")
     raise typer.Exit(result.exit_code)
@@ -149,7 +142,6 @@ def shell(
 ) -> None:
     from lab.boot import guest
 
-    _use(linux)
     spec = BootSpec(
         kernel=kernel,
         qemu=qemu,
@@ -163,6 +155,7 @@ def shell(
         command=command or ["sh", "-i"],
         timeout=FOREVER,
     )
+    _use(linux, spec)
     raise typer.Exit(guest.interactive(spec))
 
 

@@ -14,7 +14,6 @@ from typer import Argument, Option
 from lab.core.errors import UsageError, full_disk
 
 Several = list[str] | None
-Json = Annotated[bool, Option("--json", help="Print JSON.")]
 
 OlderLinux = Annotated[
     str, Option("--linux", help="Another Linux in linux/base.toml (6.12), with linux/lts.")
