@@ -17,6 +17,7 @@
 #define SYS_kexec_file_load -1		/* i386 has none: ENOSYS */
 #endif
 #define DIRT 0x5a
+#define WATCHED_MS 2000			/* for the host to look at its memory */
 #define NO_PFN 0xfffffff0u		/* beyond the memory of any guest here */
 #define MAX_LIST 256			/* pages in one request */
 #define LATE "no answer within 3 s"
@@ -541,7 +542,7 @@ static bool child(size_t bytes, bool dirty)
 			printf("conform: dirty\n");
 			fflush(stdout);
 			/* The host looks at its memory. */
-			wait_ms(watched ? 500 : 0);
+			wait_ms(watched ? WATCHED_MS : 0);
 			_exit(0);
 		}
 		madvise(mem, bytes, MADV_POPULATE_WRITE);
@@ -579,7 +580,7 @@ static bool check_round(const char *check, bool verify)
 	if (!error)
 		printf("conform: reported %zu\n", bytes);
 	fflush(stdout);
-	wait_ms(watched ? 500 : 0);
+	wait_ms(watched ? WATCHED_MS : 0);
 	watched = false;
 	bad = counter("pgzeroed_bad");
 	skip = counter("pgzeroed_skip");

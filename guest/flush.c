@@ -14,7 +14,7 @@ static const char usage[] =
 "usage: flush [options] [VALUE]\n"
 "Writes VALUE (default 0: everything) to " FLUSH ";\n"
 "prints one JSON line with the error (null if none) and what was reported meanwhile.\n"
-"  --signal-after US  receive a signal after this many microseconds\n"
+"  --signal-after US  receive a signal each time this many microseconds have passed\n"
 "  --help             this text\n"
 "Exit: 0 the write was tried; 2 bad usage; 3 there is no such parameter.\n";
 
@@ -40,19 +40,22 @@ int main(int argc, char **argv)
 	fd = open(FLUSH, O_WRONLY | O_CLOEXEC);
 	if (fd < 0)
 		kz_fail("cannot open " FLUSH);
+	kz_vmstat_read(&before);
 	if (after_us) {
 		/* No SA_RESTART: the write must return. */
 		struct sigaction action = { .sa_handler = on_signal };
-		struct itimerval timer = { .it_value = { .tv_usec = (suseconds_t)after_us } };
+		struct timeval us = { .tv_usec = (suseconds_t)after_us };
+		struct itimerval timer = { .it_value = us, .it_interval = us };
 
 		sigaction(SIGALRM, &action, NULL);
 		setitimer(ITIMER_REAL, &timer, NULL);
 	}
-	kz_vmstat_read(&before);
 	start = kz_now_ns();
 	if (write(fd, value, strlen(value)) < 0)
 		error = errno;
 	wall = kz_now_ns() - start;
+	if (after_us)
+		setitimer(ITIMER_REAL, &(struct itimerval){ 0 }, NULL);
 	kz_vmstat_read(&after);
 	printf("{\"error\": ");
 	if (error)

@@ -17,6 +17,7 @@ import pytest
 
 from lab.boot import guest as guests
 from lab.boot.spec import BootSpec
+from lab.boot.verdict import EmulatorFault
 from lab.build import daemon as daemons
 from lab.build import linux as build
 from lab.build import qemu as qemus
@@ -41,10 +42,11 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 STARTED_AGAIN = guests.started_again  # of real guests: tests that play them use a list of their own
 _states: dict[str, int] = {"failed": 0, "machine": 0}
 ATTEMPTS = 5  # of a test that fell short of an amount; pyproject.toml has more, for the emulator
+EMULATOR_FAULTS = 2  # in one test
 
 
 class Unreliable(AssertionError):
-    """A test falls short of an amount more often than it may."""
+    """A test falls short of an amount, or meets a fault of the emulator, more often than it may."""
 
 
 # How many attempts of a test failed and passed, and the share that may fail.
@@ -182,12 +184,19 @@ def _sentence(item: pytest.Item) -> str:
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     """Count the attempts of a test that fell short of an amount: it may do so in a share of them.
 
+    Faults of the emulator are counted apart.
     An attempt that passes is followed by another one while the share is too large. A test that
     could not meet it within ATTEMPTS has failed.
     """
-    tries = item.stash.setdefault(_tries, {"failed": 0, "passed": 0, "most": 0.0})
+    nothing = {"failed": 0, "passed": 0, "most": 0.0, "emulator": 0}
+    tries = item.stash.setdefault(_tries, nothing)
     try:
         result = yield
+    except EmulatorFault as fault:
+        tries["emulator"] += 1
+        if tries["emulator"] > EMULATOR_FAULTS:
+            raise Unreliable(f"{fault}: in {tries['emulator']:.0f} attempts") from fault
+        raise
     except OutOfLuck as luck:
         tries["failed"] += 1
         tries["most"] = luck.often

@@ -46,3 +46,23 @@ def wait_for(
             )
         time.sleep(0.05)
     return status
+
+
+def statistics(device: daemon.Daemon) -> dict[str, int]:
+    """The guest's statistics: asked for until it answers, which it does late on a busy machine."""
+    deadline = time.monotonic() + PATIENCE
+    while "stats" not in (answer := device.ask(command="stats")):
+        if time.monotonic() > deadline:
+            why, fix = json.dumps(answer), f"read its log: {device.log}"
+            raise TestFailure("the guest sends no statistics", why, fix)
+    found: dict[str, int] = answer["stats"]
+    return found
+
+
+def logs(log: Path, words: str) -> None:
+    """Wait until a log has these words."""
+    deadline = time.monotonic() + PATIENCE
+    while words not in log.read_text(errors="replace"):
+        if time.monotonic() > deadline:
+            raise TestFailure(f"the log never says: {words}", log.read_text(), f"read {log}")
+        time.sleep(0.05)

@@ -24,7 +24,7 @@ from lab.core.errors import TestFailure
 
 pytestmark = pytest.mark.boots
 PORT = "virtserialport,chardev=kzin,name=kz.in"
-SPEC = BootSpec(memory="256M", cpus=2, command=["sh", "-c", LOOP], timeout=120.0)
+SPEC = BootSpec(memory="256M", cpus=2, command=["sh", "-c", LOOP], timeout=600.0)
 
 
 def changed(monkeypatch: pytest.MonkeyPatch, change: Callable[[list[str]], list[str]]) -> None:
@@ -35,7 +35,7 @@ def changed(monkeypatch: pytest.MonkeyPatch, change: Callable[[list[str]], list[
 
 def wait_for_init(guest: Guest) -> None:
     """Return when the guest's first program has opened the channel that it opens before stdin."""
-    for _ in range(600):
+    for _ in range(3000):
         ports = {port["label"]: port["frontend-open"] for port in guest.qmp("query-chardev")}
         if ports["kzerr"]:
             return
@@ -52,8 +52,7 @@ def test_a_port_that_never_comes(monkeypatch: pytest.MonkeyPatch) -> None:
     """The guest switches off, and does not run a command without its channels."""
     changed(monkeypatch, without_port)
     # It looks for the port 5,000 times, which takes minutes on a busy machine.
-    command = ["sh", "-c", "echo ran > /dev/console"]
-    spec = replace(SPEC, cpus=1, command=command, timeout=600.0)
+    spec = replace(SPEC, cpus=1, command=["sh", "-c", "echo ran > /dev/console"])
     with contextlib.closing(Guest(spec, resolve.images(spec))) as guest:
         with pytest.raises(TestFailure, match="died before its command reported"):
             guest.wait()

@@ -274,7 +274,7 @@ def test_files_use_dirty_memory_first() -> None:
 def test_isolated_cpus_keep_their_lists() -> None:
     """What CPU 1 freed stays on its lists while kzeropaged makes pass after pass."""
     held = "awk '/cpu: 1$/ { c = 1 } c && / count:/ { n += $2; c = 0 } END { print n + 0 }'"
-    churn = "taskset 1 alloc_once --size 100 --pages nothp --mode touch_all >/dev/null; sleep 1"
+    churn = f"taskset 1 alloc_once --size 100 --pages nothp --mode touch_all >/dev/null; {SETTLE}"
     result = run(
         f"{ON}; {churn}; "
         "taskset 2 alloc_once --size 16 --pages nothp --mode touch_all >/dev/null; "
@@ -313,7 +313,7 @@ def test_no_task_waits_for_it(what: str) -> None:
     fine(result)
     off, on = objects(result)
     assert (off["enabled"], on["enabled"]) == ("0", "1")
-    assert min(off["times"], on["times"]) >= 5
+    expect_at_least(min(off["times"], on["times"]), 5)
     # With a mutex held during a part of each pass, the longest allocation took 4 s. A busy host
     # adds up to a second.
     expect_at_most(on["worst_us"], 1.2 * off["worst_us"] + 1_500_000)
@@ -355,18 +355,19 @@ def test_pageblocks_keep_their_type() -> None:
     expect_at_least(counters(result)["pgzeroed_set_prezeroed"], 1000)
 
 
-def rss(pid: int) -> int:
-    """Resident bytes of a process."""
+def status_bytes(pid: int, name: str) -> int:
+    """A size in the status of a process."""
     status = Path(f"/proc/{pid}/status").read_text()
-    return 1024 * next(
-        int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS")
-    )
+    return 1024 * next(int(line.split()[1]) for line in status.splitlines() if name in line)
 
 
 def resident(
-    script: str, *, device: list[str], memory: str = "1G", append: str = ""
+    script: str, *, device: list[str], memory: str = "1G", append: str = "", name: str = "VmRSS:"
 ) -> tuple[list[int], str]:
-    """Run lines of shell in a guest; QEMU's RSS after each line `mark`, and the guest's stdout."""
+    """Run lines of shell in a guest; QEMU's RSS after each line `mark`, and the guest's stdout.
+
+    ``name``: another size of QEMU's, instead of RSS.
+    """
     spec = BootSpec(
         kernel=CHECKED,
         memory=memory,
@@ -381,7 +382,7 @@ def resident(
             out.append(line)
             if line.strip() == "mark":
                 time.sleep(1)
-                found.append(rss(guest.pid))
+                found.append(status_bytes(guest.pid, name))
                 guest.send("go")
     return found, "\n".join(out)
 
@@ -402,13 +403,17 @@ def test_reported_memory_stays_with_the_host() -> None:
 @pytest.mark.parametrize("devices", [[], [BALLOON]], ids=["alone", "with reports"])
 @pytest.mark.parametrize("prezero", [pytest.param("off", marks=pytest.mark.nightly), "on"])
 def test_it_does_not_grow(devices: list[str], prezero: str) -> None:
-    """Files and a program fill their needs from memory that the host backs already."""
+    """Files and a program fill their needs from memory that the host backs already.
+
+    The most that QEMU had: with reports, the host takes back what the guest frees.
+    """
     job = "alloc_once --size 300 --pages nothp --mode touch_all >/dev/null"
     (before, after), out = resident(
         f"{MOUNT}; {job}; mark; {FILES}; {job}; {FILES}; mark; {COUNTERS}",
         device=devices,
         memory="2G",
         append=f"prezero={prezero}",
+        name="VmHWM:",
     )
     expect_at_most(after, 1.02 * before + 16 * MIB)
     assert "pgzeroed_bad 0" in out
@@ -491,14 +496,16 @@ def test_it_refuses_where_it_would_do_harm(append: str, reason: str) -> None:
 def test_the_rate_is_limited() -> None:
     """8 MiB a second, also after a busy time: no block but the last exceeds what is due."""
     mib = 1 << 20
-    pace = f"a=$({PREZEROED}); sleep 4; b=$({PREZEROED})"
+    now = "awk '{ print int($1 * 100) }' /proc/uptime"
+    # Pages of 4 KiB, in hundredths of a second that begin before the first look and end after it.
+    pace = f"s=$({now}); a=$({PREZEROED}); sleep 4; b=$({PREZEROED}); s=$(($({now}) - s))"
     result = run(
         f"echo {8 * mib} > {ZP}/max_rate; {ON}; {FILL}; sleep 1; {pace}; "
-        f"echo rate=$(((b - a) * 1024)); pid=$(grep -l kzeropaged0 /proc/*/comm | sed "
+        f"echo rate=$(((b - a) * 409600 / s)); pid=$(grep -l kzeropaged0 /proc/*/comm | sed "
         "'s/[^0-9]//g'); grep -h policy /proc/$pid/sched; "
         f"a=$({PREZEROED}); timeout 6 sh -c 'while :; do :; done' || true; b=$({PREZEROED}); "
         "echo busy=$(((b - a) * 4096)); "
-        f"{pace}; echo then=$(((b - a) * 1024)); "
+        f"{pace}; echo then=$(((b - a) * 409600 / s)); "
         # Another limit counts at once.
         f"echo 4096 > {ZP}/max_rate; sleep 1; echo 0 > {ZP}/max_rate; {SETTLE}; "
         f"echo zeroed=$({PREZEROED})",
@@ -687,8 +694,9 @@ def test_it_is_frozen_and_resumes(tmp_path: Path, cpus: int) -> None:
 # console.
 SUSPEND = f"""
 exec > /dev/ttyS0 2>&1
-echo {16 << 20} > {ZP}/max_rate; {ON}; {FILL}
-sleep 2
+echo $depth > /sys/power/pm_test; echo 1 > /sys/module/suspend/parameters/pm_test_delay
+echo {1 << 20} > {ZP}/max_rate; {ON}; {FILL}
+until [ $({PREZEROED}) -gt 0 ]; do sleep 0.1; done
 echo "before $(($({PREZEROED}) * 4096))"
 echo mem > /sys/power/state
 echo "after $(($({PREZEROED}) * 4096))"
@@ -700,14 +708,25 @@ echo suspend-test-done
 """
 
 
-def test_it_is_suspended_and_goes_on() -> None:
-    """Suspend to RAM in the middle of its work: memory is kept, and so is what is known of it."""
+@pytest.mark.parametrize("depth", ["devices", pytest.param("none", marks=pytest.mark.nightly)])
+def test_it_is_suspended_and_goes_on(depth: str) -> None:
+    """Suspended in the middle of its work: memory is kept, and so is what is known of it.
+
+    By day this is the kernel's own test of suspend: programs are frozen and devices suspended for a
+    second. By night the guest is suspended to RAM. On a loaded machine, 2 of about 170 guests did
+    not go on after that: CPU 0 was halted while the timer's interrupt was in service (QEMU 10.0.13,
+    TCG), although Linux ends that interrupt before it handles it.
+    """
     spec = BootSpec(
         kernel="debug",
         memory="1G",
         cpus=2,
         timeout=240.0,
-        command=["sh", "-c", f"set -e; trap 'echo suspend-test-failed' EXIT\n{SUSPEND}trap - EXIT"],
+        command=[
+            "sh",
+            "-c",
+            f"set -e; trap 'echo suspend-test-failed' EXIT; depth={depth}\n{SUSPEND}trap - EXIT",
+        ],
     )
     slept = False
     deadline = time.monotonic() + 240
@@ -721,7 +740,7 @@ def test_it_is_suspended_and_goes_on() -> None:
             if not slept and guest.qmp("query-status")["status"] == "suspended":
                 slept = True
                 guest.qmp("system_wakeup")
-    assert slept and "PM: suspend exit" in told
+    assert slept is (depth == "none") and "PM: suspend exit" in told
     lines = [line.strip() for line in told.splitlines()]
     counted = dict(line.split() for line in lines if line.startswith("pgzeroed_"))
     before, after = printed(told, "before"), printed(told, "after")

@@ -10,7 +10,7 @@ from lab.boot import resolve
 from lab.boot.argv import GENERIC, HUGE, WITH_HUGE
 from lab.core.errors import LabError
 from lab.core.run import ask
-from tests.devices import wait_for
+from tests.devices import statistics, wait_for
 from tests.guest.guests import (
     BALLOON,
     BOTH_AT_NIGHT,
@@ -131,7 +131,7 @@ def test_the_daemon_on_stock_qemu() -> None:
         until(guest, "full")
         device.ask(command="target", bytes=512 * MIB)
         wait_for(device, "inflate", lambda status: status["actual"] == 512 * MIB)
-        assert 0 < device.ask(command="stats")["stats"]["free_memory"] < 500 * MIB
+        assert 0 < statistics(device)["free_memory"] < 500 * MIB
         device.ask(command="target", bytes=0)
         wait_for(device, "deflate", lambda status: status["actual"] == 0)
         guest.send("")

@@ -18,7 +18,7 @@ import struct
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +58,7 @@ NAMES = {
     "REM_MEM_REG": 38,
 }
 PROMISE = 1.0  # seconds by Device.clock(): no connection stops another one for longer
-PATIENCE = 30.0  # seconds that a test waits on a busy machine for what must happen
+PATIENCE = 120.0  # seconds that a test waits on a busy machine for what must happen
 
 
 def longs(*values: int) -> bytes:
@@ -86,6 +86,29 @@ def eventually(holds: Any) -> bool:
             return False
         time.sleep(0.005)
     return True
+
+
+@contextlib.contextmanager
+def repeated(work: Callable[[], object], processes: int = 1) -> Iterator[None]:
+    """Repeat ``work`` in other processes meanwhile, with the memory and descriptors of this one.
+
+    A thread would hold the interpreter's lock, for which this process would wait.
+    """
+    children = []
+    try:
+        for _ in range(processes):
+            if not (child := os.fork()):
+                try:
+                    while True:
+                        work()
+                finally:
+                    os._exit(1)
+            children.append(child)
+        yield
+    finally:
+        for child in children:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
 
 
 def _waited(thread: str) -> int:

@@ -215,7 +215,7 @@ def test_v1_a_thread_that_has_room_again_leaves_nothing_to_do(
     crowd = [to_service("control", 1)(device, [event]) for _ in range(63)]
     os.close(event)
     for peer in crowd:
-        peer.settimeout(5)
+        peer.settimeout(PATIENCE)
         with contextlib.suppress(ConnectionError):
             assert peer.recv(1) == b""
         peer.close()

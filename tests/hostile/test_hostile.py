@@ -53,6 +53,7 @@ from tests.hostile.peer import (
     limited_memory,
     longs,
     memfd,
+    repeated,
     words,
 )
 
@@ -90,7 +91,7 @@ def test_d1_a_byte_now_and_then_is_not_enough(device: Device) -> None:
         assert "and not the rest within a second" in device.log()
 
 
-@pytest.mark.parametrize("step", [1, 7])
+@pytest.mark.parametrize("step", [3, 7])
 def test_d1_a_message_in_pieces_is_one_message(device: Device, step: int) -> None:
     with FrontEnd(device) as peer:
         for _ in range(2):
@@ -318,10 +319,8 @@ def test_d2_rings_in_holes_between_tables_have_a_bound(vm: FrontEnd) -> None:
     places = range(PLAY, PLAY + 24 * MIB, 0x3000)
     assert rings_in(vm, places, tables) < len(places)
     assert vm.blocks() <= before + 17 * MIB
-    try:
-        huge = memfd(2 * MIB, os.MFD_HUGETLB)
-    except OSError:
-        return
+    # The kernel has files of huge pages even while its pool is empty.
+    huge = memfd(2 * MIB, os.MFD_HUGETLB)
     assert vm.table(own, (1 << 32, 2 * MIB, USER + (1 << 32), 0), fds=[vm.fd, huge])
     os.close(huge)
     assert rings_in(vm, places) < len(places)
@@ -704,10 +703,13 @@ def test_kicks_that_are_none(vm: FrontEnd) -> None:
 
 @pytest.mark.parametrize("name", ["SET_VRING_KICK", "SET_VRING_CALL", "SET_BACKEND_REQ_FD"])
 def test_its_own_socket_as_an_event_harms_only_its_connection(device: Device, name: str) -> None:
-    with FrontEnd(device) as vm, contextlib.suppress(OSError, TimeoutError, AssertionError):
+    accepted = False
+    with FrontEnd(device) as vm:
         vm.start()
         body = b"" if name == "SET_BACKEND_REQ_FD" else longs(0)
-        assert not vm.accepted(name, body, [vm.socket.fileno()])
+        with contextlib.suppress(OSError):
+            accepted = vm.accepted(name, body, [vm.socket.fileno()])
+    assert not accepted
 
     def next_one() -> bool:
         """The connection lasts until another thread has closed the copy of its socket."""
@@ -730,24 +732,14 @@ def test_a_descriptor_of_an_unknown_kind_ends_its_connection(device: Device, pat
 
 
 def test_kicks_at_a_mhz(vm: FrontEnd) -> None:
-    stop = threading.Event()
-
     def guest() -> None:
-        while not stop.is_set():
-            for ring in range(4):
-                vm.kick(ring)
+        for ring in range(4):
+            vm.kick(ring)
 
-    threads = [threading.Thread(target=guest) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    try:
+    with repeated(guest, 2):
         for _ in range(20):
             vm.device.status()
             vm.get("GET_FEATURES")
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join()
     vm.works()
 
 
@@ -1259,16 +1251,12 @@ def test_a_guest_that_refills_its_ring(vm: FrontEnd) -> None:
     for slot in range(128):
         vm.descriptor(INFLATE, slot, list_at, 0x4000)
         vm.memory[at + 0x1004 + slot * 2 : at + 0x1006 + slot * 2] = struct.pack("<H", slot)
-    stop = threading.Event()
 
     def guest() -> None:
-        while not stop.is_set():
-            index = vm.used_index(INFLATE) + 128 & 0xFFFF
-            vm.memory[at + 0x1002 : at + 0x1004] = struct.pack("<H", index)
+        index = vm.used_index(INFLATE) + 128 & 0xFFFF
+        vm.memory[at + 0x1002 : at + 0x1004] = struct.pack("<H", index)
 
-    thread = threading.Thread(target=guest)
-    thread.start()
-    try:
+    with repeated(guest):
         vm.kick(INFLATE)
         assert eventually(lambda: vm.used_index(INFLATE) > 1)
         for _ in range(10):
@@ -1279,19 +1267,18 @@ def test_a_guest_that_refills_its_ring(vm: FrontEnd) -> None:
         before = vm.used_index(INFLATE)
         assert eventually(lambda: vm.used_index(INFLATE) != before)
         vm.stop_ring(INFLATE)
-    finally:
-        stop.set()
-        thread.join()
 
 
 # the log
 
 
 def test_connections_do_not_fill_the_log(device: Device) -> None:
+    began = time.monotonic()
     for _ in range(2000):
         device.connect(device.front).close()
     device.serves()
-    assert device.log().count("\n") < 50
+    # Some at once, and one a second.
+    assert device.log().count("\n") < 50 + time.monotonic() - began
 
 
 # subcommands

@@ -43,6 +43,11 @@ def test_emulator_the_second_time():
     if times("emulator") < 2:
         raise EmulatorFault("an emulated CPU ran code that had been replaced")
 
+def test_emulator_each_time():
+    from lab.boot import verdict
+    times("each")
+    raise verdict.EmulatorFault("an emulated CPU ran code that had been replaced", "", "")
+
 import threading
 from lab.boot import guest as boot
 from lab.boot.spec import BootSpec
@@ -146,7 +151,7 @@ def test_only_luck_is_tried_again_and_the_results_tell(tmp_path: Path) -> None:
         text=True,
         check=False,
     )
-    assert "7 failed, 6 passed, 1 skipped, 1 error, 14 rerun" in done.stdout, done.stdout
+    assert "8 failed, 6 passed, 1 skipped, 1 error, 16 rerun" in done.stdout, done.stdout
     assert "test_it.py::test_skipped (Reads a pool of huge pages.): nothing to see" in done.stdout
     assert "started again, test_it.py::test_guest: a guest hung" in done.stdout
     assert {
@@ -157,6 +162,7 @@ def test_only_luck_is_tried_again_and_the_results_tell(tmp_path: Path) -> None:
             "fine",
             "none",
             "emulator",
+            "each",
             "behind",
             "kernel",
             "wrong",
@@ -167,6 +173,7 @@ def test_only_luck_is_tried_again_and_the_results_tell(tmp_path: Path) -> None:
         "half": 3,
         "fine": 2,
         "emulator": 2,
+        "each": 3,
         "behind": 2,
         "kernel": 1,
         "none": 2,
@@ -180,6 +187,7 @@ def test_only_luck_is_tried_again_and_the_results_tell(tmp_path: Path) -> None:
         "half_of_the_time": FAILED,
         "half_of_the_time_is_fine": PASSED,
         "emulator_the_second_time": PASSED,
+        "emulator_each_time": FAILED,
         "emulator_behind_a_failure": PASSED,
         "kernel_behind_a_failure": FAILED,
         "skipped": SKIPPED,

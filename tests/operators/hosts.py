@@ -26,6 +26,7 @@ from lab.boot import argv, initramfs, resolve
 from lab.core.errors import LabError, TestFailure
 from lab.core.paths import REPO
 from lab.machine import apt
+from tests.devices import PATIENCE
 from tests.documents import blocks
 from tests.guest.guests import CHECK, CHECKED
 
@@ -133,7 +134,7 @@ class Host:
         words = [*spaces, "sh", "-c", HOST, "sh", self.folder, images, name, *usr]
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + PATIENCE
         while not self.socket.exists():
             if self.process.poll() is not None or time.monotonic() > deadline:
                 self.close()
@@ -187,7 +188,7 @@ class Host:
         """Whether the balloon reaches a size."""
         return eventually(lambda: self.statistics(name)["actual"] == wanted_kib)
 
-    def run_in(self, name: str, script: str, timeout: float = 90) -> str:
+    def run_in(self, name: str, script: str, timeout: float = 300) -> str:
         """Run commands in the shell on a guest's serial console; what they print.
 
         The kernel writes to this console, too, in the middle of a line perhaps: while the shell
@@ -234,7 +235,7 @@ class Host:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def eventually(holds: object, seconds: float = 30) -> bool:
+def eventually(holds: object, seconds: float = PATIENCE) -> bool:
     """Whether a condition becomes true in time."""
     assert callable(holds)
     deadline = time.monotonic() + seconds

@@ -49,7 +49,7 @@ def test_no_mutant_survives(tmp_path: Path) -> None:
     # one.
     environment = {**os.environ, "CARGO_TARGET_DIR": str(paths.sub("obj", "rust-mutants"))}
     crates = ["-p", "balloon-protocol", "-p", "balloon-discard", "--output", str(tmp_path)]
-    options = ["--shard", tonight(7), "--timeout", "120", "--", "--locked", "--lib", "--tests"]
+    options = ["--shard", tonight(7), "--timeout", "600", "--", "--locked", "--lib", "--tests"]
     with lock.locked("cargo-mutants"):
         done = run.ask(
             ["cargo", "mutants", *crates, *options], cwd=daemon.WORKSPACE, env=environment
