@@ -6,7 +6,7 @@ Without: the same with a device that does not offer bit 6.
 """
 
 from lab.bench.jobs import NO_SOURCE, TOUCHED, Job, allocate, check_huge
-from lab.bench.plan import NATIVE, Bench, Images, Needs, Plan, kernels_of
+from lab.bench.plan import MEMORY, NATIVE, SIZE, Bench, Images, Needs, Plan, kernels_of
 from lab.bench.runner import Run
 from lab.bench.session import Wanted, shared_memory
 from lab.boot import ahead, initramfs
@@ -76,4 +76,5 @@ DEMO = Bench(
     measure,
     needs=Needs(base=False, config=ahead.CONFIG),
     takes=(NATIVE,),
+    fixed=(SIZE, MEMORY),
 )

@@ -26,6 +26,9 @@ Image = str | Path
 NOT_EMULATED = ("kvm", "pvm")
 KERNEL, DEBIAN = "kernel", "debian"  # whose defaults guests have
 NATIVE, LINUX = "pvm", "linux"  # what a bench may take, beside DEBIAN
+# Fields of BenchOptions that a bench may set itself, and their options.
+SIZE, MEMORY, PAIRS = "size_mb", "memory", "pairs"
+FLAGS = {PAIRS: "--pairs", SIZE: "--size", MEMORY: "--memory"}
 
 
 @dataclass(frozen=True)
@@ -89,7 +92,8 @@ class Bench:
     """A bench: its name, a sentence, and the function that observes a ``Run`` (runner.py).
 
     ``accel`` is the only accelerator it can use, if any. ``takes``: NATIVE for one with figures
-    with --accel pvm, DEBIAN for --defaults debian, LINUX for --linux.
+    with --accel pvm, DEBIAN for --defaults debian, LINUX for --linux. ``fixed``: those of SIZE,
+    MEMORY and PAIRS that it sets itself.
     """
 
     name: str
@@ -99,6 +103,7 @@ class Bench:
     needs: Needs = Needs()
     parts: Parts = Parts()
     takes: tuple[str, ...] = ()
+    fixed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -125,7 +130,10 @@ class Plan:
 
     def reproduce(self, options: BenchOptions, accel: str) -> str:
         """The command that repeats the run."""
-        chosen = {"pairs": options.pairs, "size": options.size_mb, "accel": accel}
+        chosen: dict[str, object] = {"pairs": options.pairs, "size": options.size_mb}
+        for name in self.bench.fixed:
+            chosen.pop(FLAGS[name].removeprefix("--"), None)
+        chosen["accel"] = accel
         usual = BenchOptions()
         for flag in ("memory", "base", "ours", "only", "defaults", "linux"):
             if (value := getattr(options, flag)) != getattr(usual, flag):
@@ -189,6 +197,10 @@ def plan(bench: Bench, options: BenchOptions, verb: tuple[str, ...] = ()) -> Pla
         why = f"{bench.name} has no part {min(unknown)}"
         fix = f"use {', '.join(bench.parts.names) or 'all of it'}"
         raise UsageError(f"Bad --only: {options.only}", why, fix)
+    for name in bench.fixed:
+        if (value := getattr(options, name)) != getattr(BenchOptions(), name):
+            why = f"{bench.name} has its own"
+            raise UsageError(f"Bad {FLAGS[name]}: {value}", why, "leave it out, or measure thp")
     if options.defaults == DEBIAN and DEBIAN not in bench.takes:
         why = f"{bench.name} has settings of its own"
         raise UsageError(f"Bad --defaults: {DEBIAN}", why, "leave it out, or measure thp")

@@ -16,7 +16,18 @@ from lab.bench import (
     programs,
     refpage,
 )
-from lab.bench.plan import DEBIAN, LINUX, NATIVE, Bench, Kernel, Needs, Parts
+from lab.bench.plan import (
+    DEBIAN,
+    LINUX,
+    MEMORY,
+    NATIVE,
+    PAIRS,
+    SIZE,
+    Bench,
+    Kernel,
+    Needs,
+    Parts,
+)
 from lab.boot import nested
 
 # The base kernel with a patch (linux/measure) that leaves the memory of large mappings as it is.
@@ -33,6 +44,7 @@ _ALL = (
         "a fresh guest: what it knows of its memory, and its first program",
         boot.measure,
         needs=Needs(daemon=True),
+        fixed=(SIZE, MEMORY),
     ),
     Bench(
         "thp",
@@ -60,6 +72,7 @@ _ALL = (
         "page faults while free memory is reported",
         page_fault.measure,
         takes=(NATIVE, DEBIAN),
+        fixed=(SIZE,),
     ),
     Bench(
         "device",
@@ -79,12 +92,14 @@ _ALL = (
         "free memory zeroed before it is used",
         prezero.measure,
         takes=(NATIVE,),
+        fixed=(SIZE,),
     ),
     Bench(
         "init-on-alloc",
         "small allocations with init_on_alloc=1, distributions' default",
         init_on_alloc.measure,
         takes=(NATIVE,),
+        fixed=(SIZE,),
     ),
     Bench(
         "life",
@@ -93,6 +108,7 @@ _ALL = (
         needs=Needs(gb=7.2),
         parts=Parts(life.PHASES, emulated=life.NOT_NATIVE),
         takes=(NATIVE,),
+        fixed=(SIZE, MEMORY),
     ),
     Bench(
         "fleet",
@@ -100,6 +116,7 @@ _ALL = (
         fleet.measure,
         needs=Needs(gb=7.2),
         takes=(DEBIAN,),
+        fixed=(SIZE, MEMORY, PAIRS),
     ),
     Bench(
         "programs",
@@ -109,6 +126,7 @@ _ALL = (
         needs=Needs(gb=9.0, config="programs", plugins=("zerobytes",), disk=programs.disk),
         parts=Parts(programs.NAMES, emulated=programs.NOT_NATIVE),
         takes=(NATIVE, DEBIAN),
+        fixed=(SIZE,),
     ),
     Bench(
         "lockhold",
@@ -116,6 +134,7 @@ _ALL = (
         lockhold.measure,
         accel="tcg",
         needs=Needs(gb=8.4, plugins=("lockhold",)),
+        fixed=(SIZE, MEMORY, PAIRS),
     ),
     Bench(
         "hotpath",
@@ -124,6 +143,7 @@ _ALL = (
         accel="tcg",
         needs=Needs(kernels=FLOOR | OFF),
         takes=(NATIVE,),
+        fixed=(SIZE,),
     ),
     Bench(
         "refpage",
@@ -131,6 +151,7 @@ _ALL = (
         refpage.measure,
         needs=Needs(base=False),
         takes=(NATIVE,),
+        fixed=(SIZE,),
     ),
 )
 BENCHES: dict[str, Bench] = {bench.name: bench for bench in _ALL}

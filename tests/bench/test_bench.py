@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from lab.bench import commands, jobs, page_fault, runner, session
 from lab.bench.commands import app
 from lab.bench.demo import DEMO
-from lab.bench.plan import BenchOptions, Images, Plan, plan
+from lab.bench.plan import FLAGS, MEMORY, PAIRS, SIZE, BenchOptions, Images, Plan, plan
 from lab.bench.repeat import Values
 from lab.bench.table import BENCHES
 from lab.boot.guest import Guest
@@ -158,6 +158,18 @@ def test_options_that_cannot_work_are_bad_usage(more: dict[str, Any]) -> None:
     assert caught.value.code == USAGE and caught.value.fix
 
 
+def test_an_option_without_effect_is_refused() -> None:
+    """And is not in the command that repeats a run."""
+    values: dict[str, Any] = {SIZE: 128, MEMORY: "4G", PAIRS: 3}
+    for bench in BENCHES.values():
+        command = shlex.split(plan(bench, BenchOptions()).reproduce(BenchOptions(), "tcg"))
+        for name in bench.fixed:
+            with pytest.raises(UsageError, match=FLAGS[name]):
+                plan(bench, BenchOptions(**{name: values[name]}))
+            assert FLAGS[name] not in command
+    assert BENCHES["fleet"].fixed == (SIZE, MEMORY, PAIRS) and BENCHES["thp"].fixed == ()
+
+
 def test_a_plan_names_each_kernel_before_one_is_built() -> None:
     variants = {
         name: {
@@ -240,7 +252,7 @@ def test_debians_defaults_are_on_the_command_line() -> None:
 def test_a_run_has_the_name_of_its_verb() -> None:
     demo = plan(DEMO, BenchOptions(pairs=6), ("demo",))
     assert demo.name("tcg") == "demo"
-    assert demo.reproduce(demo.options, "tcg") == "./kz demo --pairs 6 --size 256 --accel tcg"
+    assert demo.reproduce(demo.options, "tcg") == "./kz demo --pairs 6 --accel tcg"
     thp = plan(BENCHES["thp"], BenchOptions())
     # By what it ran on: with --accel auto, that is known at the end.
     names = {"tcg": "thp", "kvm": "thp-kvm", "pvm": "thp-native"}
