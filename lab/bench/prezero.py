@@ -149,8 +149,7 @@ def again(run: Run) -> None:
     repeated = replace(run, options=options)  # with the same list of observations
     disk = ["-drive", "driver=null-co,size=4G,read-zeroes=on,if=none,id=empty"]
     devices = [BALLOON, "virtio-blk-pci,drive=empty"]
-    extra = dict.fromkeys(("base", "ours"), disk)
-    with run.kernels(devices=devices, extra=extra) as both:
+    with run.kernels(devices=devices, extra_qemu=disk) as both:
         for side in both:
             side.sh(USUAL)
         both.ours.sh(ON)

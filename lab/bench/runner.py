@@ -133,18 +133,14 @@ class Run:
             yield sides
 
     @contextmanager
-    def kernels(
-        self, *names: str, extra: dict[str, list[str]] | None = None, **more: Any
-    ) -> Iterator[Any]:
+    def kernels(self, *names: str, **more: Any) -> Iterator[Any]:
         """Guests with base and ours, or these kernels, and the same device.
 
-        Without the floor if the plan has none. ``extra``: arguments of QEMU by side.
+        Without the floor if the plan has none.
         """
-        wanted, extra = names or (BASE, OURS), extra or {}
+        wanted = names or (BASE, OURS)
         names = tuple(one for one in wanted if one != FLOOR or FLOOR in self.images.kernels)
-        specs = [
-            Wanted(name, self.spec(name, extra_qemu=extra.get(name, []), **more)) for name in names
-        ]
+        specs = [Wanted(name, self.spec(name, **more)) for name in names]
         with self.guests(specs) as sides:
             yield Pair(*sides) if len(sides) == 2 else sides
 
