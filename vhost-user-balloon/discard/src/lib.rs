@@ -29,7 +29,7 @@
 //! | pages that the driver poisons | [`Regions::set_poisoned`] |
 //! | memory that is pinned (VFIO, RDMA, io_uring) | [`Regions::set_pinned`], [`Hold::Pinned`] |
 //! | a log of writes, for migration | [`Hold::Logged`], or enter what [`Outcome::discarded`] counts |
-//! | a snapshot, postcopy, an operator | [`Hold::Suspended`] |
+//! | a snapshot, postcopy, an operator | [`Hold::Suspended`], which ends the claims of requests that are not answered |
 //!
 //! It cannot see a VMM that serves page faults of the guest with userfaultfd(2), which decides what a hole reads as.
 //! With such a VMM claim nothing.

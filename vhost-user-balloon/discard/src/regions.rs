@@ -13,7 +13,8 @@ use crate::zeros::Zeros;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum Hold {
-    /// The operator wants that, or memory is copied: a background snapshot, an incoming postcopy.
+    /// The operator wants that, memory is copied (a background snapshot), or userfaultfd(2) serves it (an incoming
+    /// postcopy). Begin it before the copy, and before userfaultfd has the memory.
     Suspended,
     /// Writes are logged, and the VMM does not enter discards into the log. One that does has no need for this.
     Logged,
@@ -241,12 +242,14 @@ impl Regions {
         }
     }
 
-    /// Discard nothing from now on, or go on with it.
+    /// Discard nothing from now on, or go on with it. When a hold begins, requests that are not answered lose their
+    /// claims.
     pub fn hold(&mut self, hold: Hold, on: bool) {
         if !on {
             self.holds.remove(&hold);
-        } else if self.holds.insert(hold) && hold != Hold::Suspended {
-            // What was discarded until now is not in the log; or a device may write there.
+        } else if self.holds.insert(hold) {
+            // What was discarded until now is not in the log or the copy, a device may write there, or the handler
+            // of userfaultfd decides what a missing page reads as.
             self.work.values_mut().for_each(|(_, work)| work.forget(hold.reason()));
         }
     }
