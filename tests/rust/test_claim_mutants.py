@@ -43,7 +43,10 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tests_of(workspace: Path, crate: str, names: list[str]) -> run.Done:
     """Run these tests of a crate."""
     environment = {**os.environ, "CARGO_TARGET_DIR": str(paths.sub("obj", "rust-claims"))}
-    kinds = ["--lib", "--tests"] if crate != daemon.NAME else ["--lib", "--test", "device"]
+    if crate == daemon.NAME:
+        kinds = ["--lib", "--test", "device"]
+    else:
+        kinds = ["--all-features", "--lib", "--tests"]
     argv = ["cargo", "test", "--locked", "--no-fail-fast", "-p", crate, *kinds, "--", *names]
     with lock.locked("cargo-claims"):
         return run.ask(argv, env=environment, cwd=workspace)
