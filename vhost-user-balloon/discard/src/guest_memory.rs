@@ -41,6 +41,10 @@ fn region_of<B: Bitmap>(
         // Its flags are what somebody wrote beside the pointer.
         return Err(RegionError::Mapping { guest });
     }
+    if flags & libc::MAP_ANONYMOUS != 0 && file.is_some() {
+        // Linux ignores the file of an anonymous mapping, so the guest does not see it.
+        return Err(RegionError::Mapping { guest });
+    }
     if flags & libc::MAP_SHARED != 0 {
         let file = file.ok_or(RegionError::Mapping { guest })?;
         let mut region = Region::new(file.arc().clone(), file.start(), guest, length)?;

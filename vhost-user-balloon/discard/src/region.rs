@@ -34,7 +34,8 @@ pub enum RegionError {
     Filesystem { guest: u64, device: String },
     #[error("the region at {guest:#x} overlaps another one")]
     Overlap { guest: u64 },
-    /// It is shared without a file, made from a pointer, or has huge pages of a size that its flags do not have.
+    /// It is shared without a file, anonymous with a file, made from a pointer, or has huge pages of a size that its
+    /// flags do not have.
     #[error("it is not known how the mapping of the region at {guest:#x} was made")]
     Mapping { guest: u64 },
 }

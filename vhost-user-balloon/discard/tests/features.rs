@@ -84,7 +84,10 @@ fn memory_of_which_nothing_is_known_is_left_out() {
     let owner = mapped(Some(template()), libc::MAP_SHARED);
     // SAFETY: the mapping exists until the end of this function.
     let raw = unsafe { MmapRegionBuilder::new(SIZE).with_raw_mmap_pointer(owner.as_ptr()) };
-    for mapping in [shared, raw.build().unwrap()] {
+    // Linux ignores the file.
+    let anonymous =
+        [libc::MAP_SHARED, PRIVATE].map(|flags| mapped(Some(template()), flags | libc::MAP_ANONYMOUS));
+    for mapping in [shared, raw.build().unwrap()].into_iter().chain(anonymous) {
         let memory = memory(mapping);
         let mut regions = Regions::new();
         let left_out = regions.set_memory(&memory);
