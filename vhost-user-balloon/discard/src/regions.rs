@@ -2,6 +2,7 @@
 //! All of guest memory, and what is known of it while requests are worked on.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use balloon_protocol::{QueueKind, Range};
 
@@ -65,7 +66,16 @@ impl Work {
     }
 }
 
-/// Identifies the memory of a guest between two changes of its regions.
+/// Numbers of tables and requests. Each is used once in this process, which may have several `Regions`, one after the
+/// other or at once.
+static NEXT_NUMBER: AtomicU64 = AtomicU64::new(1);
+
+fn next_number() -> u64 {
+    NEXT_NUMBER.fetch_add(1, Ordering::Relaxed)
+}
+
+/// Identifies the memory of a guest between two changes of its regions; no two [`Regions`] have the same, unless they
+/// never had memory.
 ///
 /// What a guest has given away of one table says nothing of the same addresses in the next one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -104,7 +114,6 @@ pub struct Regions {
     poisoned: bool,
     /// The request of each queue, by its number.
     work: BTreeMap<QueueKind, (u64, Work)>,
-    begun: u64,
     table: Table,
 }
 
@@ -119,7 +128,6 @@ impl Regions {
             holds: BTreeSet::new(),
             poisoned: false,
             work: BTreeMap::new(),
-            begun: 0,
             table: Table(0),
         }
     }
@@ -164,7 +172,7 @@ impl Regions {
         for (region, aliased) in self.regions.iter_mut().zip(aliased) {
             region.set_aliased(aliased);
         }
-        self.table.0 = self.table.0.wrapping_add(1);
+        self.table = Table(next_number());
         self.work.clear();
     }
 
@@ -289,12 +297,13 @@ impl Regions {
 
     /// A request of this queue begins. One of the same queue that is not answered is given up.
     pub fn begin(&mut self, queue: QueueKind) -> Request {
-        self.begun = self.begun.wrapping_add(1);
-        self.work.insert(queue, (self.begun, Work::default()));
-        Request { queue, number: self.begun, table: self.table }
+        let number = next_number();
+        self.work.insert(queue, (number, Work::default()));
+        Request { queue, number, table: self.table }
     }
 
-    /// Give a range of the guest's addresses back to the host, for a request. Of one that has ended, nothing goes.
+    /// Give a range of the guest's addresses back to the host, for a request. Of one that has ended, or was begun with
+    /// other [`Regions`], nothing goes.
     ///
     /// Only whole host pages go; nothing outside of memory is touched.
     pub fn discard(&mut self, request: &Request, range: Range) -> Outcome {
@@ -303,7 +312,7 @@ impl Regions {
     }
 
     /// Give a range of the memory that `table` identifies back to the host without a request: nothing is claimed. If a
-    /// region has come or gone since, nothing goes.
+    /// region has come or gone since, or the table is that of other [`Regions`], nothing goes.
     pub fn release(&mut self, table: Table, range: Range) -> Outcome {
         if table == self.table { self.give_back(None, range) } else { Outcome::ended() }
     }

@@ -190,6 +190,21 @@ fn a_table_that_changes_ends_what_was_made_for_it() {
     }
 }
 
+/// A VMM that makes its table anew, with other memory at the same addresses.
+#[test]
+fn a_table_of_other_regions_has_ended() {
+    let (mut first, _) = guest();
+    let old = first.begin(REPORTING);
+    let (mut second, file) = guest();
+    let new = second.begin(REPORTING);
+    assert_eq!(second.release(first.table(), r(0, MIB)).doubt, Some(Reason::Ended));
+    assert_eq!(second.discard(&old, r(0, MIB)).doubt, Some(Reason::Ended));
+    assert!(is_filled(&file, 0));
+    assert_eq!(second.discard(&new, r(0, MIB)).discarded, MIB);
+    assert_eq!(known(&mut second, old, r(0, MIB)), Err(Reason::Ended));
+    assert_eq!(known(&mut second, new, r(0, MIB)), Ok(Backing::Tmpfs));
+}
+
 #[test]
 fn rings_and_answers() {
     let (mut regions, file) = guest();
