@@ -8,8 +8,9 @@ use vm_memory::bitmap::Bitmap;
 use vm_memory::{FileOffset, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, GuestRegionMmap};
 
 use crate::claim::{Backing, Reason};
+use crate::error::RegionError;
 use crate::file::{backing_of, page_size};
-use crate::region::{Region, RegionError};
+use crate::region::Region;
 use crate::regions::Regions;
 
 impl Regions {

@@ -73,6 +73,7 @@
 #![warn(clippy::must_use_candidate, clippy::missing_errors_doc)]
 
 mod claim;
+mod error;
 mod file;
 #[cfg(feature = "vm-memory")]
 mod guest_memory;
@@ -83,8 +84,9 @@ mod regions;
 mod zeros;
 
 pub use claim::{Backing, Claim, Reason};
+pub use error::RegionError;
 pub use file::{SYS_CACHESTAT, is_empty, is_zero};
 #[cfg(feature = "virtio-queue")]
 pub use queue::rings_of;
-pub use region::{FileId, Region, RegionError};
+pub use region::{FileId, Region};
 pub use regions::{Answer, Hold, Outcome, Regions, Request, Table};

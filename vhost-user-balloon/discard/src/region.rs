@@ -3,42 +3,15 @@
 
 use std::any::Any;
 use std::fs::File;
-use std::io;
 use std::sync::Arc;
 
 use balloon_protocol::{PAGE_SIZE, Range};
 use rustix::fs::{AtFlags, FileType, StatxFlags};
 use rustix::io::Errno;
-use thiserror::Error;
 
 use crate::claim::{Backing, Reason};
+use crate::error::RegionError;
 use crate::file::{backing_of, drop_private, is_empty, page_size, punch};
-
-/// Why memory cannot be a region of the guest; `guest` is where it would begin there.
-#[derive(Debug, Error)]
-#[allow(missing_docs)]
-#[non_exhaustive]
-pub enum RegionError {
-    #[error("cannot look at the descriptor of the region at {guest:#x}: {source}")]
-    Stat { guest: u64, source: io::Error },
-    /// Touching its end would be a SIGBUS.
-    #[error("the region at {guest:#x} ends at byte {end:#x} of a file that has {size:#x}")]
-    PastEnd { guest: u64, end: u64, size: u64 },
-    /// It passes the end of the address space or of the file's offsets, is empty, or is not made of (huge) pages.
-    #[error("the region at {guest:#x} cannot have {length:#x} bytes from byte {offset:#x} of a file")]
-    Extent { guest: u64, length: u64, offset: u64 },
-    #[error("the region at {guest:#x} is not a regular file (its mode is {mode:#o})")]
-    Kind { guest: u64, mode: u32 },
-    /// A filesystem whose holes are not known to read as zero, or that a server answers for.
-    #[error("the region at {guest:#x} is on device {device}, not on tmpfs, hugetlbfs, ext4 or XFS")]
-    Filesystem { guest: u64, device: String },
-    #[error("the region at {guest:#x} overlaps another one")]
-    Overlap { guest: u64 },
-    /// It is shared without a file, anonymous with a file, made from a pointer, or has huge pages of a size that its
-    /// flags do not have.
-    #[error("it is not known how the mapping of the region at {guest:#x} was made")]
-    Mapping { guest: u64 },
-}
 
 /// Identifies a file, whatever descriptor it came by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

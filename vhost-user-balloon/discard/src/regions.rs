@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use balloon_protocol::{QueueKind, Range};
 
 use crate::claim::{Backing, Claim, Reason};
-use crate::region::{FileId, Region, RegionError};
+use crate::error::RegionError;
+use crate::region::{FileId, Region};
 use crate::zeros::Zeros;
 
 /// Why nothing is discarded for a while.
