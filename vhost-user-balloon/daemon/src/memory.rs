@@ -159,7 +159,7 @@ impl Memory {
         let part = FilePart::new(file.clone(), &region).map_err(map)?;
         let range = region.guest();
         let unmapped = Mapped::new(file, offset, length, &region).map_err(map)?;
-        region.coarsen(self.unit);
+        region.coarsen(self.unit)?;
         if self.all_shared || (!region.has_name() && self.shared.contains(&part.id)) {
             region.set_known_shared();
         }

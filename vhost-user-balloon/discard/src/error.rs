@@ -5,7 +5,7 @@ use std::io;
 
 use thiserror::Error;
 
-/// Why memory cannot be a region of the guest.
+/// Why memory cannot be a region of the guest, or not as it was asked for.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum RegionError {
@@ -65,5 +65,13 @@ pub enum RegionError {
     Mapping {
         /// Where the region would begin in the guest.
         guest: u64,
+    },
+    /// The unit for [`Region::coarsen`](crate::Region::coarsen) is not a power of two.
+    #[error("the region at {guest:#x} cannot be discarded in units of {size} bytes: not a power of two")]
+    Unit {
+        /// Where the region begins in the guest.
+        guest: u64,
+        /// The unit in bytes.
+        size: u64,
     },
 }

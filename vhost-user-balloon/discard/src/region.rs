@@ -240,12 +240,18 @@ impl Region {
         self.aliased = aliased;
     }
 
-    /// Discard in units of `size` at least, a power of two: where the host has huge pages in a file on
-    /// tmpfs, taking a small page out of one breaks it up.
-    pub fn coarsen(&mut self, size: u64) {
-        if size.is_power_of_two() {
-            self.host_page = self.host_page.max(size);
+    /// Discard in units of `size` at least: where the host has huge pages in a file on tmpfs, taking a small page out
+    /// of one breaks it up.
+    ///
+    /// # Errors
+    ///
+    /// `size` is not a power of two; nothing has changed.
+    pub fn coarsen(&mut self, size: u64) -> Result<(), RegionError> {
+        if !size.is_power_of_two() {
+            return Err(RegionError::Unit { guest: self.guest.start(), size });
         }
+        self.host_page = self.host_page.max(size);
+        Ok(())
     }
 
     /// What the region's memory would read as if it were discarded.

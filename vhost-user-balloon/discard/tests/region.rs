@@ -183,9 +183,11 @@ fn host_pages_are_those_of_the_file() {
     // A small page of the machine.
     let page = u64::try_from(rustix::param::page_size()).unwrap();
     assert_eq!(region.host_page(), page);
-    region.coarsen(2 * MIB);
-    region.coarsen(3);
-    region.coarsen(4096);
+    region.coarsen(2 * MIB).unwrap();
+    region.coarsen(4096).unwrap();
+    for wrong in [0, 3, 3 * MIB] {
+        assert!(matches!(region.coarsen(wrong), Err(RegionError::Unit { size, .. }) if size == wrong));
+    }
     assert_eq!(region.host_page(), 2 * MIB);
     // The file's first huge page begins before the region.
     assert_eq!(region.touched_pages(r(100 * MIB, 4096)), None);
