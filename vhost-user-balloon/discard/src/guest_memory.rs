@@ -21,6 +21,7 @@ impl Regions {
     /// private is discarded without a claim.
     ///
     /// Returns why mappings are left out; nothing is discarded there.
+    #[must_use = "nothing is discarded of a mapping that is left out"]
     pub fn set_memory<B>(&mut self, memory: &GuestMemoryMmap<B>) -> Vec<RegionError>
     where
         B: Bitmap + Send + Sync + 'static,
