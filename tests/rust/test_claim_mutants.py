@@ -40,7 +40,7 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return repository / daemon.WORKSPACE.name
 
 
-def tests_of(workspace: Path, crate: str, names: list[str]) -> run.Done:
+def outcome_of(workspace: Path, crate: str, names: list[str]) -> run.Done:
     """Run these tests of a crate."""
     environment = {**os.environ, "CARGO_TARGET_DIR": str(paths.sub("obj", "rust-claims"))}
     if crate == daemon.NAME:
@@ -49,6 +49,9 @@ def tests_of(workspace: Path, crate: str, names: list[str]) -> run.Done:
         kinds = ["--all-features", "--lib", "--tests"]
     argv = ["cargo", "test", "--locked", "--no-fail-fast", "-p", crate, *kinds, "--", *names]
     with lock.locked("cargo-claims"):
+        # Cargo would run what another worker has built of its copy since.
+        for source in workspace.rglob("*.rs"):
+            source.touch()
         return run.ask(argv, env=environment, cwd=workspace)
 
 
@@ -56,7 +59,7 @@ def test_none(workspace: Path) -> None:
     """The control: without a mistake each of these tests passes."""
     for crate in sorted({field(name, "Crate") for name in PATCHES}):
         tests = {field(name, "Found-by") for name in PATCHES if field(name, "Crate") == crate}
-        done = tests_of(workspace, crate, sorted(tests))
+        done = outcome_of(workspace, crate, sorted(tests))
         assert done.returncode == 0, done.stdout + done.stderr
         for test in tests:
             assert re.search(rf"^test (\w+::)*{test} \.\.\. ok$", done.stdout, re.M), test
@@ -65,12 +68,17 @@ def test_none(workspace: Path) -> None:
 @pytest.mark.parametrize("name", PATCHES)
 def test_mutant(name: str, workspace: Path) -> None:
     patch = ["patch", "-sp1", "-i", str(PATCHES[name])]
-    run.output([*patch], f"cannot make {name}", "save the patch again", cwd=workspace.parent)
+    run.output(patch, f"cannot make {name}", "save the patch again", cwd=workspace.parent)
+    text = PATCHES[name].read_text(encoding="utf-8")
+    changed = re.findall(r"^\+\+\+ b/(\S+)$", text, re.MULTILINE)
+    assert changed
     try:
         test = field(name, "Found-by")
-        done = tests_of(workspace, field(name, "Crate"), [test])
+        done = outcome_of(workspace, field(name, "Crate"), [test])
     finally:
-        run.output([*patch, "-R"], f"cannot undo {name}", "see the patch", cwd=workspace.parent)
+        for file in changed:
+            # patch -R could put a line elsewhere.
+            shutil.copy(paths.REPO / file, workspace.parent / file)
     assert "error: could not compile" not in done.stderr, done.stderr[-3000:]
     found = re.search(rf"^test (\w+::)*{test} \.\.\. FAILED$", done.stdout, re.M)
     assert done.returncode and found, f"not found:\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
