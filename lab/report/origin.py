@@ -8,6 +8,7 @@ from lab.report.results import Result
 
 PATCHES = ("linux/parts/*/series", "linux/parts/*/*.patch")
 THIS, UNKNOWN = "this series", "unknown"
+FEW = 3  # parts that changed, and are named
 
 
 def changed(result: Result) -> list[str]:
@@ -25,9 +26,13 @@ def later(commit: str) -> str:
 
 
 def words(result: Result) -> str:
-    """THIS, or the first change of the series that the result lacks."""
-    if not changed(result):
+    """THIS, or the first change of the series that the result lacks; with the parts, if few."""
+    if not (parts_of := changed(result)):
         return THIS
     commit = result.versions.get("knownzero", "")
-    first = later(commit) if result.parts else ""
-    return f"before {first}" if first else UNKNOWN
+    if not (first := later(commit) if result.parts else ""):
+        return UNKNOWN
+    if len(parts_of) > FEW:
+        return f"before {first}"
+    names = ", ".join(name.removeprefix("linux/") for name in parts_of)
+    return f"{THIS}, except {names} (before {first})"

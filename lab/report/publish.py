@@ -42,7 +42,8 @@ RUNS = """
 Each run has a page with every figure: medians, in brackets the 10th to 90th percentile; the change
 with its 95 % interval; the distance from the floor kernel, which leaves the memory as it is.
 result.json beside it has the number of repetitions, the p of each row and the text of each target.
-A run measured this series, or the one before the commit to linux/parts that is named.
+A run measured this series, or the one before the commit to linux/parts that is named; if few parts
+differ, these are named.
 
 """
 

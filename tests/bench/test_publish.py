@@ -217,7 +217,8 @@ def test_a_page_has_every_figure_of_its_run(tmp_path: Path, to: Path) -> None:
 def test_a_page_says_which_series_was_measured(tmp_path: Path, to: Path) -> None:
     """This one; or the first commit to linux/parts that the run lacks."""
     now = parts.keys()
-    old = now | {"linux/zeroed": "another"}
+    zeroed = now | {"linux/zeroed": "another"}
+    old = now | dict.fromkeys([name for name in now if name.startswith("linux/")], "another")
     commit = "5be6291"
     first = origin.later(commit)
     assert first.startswith("5fa70d6 ") and "let no lock wait" in first
@@ -225,6 +226,7 @@ def test_a_page_says_which_series_was_measured(tmp_path: Path, to: Path) -> None
     for measured, words in (
         (now, origin.THIS),
         (now | {"qemu/reporting": "another"}, origin.THIS),
+        (zeroed, f"{origin.THIS}, except zeroed (before {first})"),
         (old, f"before {first}"),
         ({}, origin.UNKNOWN),
     ):
