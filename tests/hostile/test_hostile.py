@@ -199,6 +199,50 @@ def test_the_next_front_end_waits_for_the_end_of_the_last(device: Device) -> Non
         second.works()
 
 
+@contextlib.contextmanager
+def refilled(vm: FrontEnd) -> Iterator[None]:
+    """A guest that keeps its ring full of lists that are as much work as can be."""
+    list_at = 32 * MIB
+    vm.memory[list_at : list_at + 0x4000] = words(
+        *((PLAY >> 12) + n * 2 % 0x1800 for n in range(4096))
+    )
+    at = vm.bases[INFLATE]
+    for slot in range(128):
+        vm.descriptor(INFLATE, slot, list_at, 0x4000)
+        vm.memory[at + 0x1004 + slot * 2 : at + 0x1006 + slot * 2] = struct.pack("<H", slot)
+    stop = threading.Event()
+
+    def guest() -> None:
+        while not stop.wait(0.001):
+            index = vm.used_index(INFLATE) + 128 & 0xFFFF
+            vm.memory[at + 0x1002 : at + 0x1004] = struct.pack("<H", index)
+            vm.kick(INFLATE)
+
+    thread = threading.Thread(target=guest)
+    thread.start()
+    try:
+        assert eventually(lambda: vm.used_index(INFLATE) > 1)
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+def test_messages_of_a_front_end_that_has_hung_up_delay_nobody(device: Device) -> None:
+    """As many as the socket holds; the daemon works on a ring between one and the next."""
+    with FrontEnd(device) as first:
+        first.start()
+        with refilled(first):
+            first.socket.setblocking(False)
+            first.raw(words(3, 1, 0) * 20_000)  # SET_OWNER
+            first.socket.close()
+            began = device.clock()
+            with FrontEnd(device) as second:
+                second.start()
+                second.works()
+                assert device.clock() - began < PROMISE, device.log()
+
+
 def test_d6_a_second_front_end_is_refused_at_once(
     start: Start, binary: Path, tmp_path: Path
 ) -> None:
@@ -1243,23 +1287,7 @@ def test_v4_a_report_into_which_the_device_writes_is_no_claim(
 
 
 def test_a_guest_that_refills_its_ring(vm: FrontEnd) -> None:
-    list_at = 32 * MIB
-    vm.memory[list_at : list_at + 0x4000] = words(
-        *((PLAY >> 12) + n * 2 % 0x1800 for n in range(4096))
-    )
-    at = vm.bases[INFLATE]
-    for slot in range(128):
-        vm.descriptor(INFLATE, slot, list_at, 0x4000)
-        vm.memory[at + 0x1004 + slot * 2 : at + 0x1006 + slot * 2] = struct.pack("<H", slot)
-
-    def guest() -> None:
-        index = vm.used_index(INFLATE) + 128 & 0xFFFF
-        vm.memory[at + 0x1002 : at + 0x1004] = struct.pack("<H", index)
-
-    guest()  # before the kick, else the device finds nothing, and sleeps
-    with repeated(guest):
-        vm.kick(INFLATE)
-        assert eventually(lambda: vm.used_index(INFLATE) > 1)
+    with refilled(vm):
         for _ in range(10):
             began = vm.device.clock()
             vm.get("GET_FEATURES")

@@ -25,7 +25,7 @@ pub enum Event {
     /// A thread that closes descriptors has room again.
     Drained,
     FrontEnd,
-    /// Comes with the last of the front end's messages, or later.
+    /// The front end has closed its end, or both directions.
     Hangup,
     Kick(usize),
     Control(Option<usize>),
@@ -65,7 +65,7 @@ impl Server {
         polled?;
         let mut ready = Vec::new();
         for (event, came) in events.into_iter().zip(came) {
-            if event == Event::FrontEnd && came.intersects(PollFlags::HUP | PollFlags::RDHUP) {
+            if event == Event::FrontEnd && came.contains(PollFlags::HUP) {
                 ready.push(Event::Hangup);
             }
             if event == Event::Drained && !came.is_empty() {
@@ -88,7 +88,7 @@ impl Server {
         polls.extend(drained.map(|poll| (Event::Drained, poll)));
         polls.extend(front_end.map(|front_end| {
             let (socket, events) = front_end.poll();
-            (Event::FrontEnd, PollFd::from_borrowed_fd(socket, events | PollFlags::RDHUP))
+            (Event::FrontEnd, PollFd::from_borrowed_fd(socket, events))
         }));
         for index in 0..QueueMap::MAX {
             let kick = self.device.ring(index).filter(|ring| ring.is_running()).and_then(Ring::kick);

@@ -36,9 +36,7 @@ impl Server {
                     Err(error) => limited!(self.device.limiter, %error, "left a front end"),
                 }
             }
-            // One that has hung up is served to its end before the next one.
             if ready.contains(&Event::Newcomer)
-                && !(ready.contains(&Event::Hangup) && front_end.is_some())
                 && let Some(listener) = &listener
             {
                 self.accept(listener, front_end.is_some());
@@ -76,7 +74,13 @@ impl Server {
         if !ready.contains(&Event::FrontEnd) && served.deadline().is_none() && !lost && !waited {
             return None;
         }
-        match served.serve(&mut self.device) {
+        let served = match ready.contains(&Event::Hangup) {
+            // No reply can arrive, and disconnect() undoes what its last messages would do: they are dropped, or the
+            // next front end would wait for them.
+            true => Ok(false),
+            false => served.serve(&mut self.device),
+        };
+        match served {
             _ if lost => Some(Err(ServerError::MemoryLost(self.device.memory.loss()))),
             _ if waited => Some(Err(ProtocolError::Blocks.into())),
             Ok(true) => None,
