@@ -434,6 +434,70 @@ def test_v5_tables_that_come_and_go_share_one_bound(device: Device) -> None:
                     (group.parent / "cgroup.procs").write_text(str(device.process.pid))
 
 
+def test_v5_a_file_that_is_open_counts_after_its_last_name(vm: FrontEnd) -> None:
+    """The front end has each file open by its first name.
+
+    The kernel reports the deletion when the file loses its second name.
+    """
+    size, files = MIB, []
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        for _ in range(4):
+            names = [(Path(folder, f"{n}"), Path(folder, f"{n}.link")) for n in range(15)]
+            new = [os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC) for name, _ in names]
+            files += new
+            for fd, (name, link) in zip(new, names, strict=True):
+                os.ftruncate(fd, size)
+                link.hardlink_to(name)
+            fill_with_rings(vm, new, size)
+            for name, link in names:
+                name.unlink()
+                link.unlink()
+    charged = sum(os.fstat(fd).st_blocks * 512 for fd in files)
+    # Of a ring without a chain, two of three pages.
+    assert 10 * MIB <= charged <= 17 * MIB, charged
+    for fd in files:
+        os.close(fd)
+
+
+def test_v5_a_file_with_the_numbers_of_a_deleted_one(vm: FrontEnd, tmp_path: Path) -> None:
+    """A filesystem gets the device of one that was unmounted, and a file the number of another."""
+    libc, size = ctypes.CDLL(None, use_errno=True), 24 * MIB
+
+    def in_a_new_filesystem() -> int:
+        """A file that is all that keeps its filesystem."""
+        if libc.mount(b"none", bytes(tmp_path), b"tmpfs", 0, None):
+            pytest.skip("only root can mount a file system")
+        fd = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+        libc.umount2(bytes(tmp_path), 2)
+        os.ftruncate(fd, size)
+        return fd
+
+    files = [in_a_new_filesystem()]
+    deleted = os.fstat(files[0])
+    assert fill_with_rings(vm, files, size) > 0
+    assert vm.table((0, RAM, USER, 0))
+    os.close(files.pop())
+
+    def same() -> bool:
+        """The daemon closes its descriptor of the file in another thread."""
+        fd = in_a_new_filesystem()
+        if os.path.samestat(os.fstat(fd), deleted):
+            files.append(fd)
+        else:
+            os.close(fd)
+        return bool(files)
+
+    if not eventually(same):
+        raise OutOfLuck("another filesystem took the device")
+    files.append(memfd(size))
+    for fd in files:
+        fill_with_rings(vm, [fd], size)
+    charged = sum(os.fstat(fd).st_blocks * 512 for fd in files)
+    assert charged <= 17 * MIB, charged
+    for fd in files:
+        os.close(fd)
+
+
 @pytest.mark.parametrize("tables", [False, True], ids=["once", "again"])
 def test_d2_rings_in_huge_pages_have_a_bound(device: Device, tables: bool) -> None:
     """A page that the guest has costs nothing; of those that nobody has, the daemon takes 64."""

@@ -22,6 +22,10 @@ pub struct FilePart {
     is_huge: bool,
     /// How much memory a hole takes when one byte of it is touched.
     pub fault_size: u64,
+    /// The device that its filesystem is on.
+    pub device: (u32, u32),
+    /// Its number among the files that are counted, once it is.
+    pub counted: Option<u64>,
 }
 
 impl FilePart {
@@ -35,6 +39,8 @@ impl FilePart {
             guest: region.guest(),
             is_huge: region.backing() == Some(Backing::Hugetlbfs),
             fault_size: u64::from(about.stx_blksize).max(page_size()),
+            device: (about.stx_dev_major, about.stx_dev_minor),
+            counted: None,
             file,
         })
     }

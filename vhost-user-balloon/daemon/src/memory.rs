@@ -226,10 +226,10 @@ impl Memory {
     }
 
     /// Whether these ranges may be touched. Holes in them become memory that this process is charged for,
-    /// which is bounded for all files that exist.
+    /// which is bounded: see charge.rs.
     pub fn may_touch(&mut self, ranges: impl Iterator<Item = Range>) -> bool {
         for range in ranges {
-            for Slot { guest, part: file, .. } in &self.slots {
+            for Slot { guest, part: file, .. } in &mut self.slots {
                 let Some(mut rest) = range.intersection(*guest) else { continue };
                 let unit = file.fault_size;
                 loop {
@@ -237,7 +237,7 @@ impl Memory {
                     let room = unit.saturating_sub(at.checked_rem(unit).unwrap_or(0));
                     let part = Range::new(rest.start(), rest.length().min(room)).unwrap_or(rest);
                     let number = at.checked_div(unit).unwrap_or(0);
-                    let counted = self.charges.has(unit, (file.id, number));
+                    let counted = self.charges.has(file, number);
                     if !counted && file.has_hole(part) && !self.charges.add(file, number) {
                         return false;
                     }
