@@ -1377,24 +1377,84 @@ def test_connections_do_not_fill_the_log(device: Device) -> None:
 # subcommands
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_flush_that_is_interrupted_returns_the_memory(start: Start, number: int) -> None:
-    """A guest that answers with its statistics, and never inflates."""
-    device = start("--stats-interval", "0", "--target", "4M")
+@contextlib.contextmanager
+def flushing(vm: FrontEnd) -> Iterator[subprocess.Popen[str]]:
+    """A flush of a guest that answers with its statistics, and never inflates."""
+    device = vm.device
     argv: list[str | Path] = [device.binary, "flush", "--control", device.control]
-    with FrontEnd(device) as vm:
-        vm.start()
-        vm.memory[PLAY : PLAY + 10] = struct.pack("<HQ", FREE_MEMORY, 96 * MIB)
-        vm.put(STATS, (PLAY, 10, False))
-        vm.kick(STATS)
-        with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as flush:
+    before = device.ask(command="target")["target"]
+    vm.memory[PLAY : PLAY + 10] = struct.pack("<HQ", FREE_MEMORY, 96 * MIB)
+    vm.put(STATS, (PLAY, 10, False))
+    vm.kick(STATS)
+    with subprocess.Popen(argv, stderr=subprocess.PIPE, text=True) as flush:
+        try:
             assert vm.used(STATS) == 0
             vm.put(STATS, (PLAY, 10, False))
             vm.kick(STATS)
-            assert eventually(lambda: device.ask(command="target")["target"] > 4 * MIB)
-            flush.send_signal(number)
-            assert flush.wait(PATIENCE) == -number
-        assert device.ask(command="target")["target"] == 4 * MIB
+            assert eventually(lambda: device.ask(command="target")["target"] > before)
+            yield flush
+        finally:
+            flush.kill()
+
+
+@pytest.fixture
+def flushed(start: Start, tmp_path: Path) -> Iterator[FrontEnd]:
+    """A guest whose target of 4 MiB is in a state file."""
+    state = tmp_path / "state"
+    state.write_text(json.dumps({"target": 4 * MIB, "discard": True}))
+    with FrontEnd(start("--stats-interval", "0", "--state", str(state))) as vm:
+        vm.start()
+        yield vm
+
+
+def saved(vm: FrontEnd) -> int:
+    """The target in the state file, after another command was saved."""
+    assert vm.device.ask(command="discard", enabled=True)["ok"]
+    target: int = json.loads(Path(vm.device.options[-1]).read_text())["target"]
+    return target
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+def test_a_flush_that_is_interrupted_returns_the_memory(flushed: FrontEnd, number: int) -> None:
+    with flushing(flushed) as flush:
+        assert saved(flushed) == 4 * MIB
+        flush.send_signal(number)
+        assert flush.wait(PATIENCE) == -number
+    assert flushed.device.ask(command="target")["target"] == saved(flushed) == 4 * MIB
+
+
+def test_the_target_of_a_flush_ends_with_the_daemon(flushed: FrontEnd) -> None:
+    device = flushed.device
+    with flushing(flushed):
+        assert device.ask(command="discard", enabled=True)["ok"]
+        device.end(signal.SIGKILL)
+    device.start()
+    assert device.ask(command="target")["target"] == 4 * MIB
+
+
+def test_a_flush_is_the_only_one(flushed: FrontEnd) -> None:
+    device = flushed.device
+    with flushing(flushed) as flush:
+        wanted = device.ask(command="target")["target"]
+        for request in ({"bytes": 8 * MIB}, {}):
+            answer = device.ask(command="flush", **request)
+            assert not answer["ok"] and "another client's flush runs" in answer["error"]
+        assert device.ask(command="target")["target"] == wanted
+        flush.kill()
+        assert flush.wait(PATIENCE) == -signal.SIGKILL
+    assert device.ask(command="target")["target"] == saved(flushed) == 4 * MIB
+    # Each of these requests has a connection of its own.
+    assert device.ask(command="flush", bytes=8 * MIB)["target"] == 8 * MIB
+    assert device.ask(command="target")["target"] == 4 * MIB
+
+
+def test_a_new_target_ends_a_flush(flushed: FrontEnd) -> None:
+    device = flushed.device
+    with flushing(flushed) as flush:
+        assert device.ask(command="target", bytes=2 * MIB)["target"] == 2 * MIB
+        _, error = flush.communicate(timeout=PATIENCE)
+        assert flush.returncode == 1 and f"became {2 * MIB} bytes" in error, error
+    assert device.ask(command="target")["target"] == saved(flushed) == 2 * MIB
 
 
 def balloon(vm: FrontEnd, pages: int) -> None:

@@ -62,6 +62,11 @@ impl Client {
         })
     }
 
+    /// Which connection it is.
+    pub fn peer(&self) -> Peer {
+        self.socket.peer()
+    }
+
     /// When it is answered at the latest.
     pub fn due(&self) -> Option<Instant> {
         self.owed.map(|owed| match owed {

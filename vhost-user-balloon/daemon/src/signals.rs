@@ -4,7 +4,7 @@
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use vmm_sys_util::signal::{block_signal, create_sigset, register_signal_handler, unblock_signal};
+use vmm_sys_util::signal::{block_signal, create_sigset, register_signal_handler};
 
 /// Exit status: the front end has truncated guest memory, and there is no other front end to serve.
 pub const MEMORY_LOST: i32 = 4;
@@ -134,30 +134,16 @@ pub fn block_timer() {
 }
 
 /// Signals that are kept from the thread that made this and from those that it starts.
-pub struct Blocked(libc::sigset_t, &'static [libc::c_int]);
+pub struct Blocked(libc::sigset_t);
 
 /// From now on these signals wait. Call it before any other thread exists.
-pub fn block(signals: &'static [libc::c_int]) -> io::Result<Blocked> {
+pub fn block(signals: &[libc::c_int]) -> io::Result<Blocked> {
     // One that is blocked already stays so.
     signals.iter().for_each(|signal| drop(block_signal(*signal)));
-    Ok(Blocked(create_sigset(signals)?, signals))
+    Ok(Blocked(create_sigset(signals)?))
 }
 
 impl Blocked {
-    /// Whether one of them waits.
-    pub fn has_one(&self) -> bool {
-        let mut waiting = self.0;
-        // SAFETY: the call writes a set to a variable of this function.
-        let known = unsafe { libc::sigpending(&raw mut waiting) } == 0;
-        // SAFETY: the set is initialised.
-        known && self.1.iter().any(|signal| unsafe { libc::sigismember(&raw const waiting, *signal) } == 1)
-    }
-
-    /// From now on they arrive, one that waits at once.
-    pub fn unblock(self) {
-        self.1.iter().for_each(|signal| drop(unblock_signal(*signal)));
-    }
-
     /// Wait for one of them.
     pub fn wait(&self) -> bool {
         let mut signal = 0;

@@ -12,7 +12,6 @@ use thiserror::Error;
 
 use crate::cli::{Command, Switch, Where};
 use crate::control::Request;
-use crate::signals;
 
 const MIB: u64 = 1 << 20;
 
@@ -26,8 +25,11 @@ pub enum ClientError {
     Refused(String),
     #[error("{error}")]
     NoReport { error: String, temporary: bool },
-    #[error("cannot keep signals until the flush is over: {0}; use target")]
-    Signals(io::Error),
+    #[error(
+        "cannot flush: the target became {now} bytes instead of {target}, by another command or another size of \
+         guest memory; run flush again"
+    )]
+    Replaced { target: u64, now: u64 },
     #[error(
         "the balloon does not reach {target} bytes: it has {actual} after {seconds} s; see the subcommand status"
     )]
@@ -90,22 +92,34 @@ impl Connection {
         stream.set_read_timeout(Some(limit)).map_err(|error| ClientError::Answer(error.to_string()))
     }
 
-    fn sizes(&mut self, target: Option<u64>) -> Result<(u64, u64), ClientError> {
-        let value = self.ask(&Request::Target { bytes: target })?;
+    /// Target and actual size, by a request that answers with both.
+    fn sizes(&mut self, request: &Request) -> Result<(u64, u64), ClientError> {
+        let value = self.ask(request)?;
         let number = |name| value.get(name).and_then(Value::as_u64);
         number("target").zip(number("actual")).ok_or_else(|| ClientError::Answer(value.to_string()))
     }
 
-    /// Wait until the balloon has its size, the time is over, or there is a reason to end.
-    fn follow(&mut self, target: u64, limit: Duration, ends: impl Fn() -> bool) -> Result<u64, ClientError> {
+    /// Wait until the balloon has its size, the time is over, or the target is a reason to end. Returns both sizes.
+    fn follow(
+        &mut self,
+        target: u64,
+        limit: Duration,
+        ends: impl Fn(u64) -> bool,
+    ) -> Result<(u64, u64), ClientError> {
         let began = Instant::now();
         loop {
-            let (_, actual) = self.sizes(None)?;
-            if reached(target, actual) || began.elapsed() > limit || ends() {
-                return Ok(actual);
+            let (now, actual) = self.sizes(&Request::Target { bytes: None })?;
+            if reached(target, actual) || began.elapsed() > limit || ends(now) {
+                return Ok((now, actual));
             }
             std::thread::sleep(Duration::from_millis(50));
         }
+    }
+
+    /// The same for a target that no other command may replace meanwhile. Returns the actual size.
+    fn follow_flush(&mut self, target: u64, limit: Duration) -> Result<u64, ClientError> {
+        let (now, actual) = self.follow(target, limit, |now| now != target)?;
+        if now == target { Ok(actual) } else { Err(ClientError::Replaced { target, now }) }
     }
 }
 
@@ -123,9 +137,9 @@ pub fn run(command: &Command) -> Result<String, ClientError> {
         }
         Command::Target { to, size, wait } => {
             let mut connection = Connection::open(to)?;
-            let (target, mut actual) = connection.sizes(*size)?;
+            let (target, mut actual) = connection.sizes(&Request::Target { bytes: *size })?;
             if let Some(seconds) = wait {
-                actual = connection.follow(target, Duration::from_secs(seconds.get()), || false)?;
+                (_, actual) = connection.follow(target, Duration::from_secs(seconds.get()), |_| false)?;
                 if !reached(target, actual) {
                     return Err(ClientError::Late { actual, target, seconds: seconds.get() });
                 }
@@ -197,20 +211,15 @@ fn flush(to: &Where, leave: u64, seconds: u64) -> Result<String, ClientError> {
             "cannot flush: the guest has no statistic of its free memory; use target".to_owned(),
         )
     })?;
-    let (target, actual) = connection.sizes(None)?;
+    let (_, actual) = connection.sizes(&Request::Target { bytes: None })?;
     let spare = free.saturating_sub(leave) / 4096 * 4096;
     let limit = Duration::from_secs(seconds);
-    // A signal between the two targets would leave the guest without its memory.
-    let signals =
-        signals::block(&[libc::SIGINT, libc::SIGTERM, libc::SIGHUP]).map_err(ClientError::Signals)?;
-    let inflated = connection
-        .sizes(Some(actual.saturating_add(spare)))
-        .and_then(|(wanted, _)| connection.follow(wanted, limit, || signals.has_one()));
-    // Whatever happened, the guest gets its memory again.
-    let back = connection.sizes(Some(target));
-    signals.unblock();
-    let (inflated, (back, _)) = (inflated?, back?);
-    let actual = connection.follow(back, limit, || false)?;
+    // However this process ends: the device returns to its own target when the connection ends.
+    let bytes = Some(actual.saturating_add(spare));
+    let (wanted, _) = connection.sizes(&Request::Flush { bytes })?;
+    let inflated = connection.follow_flush(wanted, limit)?;
+    let (back, _) = connection.sizes(&Request::Flush { bytes: None })?;
+    let actual = connection.follow_flush(back, limit)?;
     if !reached(back, actual) {
         return Err(ClientError::Late { actual, target: back, seconds });
     }

@@ -19,6 +19,8 @@ const NO_ANSWER: &str =
     "cannot read statistics: the guest has not answered within 5 seconds; ask again later";
 const NO_STATISTICS: &str =
     "cannot read statistics: no driver with a queue for them has started; see the status";
+const OTHER_FLUSH: &str =
+    "cannot flush: another client's flush runs; wait for its end, or end it by a target";
 
 /// What clients are answered from, beside the device.
 #[derive(Debug)]
@@ -68,9 +70,12 @@ fn answer(device: &mut Device, operator: &Operator, client: &mut Client, line: &
             if let Some(bytes) = bytes {
                 device.set_target(bytes);
             }
-            let target = u64::from(device.config.num_pages).saturating_mul(PAGE_SIZE);
-            json!({ "ok": true, "target": target, "actual": device.actual() }).to_string()
+            sizes(device)
         }
+        Request::Flush { bytes } => match device.set_flush(client.peer(), bytes) {
+            true => sizes(device),
+            false => refused(OTHER_FLUSH),
+        },
         Request::Stats if device.queues.index(QueueKind::Stats).is_none() => refused(NO_STATISTICS),
         Request::Stats => {
             // If it is being asked already, that answer will do.
@@ -100,6 +105,11 @@ fn answer(device: &mut Device, operator: &Operator, client: &mut Client, line: &
     let state = State { target: device.target, discard: !device.is_inhibited() };
     let saved = operator.state.as_ref().filter(|_| changes).map_or(Ok(()), |file| file.save(Some(state)));
     client.answer(&saved.map_or_else(|error| refused(format_args!("done, but {error}")), |()| reply));
+}
+
+fn sizes(device: &Device) -> String {
+    let target = u64::from(device.config.num_pages).saturating_mul(PAGE_SIZE);
+    json!({ "ok": true, "target": target, "actual": device.actual() }).to_string()
 }
 
 fn statistics(device: &Device, asked: Instant, until: Instant) -> Option<String> {

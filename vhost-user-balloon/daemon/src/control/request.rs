@@ -11,6 +11,11 @@ pub enum Request {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         bytes: Option<u64>,
     },
+    /// A target for as long as the client is connected, or none any more.
+    Flush {
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        bytes: Option<u64>,
+    },
     Stats,
     Report {
         /// Seconds to wait for the guest.

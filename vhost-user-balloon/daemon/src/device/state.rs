@@ -16,6 +16,7 @@ use crate::limited;
 use crate::memory::Memory;
 use crate::metrics::Metrics;
 use crate::ring::Ring;
+use crate::threads::Peer;
 
 /// Count and log a malformed request.
 #[macro_export]
@@ -38,6 +39,8 @@ pub struct Device {
     pub(crate) queues: QueueMap,
     pub(crate) config: Config,
     pub(crate) target: u64,
+    /// A client's target, which counts more for as long as its flush runs.
+    flush: Option<(Peer, u64)>,
     pub(crate) memory: Memory,
     pub(super) rings: Vec<Ring>,
     pub(super) jobs: [Option<Job>; QueueMap::MAX],
@@ -74,6 +77,7 @@ impl Device {
             queues: QueueMap::new(Features::default()),
             config: Config::default(),
             target: options.target,
+            flush: None,
             memory: Memory::new(options.memory_is_shared, options.discard_unit),
             rings,
             jobs: Default::default(),
@@ -241,15 +245,35 @@ impl Device {
         self.notify_config = false;
     }
 
-    /// Let the balloon have another size: as many whole pages of it as the guest has memory.
+    /// Let the balloon have another size: as many whole pages of it as the guest has memory. A flush ends.
     pub fn set_target(&mut self, bytes: u64) {
         self.target = bytes;
+        self.flush = None;
         self.update_target();
+    }
+
+    /// Let the balloon have another size for a flush of this client, or end that. `false`: the flush of another client
+    /// runs.
+    pub(crate) fn set_flush(&mut self, client: Peer, bytes: Option<u64>) -> bool {
+        if self.flush.is_some_and(|(other, _)| other != client) {
+            return false;
+        }
+        self.flush = bytes.map(|bytes| (client, bytes));
+        self.update_target();
+        true
+    }
+
+    /// End a flush whose client is not connected any more.
+    pub(crate) fn check_flush(&mut self, is_connected: impl FnOnce(Peer) -> bool) {
+        if self.flush.take_if(|(client, _)| !is_connected(*client)).is_some() {
+            self.update_target();
+        }
     }
 
     pub(super) fn update_target(&mut self) {
         let total = self.memory.regions.total();
-        let bytes = if total == 0 { self.target } else { self.target.min(total) };
+        let wanted = self.flush.map_or(self.target, |(_, bytes)| bytes);
+        let bytes = if total == 0 { wanted } else { wanted.min(total) };
         let pages = u32::try_from(bytes >> PAGE_SHIFT).unwrap_or(u32::MAX);
         if pages != self.config.num_pages {
             self.config.num_pages = pages;
