@@ -1114,6 +1114,65 @@ def test_control_clients_that_are_none(device: Device) -> None:
         each.close()
 
 
+def test_many_requests_at_once_delay_nobody(device: Device) -> None:
+    """Answers that take long, since the guest's memory has many regions, to clients that read."""
+    count, status = 250, b'{"command":"status"}\n'
+    other = memfd(count * PAGE)
+
+    def read(client: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while client.recv(1 << 20):
+                pass
+
+    with FrontEnd(device) as vm:
+        vm.start()
+        for n in range(count):
+            place = longs(0, RAM + n * PAGE, PAGE, USER + RAM + n * PAGE, n * PAGE)
+            assert vm.accepted("ADD_MEM_REG", place, [other])
+        clients = [device.connect() for _ in range(14)]
+        threads = [threading.Thread(target=read, args=(client,)) for client in clients]
+        for thread, client in zip(threads, clients, strict=True):
+            thread.start()
+            client.sendall(status * (8000 // len(status)))
+        for _ in range(10):
+            began = device.clock()
+            device.status()
+            assert device.clock() - began < PROMISE / 4
+        for thread, client in zip(threads, clients, strict=True):
+            client.shutdown(socket.SHUT_RDWR)
+            thread.join()
+            client.close()
+    os.close(other)
+
+
+def test_a_client_that_sends_no_more_gets_all_answers(start: Start) -> None:
+    """As socat and nc -N do: they close the direction of sending after the last request."""
+    device = start("--stats-interval", "0")
+    with FrontEnd(device) as vm, device.connect() as client, client.makefile("rb") as answers:
+        vm.start()
+        vm.put(STATS, (PLAY, 10, False))
+        vm.kick(STATS)
+        client.sendall(b'{"command":"stats"}\n{"command":"target"}\n{"comm')
+        client.shutdown(socket.SHUT_WR)
+        assert vm.used(STATS) == 0
+        assert device.sleeps()
+        vm.put(STATS, (PLAY, 10, False))
+        vm.kick(STATS)
+        lines = [json.loads(line) for line in answers.read().splitlines()]
+        assert [line["ok"] for line in lines] == [True, True]
+        assert "stats" in lines[0] and lines[1]["target"] == 0
+
+
+@pytest.mark.parametrize("which", ["control", "metrics"])
+def test_clients_that_send_no_more_and_ask_nothing_are_closed(device: Device, which: str) -> None:
+    for data in (b"", b"GET / HTTP/1.1\r\n", b'{"command"'):
+        if which == "metrics" or b"\n" not in data:
+            with device.connect(device.folder / which) as client:
+                client.sendall(data)
+                client.shutdown(socket.SHUT_WR)
+                assert client.recv(1) == b""
+
+
 def test_a_scraper_that_never_reads(device: Device) -> None:
     path = device.folder / "metrics"
     slow = [device.connect(path) for _ in range(40)]

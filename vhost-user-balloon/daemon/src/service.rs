@@ -41,8 +41,10 @@ pub struct Client {
     socket: Foreign<UnixStream>,
     input: Vec<u8>,
     output: Vec<u8>,
-    /// Ends when all has been written.
+    /// Ends when all has been answered and written.
     last: bool,
+    /// A whole line waits: nothing more is read before.
+    more: bool,
     pub owed: Option<Owed>,
     touched: Instant,
 }
@@ -57,6 +59,7 @@ impl Client {
             input: Vec::new(),
             output: Vec::new(),
             last: false,
+            more: false,
             owed: None,
             touched: Instant::now(),
         })
@@ -76,7 +79,12 @@ impl Client {
 
     pub fn poll(&self) -> PollFd<'_> {
         // Nothing is read before the last answer was taken: one answer for each client is all that is kept.
-        PollFd::new(&*self.socket, if self.output.is_empty() { PollFlags::IN } else { PollFlags::OUT })
+        let events = match self.output.is_empty() {
+            true if self.last || self.more => PollFlags::empty(),
+            true => PollFlags::IN,
+            false => PollFlags::OUT,
+        };
+        PollFd::new(&*self.socket, events)
     }
 
     /// Read what there is. `false`: it has hung up, or sends too much, or a descriptor, which is never received:
@@ -85,13 +93,22 @@ impl Client {
         if !self.output.is_empty() {
             return true;
         }
+        if self.last || self.more {
+            // It was not asked what there is to read, so it has hung up in both directions.
+            return false;
+        }
         let mut bytes = [0; 2048];
-        let there = peek(&self.socket, &mut bytes).and_then(|(length, descriptors)| {
-            let part = bytes.get_mut(..length).filter(|_| !descriptors).unwrap_or_default();
-            if part.is_empty() { Ok(0) } else { recv(&self.socket, part) }
+        let there = peek(&self.socket, &mut bytes).and_then(|(length, descriptors)| match length {
+            _ if descriptors => Err(Errno::BADMSG),
+            0 => Ok(0),
+            _ => recv(&self.socket, bytes.get_mut(..length).unwrap_or_default()),
         });
         match there {
-            Ok(0) => false,
+            Ok(0) => {
+                // It sends no more, and may wait for an answer.
+                self.last = true;
+                true
+            }
             Ok(got) => {
                 self.touched = Instant::now();
                 self.input.extend(bytes.iter().take(got));
@@ -104,14 +121,21 @@ impl Client {
 
     /// The next whole line of what was read, unless an answer is owed.
     pub fn line(&mut self) -> Option<Vec<u8>> {
-        if self.owed.is_some() || !self.output.is_empty() {
-            return None;
-        }
-        let end = self.input.iter().position(|byte| *byte == b'\n')?;
-        let rest = self.input.split_off(end.saturating_add(1));
-        let mut line = std::mem::replace(&mut self.input, rest);
-        line.pop();
-        Some(line)
+        let is_free = self.owed.is_none() && self.output.is_empty();
+        let end = self.input.iter().position(|byte| *byte == b'\n').filter(|_| is_free);
+        let line = end.map(|end| {
+            let rest = self.input.split_off(end.saturating_add(1));
+            let mut line = std::mem::replace(&mut self.input, rest);
+            line.pop();
+            line
+        });
+        self.more = self.input.contains(&b'\n');
+        line
+    }
+
+    /// Whether [`Client::line`] has another one.
+    fn has_line(&self) -> bool {
+        self.more && self.owed.is_none() && self.output.is_empty()
     }
 
     pub fn answer(&mut self, line: &str) {
@@ -149,7 +173,7 @@ impl Client {
                 Err(_) => return false,
             }
         }
-        !self.last
+        !self.last || self.more || self.owed.is_some()
     }
 }
 
@@ -174,6 +198,11 @@ impl Service {
         let listens = listens && !Closes::Clients.is_full();
         let listener = listens.then(|| (None, PollFd::new(&self.listener, PollFlags::IN)));
         self.clients.iter().enumerate().map(|(n, client)| (Some(n), client.poll())).chain(listener)
+    }
+
+    /// Whether there is a request that was read and not answered.
+    pub fn is_busy(&self) -> bool {
+        self.clients.iter().any(Client::has_line)
     }
 
     /// Serve all clients, those that are ready also with what they sent. `false`: as for [`Self::accept`].

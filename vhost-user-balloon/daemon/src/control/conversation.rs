@@ -37,11 +37,10 @@ impl Default for Operator {
     }
 }
 
-/// Answer what a client has asked, and what it waits for.
+/// Answer what a client has asked, and what it waits for: one request at most, then others get their turn.
 pub fn converse(device: &mut Device, operator: &Operator, client: &mut Client) {
-    while let Some(line) = client.line() {
+    if let Some(line) = client.line() {
         answer(device, operator, client, &line);
-        client.write();
     }
     let reply = match client.owed {
         None => None,

@@ -15,6 +15,7 @@ use crate::foreign::keep_in_order;
 use crate::front_end::{FrontEnd, ProtocolError};
 use crate::limited;
 use crate::ring::Ring;
+use crate::service::Service;
 use crate::signals;
 use crate::threads::{Closes, Foreign, Peer};
 
@@ -25,7 +26,8 @@ impl Server {
         let mut busy = [false; QueueMap::MAX];
         let mut backlog = false;
         loop {
-            let pause = !backlog && !busy.contains(&true) && !signals::is_front_end_lost();
+            let asked = self.control.as_ref().is_some_and(Service::is_busy);
+            let pause = !backlog && !asked && !busy.contains(&true) && !signals::is_front_end_lost();
             let ready = self.wait(listener.as_ref(), front_end.as_ref(), pause)?;
             if let Some(ended) = self.serve_front_end(front_end.as_mut(), &ready) {
                 front_end = None;
