@@ -105,7 +105,12 @@ struct Running {
 impl ReportNow {
     /// A newer command.
     pub fn begin(&mut self, config: &mut Config) -> u32 {
-        let number = config.report_now_cmd.checked_add(1).unwrap_or(1);
+        let after = |number: u32| number.checked_add(1).unwrap_or(1);
+        let mut number = after(config.report_now_cmd);
+        if number == config.report_now_done {
+            // The driver has written it by itself, and would take the command for one that is done.
+            number = after(number);
+        }
         config.report_now_cmd = number;
         self.running = Some(Running { number, began: Instant::now(), bytes: 0, discarded: 0, zero: 0 });
         number
@@ -185,6 +190,15 @@ mod tests {
         state.written(&config, true);
         assert_eq!(state.outcome(first), Some(Ok(done)));
         assert_eq!(state.outcome(7), Some(Err(NoReport::Newer)));
+    }
+
+    #[test]
+    fn a_number_that_is_done_is_no_command() {
+        for (before, done, number) in [(0, 1, 2), (0, 2, 1), (u32::MAX, 1, 2), (u32::MAX - 1, u32::MAX, 1)] {
+            let mut config = Config::default();
+            (config.report_now_cmd, config.report_now_done) = (before, done);
+            assert_eq!(ReportNow::default().begin(&mut config), number);
+        }
     }
 
     #[test]
