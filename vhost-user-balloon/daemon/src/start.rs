@@ -122,15 +122,16 @@ fn allow_descriptors() -> Result<(), MainError> {
 }
 
 fn serve(daemon: &Daemon) -> Result<(), MainError> {
+    let passed = daemon.fd.map(inherited).transpose()?;
     allow_descriptors()?;
     let ending = signals::block(&[libc::SIGTERM, libc::SIGINT]).map_err(MainError::Signals)?;
     signals::install().map_err(MainError::Signals)?;
 
     // This thread closes nothing once it is confined: the end of the process does.
     let mut server = ManuallyDrop::new(Server::new(daemon.options())?);
-    let source = match (&daemon.socket_path, daemon.fd) {
+    let source = match (&daemon.socket_path, passed) {
         (Some(path), _) => Source::listen(path)?,
-        (None, Some(fd)) => inherited(fd)?,
+        (None, Some(source)) => source,
         // main() has asked for one of them.
         (None, None) => return Ok(()),
     };
@@ -191,14 +192,15 @@ fn end_on_signal(signals: signals::Blocked, seccomp: sandbox::Seccomp) -> Result
     })
 }
 
+/// The socket that the parent has passed. Call it before anything opens a descriptor.
 fn inherited(fd: RawFd) -> Result<Source, ServerError> {
     let failed = |why: io::Error| ServerError::Descriptor { fd, why };
     if fd <= 2 {
         return Err(failed(io::Error::other("it is standard input, output or error, or no number of one")));
     }
-    // SAFETY: the command line states that the parent passes this descriptor; this
-    // is the first thing that opens or takes one, but for the standard ones, which were just excluded. A
-    // number that is no descriptor makes the next call fail.
+    // SAFETY: serve() calls this before it opens a descriptor, and the standard ones were just excluded. So the
+    // number is that of a descriptor which the parent passed and which nothing else in this process has, or of none;
+    // then the next call fails.
     let owned = unsafe { OwnedFd::from_raw_fd(fd) };
     let listens = match rustix::net::sockopt::socket_acceptconn(&owned) {
         Ok(listens) => listens,

@@ -267,6 +267,18 @@ fn descriptors_that_are_passed() {
     listening.wait().unwrap();
 }
 
+/// A number that the parent has not passed is never one of the daemon's own descriptors.
+#[test]
+fn descriptors_that_are_not_passed() {
+    for fd in ["3", "4", "5"] {
+        let shell = "exec \"$0\" --fd \"$1\" 3<&- 4<&- 5<&- </dev/null";
+        let ended = Command::new("sh").args(["-c", shell, PROGRAM, fd]).output().unwrap();
+        assert_eq!(ended.status.code(), Some(1));
+        let error = String::from_utf8_lossy(&ended.stderr).into_owned();
+        assert!(error.contains(&format!("cannot use descriptor {fd}: Bad file descriptor")), "{error}");
+    }
+}
+
 /// Guest memory that the only front end truncates.
 #[test]
 fn memory_lost_without_another_front_end() {
