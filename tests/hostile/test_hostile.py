@@ -1270,6 +1270,15 @@ def test_frames_without_memory_cost_none(start: Start) -> None:
         assert device.about("RssAnon") - before < 4096
 
 
+def test_what_is_no_memory_does_not_count(vm: FrontEnd) -> None:
+    before = vm.device.status()
+    assert vm.ask(REPORTING, (2 * RAM, PAGE, True)) == 0
+    vm.pages(INFLATE, [2 * RAM >> 12, PLAY >> 12])
+    after = vm.device.status()
+    assert after["reported"] == before["reported"]
+    assert after["inflated"] == before["inflated"] + PAGE
+
+
 # D13 and time
 
 

@@ -21,14 +21,14 @@ impl Device {
     pub(super) fn inflate(&mut self, job: &mut Job) {
         let Some(pfns) = self.list(&job.chain) else { return };
         job.request = Some(self.memory.regions.begin(QueueKind::Inflate));
-        job.received = u64::try_from(pfns.len()).unwrap_or(u64::MAX).saturating_mul(PAGE_SIZE);
         let (remembers, suspended, memory) = (self.remembers(), self.is_suspended(), &self.memory);
         let runs = runs(&pfns);
         for run in &runs {
             // Only pages in memory: others, as many as there are numbers, would cost memory as well.
             let pieces = range_of(*run).into_iter().flat_map(|range| memory.regions.pieces(range));
-            for (region, piece) in pieces.filter(|_| remembers) {
-                let Some(part) = whole_run(piece) else { continue };
+            for (region, piece) in pieces {
+                job.received = job.received.saturating_add(piece.length());
+                let Some(part) = whole_run(piece).filter(|_| remembers) else { continue };
                 if region.host_page() > PAGE_SIZE {
                     self.in_balloon.insert(part);
                 }

@@ -22,6 +22,7 @@ pub struct Job {
     /// What is known of the memory that is discarded for it.
     pub request: Option<Request>,
     pub pfns: Vec<u32>,
+    /// How much memory the driver has named; what is outside of memory is none.
     pub received: u64,
     /// What is still to be discarded, the next one last.
     pub todo: Vec<Range>,

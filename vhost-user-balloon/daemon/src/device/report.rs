@@ -11,7 +11,10 @@ impl Device {
     pub(super) fn report(&mut self, job: &mut Job) {
         let chain = &job.chain;
         job.request = Some(self.memory.regions.begin(QueueKind::Reporting));
-        job.received = total(&chain.writable);
+        let ranges = chain.writable.iter().filter_map(|(at, length)| Range::new(*at, u64::from(*length)));
+        for (_, piece) in ranges.flat_map(|range| self.memory.regions.pieces(range)) {
+            job.received = job.received.saturating_add(piece.length());
+        }
         let malformed = chain.malformed || !chain.readable.is_empty();
         if malformed {
             self.metrics.malformed.inc();
@@ -35,7 +38,7 @@ impl Device {
     pub(super) fn reported(&mut self, job: &mut Job) -> u32 {
         self.metrics.received.add(QueueKind::Reporting.label(), job.received);
         // There is no used length for 4 GiB and more.
-        let length = u32::try_from(job.received).unwrap_or(0);
+        let length = u32::try_from(total(&job.chain.writable)).unwrap_or(0);
         let negotiated = self.features.contains(Features::DEVICE_INIT_REPORTED);
         #[cfg(feature = "lying")]
         if let Some(lied) = crate::lying::reported(self.options.lie, negotiated, length) {
