@@ -132,14 +132,10 @@ MS, MIB, GIB = 1.0, 2.0**20, 2.0**30
 FRONT: dict[str, tuple[str, str, float, float]] = {
     "a fresh guest: its first program": ("boot", "boot.2g.zeroed", GIB, MIB),
     "a fresh guest: time until init": ("boot", "boot.2g.init", MS, MS),
-    "native: CPU time to write every byte": (
-        "thp-native-debian",
-        "thp.touch_all.cold_and_warm",
-        MS,
-        MS,
-    ),
+    "native: CPU time to write every byte": ("thp-native", "thp.touch_all.cold_and_warm", MS, MS),
     "native: CPU time of QEMU": ("prezero-native", "prezero.load.again_1500ms.alone.cpu", MS, MS),
     "3 GiB parked": ("life", "life.init0.kzeropaged.park.time", 1e3, 1e3),
+    "a burst of 2 GiB": ("life", "life.init1.kzeropaged.burst.time", MS, MS),
     "the saved file": ("life", "life.init0.kzeropaged.save.file", MIB, MIB),
     "instructions of a page fault": ("hotpath", "hotpath.active.fault.instructions", 1.0, 1.0),
     "longest hold of a zone's lock": ("lockhold", "lockhold.flush.2gb.longest", 1.0, 1.0),
