@@ -327,7 +327,7 @@ def test_memory_that_is_plugged_in(vouched: bool, share: bool) -> None:
         expect_at_least(status["proven_zero"], 100 * MIB)
         if not share:
             assert 256 * MIB not in regions
-            # What the device has no memory for does not count as reported.
+            # The device counts only memory that it has.
             assert unproven == 0
             expect_at_least(status["skipped"]["outside_memory"], 100 * MIB)
         elif vouched:

@@ -4,8 +4,9 @@
 //! The charge lasts as long as the file, which the front end can keep after it has sent another table or has
 //! connected again. So a file counts until it is deleted, which inotify(7) reports: a watch does not keep a file.
 //!
-//! Of a file that has a name, or had one, the kernel can report that too early: at the first close without a link, while
-//! another descriptor still keeps the file. So it also counts for [`AT_LEAST`] after its last use.
+//! Of a file that has a name, or had one, the kernel can report that too early: at the first close
+//! without a link, while another descriptor still keeps the file. So it also counts for
+//! [`AT_LEAST`] after its last use.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem::MaybeUninit;
@@ -22,12 +23,14 @@ use rustix::fs::{AtFlags, MemfdFlags, StatxFlags};
 const MAX_FAULTED: u64 = 16 << 20;
 /// How many units of each size these are at least: rings must fit where the host has huge pages only.
 const MIN_FAULTED_UNITS: u64 = 64;
-/// How long a file counts after its last use, where its deletion is unknown or may have been reported too early.
+/// How long a file counts after its last use, where its deletion is unknown or may have been
+/// reported too early.
 const AT_LEAST: Duration = Duration::from_secs(600);
 
 pub struct Charges {
-    /// Units of files that this process took from the host by touching them: by size, the number of the file and that
-    /// of the unit. A unit is counted once: however often it is discarded and touched, it is charged once at a time.
+    /// Units of files that this process took from the host by touching them: by size, the number of
+    /// the file and that of the unit. A unit is counted once: however often it is discarded and
+    /// touched, it is charged once at a time.
     units: BTreeMap<u64, BTreeSet<(u64, u64)>>,
     /// The files of these units, by numbers that are used once.
     files: BTreeMap<u64, Counted>,
@@ -41,8 +44,8 @@ pub struct Charges {
 /// A file that counts.
 struct Counted {
     id: FileId,
-    /// The number of its watch, which belongs to this inode only: another file can have the same id later. `None`: this
-    /// process may not watch it, or the watch has ended.
+    /// The number of its watch, which belongs to this inode only: another file can have the same id
+    /// later. `None`: this process may not watch it, or the watch has ended.
     watch: Option<i32>,
     /// Its watch ends with the file.
     nameless: bool,
@@ -126,7 +129,8 @@ impl Charges {
     }
 }
 
-/// The devices of the filesystems that have all memfds: one of small pages, and one of each size of huge pages.
+/// The devices of the filesystems that have all memfds: one of small pages, and one of each size of
+/// huge pages.
 fn nameless() -> Vec<(u32, u32)> {
     let sizes = (16..=34).map(|shift: u32| libc::MFD_HUGETLB | shift << libc::MFD_HUGE_SHIFT);
     let device = |flags| {

@@ -198,9 +198,9 @@ fn inherited(fd: RawFd) -> Result<Source, ServerError> {
     if fd <= 2 {
         return Err(failed(io::Error::other("it is standard input, output or error, or no number of one")));
     }
-    // SAFETY: serve() calls this before it opens a descriptor, and the standard ones were just excluded. So the
-    // number is that of a descriptor which the parent passed and which nothing else in this process has, or of none;
-    // then the next call fails.
+    // SAFETY: serve() calls this before it opens a descriptor, and the standard ones were just
+    // excluded. So the number is that of a descriptor which the parent passed and which nothing
+    // else in this process has, or of none; then the next call fails.
     let owned = unsafe { OwnedFd::from_raw_fd(fd) };
     let listens = match rustix::net::sockopt::socket_acceptconn(&owned) {
         Ok(listens) => listens,

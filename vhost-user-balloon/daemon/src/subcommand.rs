@@ -99,7 +99,8 @@ impl Connection {
         number("target").zip(number("actual")).ok_or_else(|| ClientError::Answer(value.to_string()))
     }
 
-    /// Wait until the balloon has its size, the time is over, or the target is a reason to end. Returns both sizes.
+    /// Wait until the balloon has its size, the time is over, or the target is a reason to end.
+    /// Returns both sizes.
     fn follow(
         &mut self,
         target: u64,

@@ -27,7 +27,8 @@ pub enum RegionError {
         /// The size of the file.
         size: u64,
     },
-    /// It passes the end of the address space or of the file's offsets, is empty, or is not made of (huge) pages.
+    /// It passes the end of the address space or of the file's offsets, is empty, or is not made of
+    /// (huge) pages.
     #[error("the region at {guest:#x} cannot have {length:#x} bytes from byte {offset:#x} of a file")]
     Extent {
         /// Where the region would begin in the guest.
@@ -59,8 +60,8 @@ pub enum RegionError {
         /// Where the region would begin in the guest.
         guest: u64,
     },
-    /// It is shared without a file, anonymous with a file, made from a pointer, or has huge pages of a size that its
-    /// flags do not have.
+    /// It is shared without a file, anonymous with a file, made from a pointer, or has huge pages
+    /// of a size that its flags do not have.
     #[error("it is not known how the mapping of the region at {guest:#x} was made")]
     Mapping {
         /// Where the region would begin in the guest.

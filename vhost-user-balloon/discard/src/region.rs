@@ -240,8 +240,8 @@ impl Region {
         self.aliased = aliased;
     }
 
-    /// Discard in units of `size` at least: where the host has huge pages in a file on tmpfs, taking a small page out
-    /// of one breaks it up.
+    /// Discard in units of `size` at least: where the host has huge pages in a file on tmpfs,
+    /// taking a small page out of one breaks it up.
     ///
     /// # Errors
     ///

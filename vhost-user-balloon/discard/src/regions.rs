@@ -15,8 +15,8 @@ use crate::zeros::Zeros;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum Hold {
-    /// The operator wants that, memory is copied (a background snapshot), or userfaultfd(2) serves it (an incoming
-    /// postcopy). Begin it before the copy, and before userfaultfd has the memory.
+    /// The operator wants that, memory is copied (a background snapshot), or userfaultfd(2) serves
+    /// it (an incoming postcopy). Begin it before the copy, and before userfaultfd has the memory.
     Suspended,
     /// Writes are logged, and the VMM does not enter discards into the log. One that does has no need for this.
     Logged,
@@ -67,16 +67,16 @@ impl Work {
     }
 }
 
-/// Numbers of tables and requests. Each is used once in this process, which may have several `Regions`, one after the
-/// other or at once.
+/// Numbers of tables and requests. Each is used once in this process, which may have several
+/// `Regions`, one after the other or at once.
 static NEXT_NUMBER: AtomicU64 = AtomicU64::new(1);
 
 fn next_number() -> u64 {
     NEXT_NUMBER.fetch_add(1, Ordering::Relaxed)
 }
 
-/// Identifies the memory of a guest between two changes of its regions; no two [`Regions`] have the same, unless they
-/// never had memory.
+/// Identifies the memory of a guest between two changes of its regions; no two [`Regions`] have the
+/// same, unless they never had memory.
 ///
 /// What a guest has given away of one table says nothing of the same addresses in the next one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -251,14 +251,14 @@ impl Regions {
         }
     }
 
-    /// Discard nothing from now on, or go on with it. When a hold begins, requests that are not answered lose their
-    /// claims.
+    /// Discard nothing from now on, or go on with it. When a hold begins, requests that are not
+    /// answered lose their claims.
     pub fn hold(&mut self, hold: Hold, on: bool) {
         if !on {
             self.holds.remove(&hold);
         } else if self.holds.insert(hold) {
-            // What was discarded until now is not in the log or the copy, a device may write there, or the handler
-            // of userfaultfd decides what a missing page reads as.
+            // What was discarded until now is not in the log or the copy, a device may write there, or
+            // the handler of userfaultfd decides what a missing page reads as.
             self.work.values_mut().for_each(|(_, work)| work.forget(hold.reason()));
         }
     }
@@ -303,8 +303,8 @@ impl Regions {
         Request { queue, number, table: self.table }
     }
 
-    /// Give a range of the guest's addresses back to the host, for a request. Of one that has ended, or was begun with
-    /// other [`Regions`], nothing goes.
+    /// Give a range of the guest's addresses back to the host, for a request. Of one that has
+    /// ended, or was begun with other [`Regions`], nothing goes.
     ///
     /// Only whole host pages go; nothing outside of memory is touched.
     pub fn discard(&mut self, request: &Request, range: Range) -> Outcome {

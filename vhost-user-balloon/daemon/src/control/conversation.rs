@@ -37,7 +37,8 @@ impl Default for Operator {
     }
 }
 
-/// Answer what a client has asked, and what it waits for: one request at most, then others get their turn.
+/// Answer what a client has asked, and what it waits for: one request at most, then others get
+/// their turn.
 pub fn converse(device: &mut Device, operator: &Operator, client: &mut Client) {
     if let Some(line) = client.line() {
         answer(device, operator, client, &line);

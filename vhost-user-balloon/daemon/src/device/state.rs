@@ -245,15 +245,16 @@ impl Device {
         self.notify_config = false;
     }
 
-    /// Let the balloon have another size: as many whole pages of it as the guest has memory. A flush ends.
+    /// Let the balloon have another size: as many whole pages of it as the guest has memory. A
+    /// flush ends.
     pub fn set_target(&mut self, bytes: u64) {
         self.target = bytes;
         self.flush = None;
         self.update_target();
     }
 
-    /// Let the balloon have another size for a flush of this client, or end that. `false`: the flush of another client
-    /// runs.
+    /// Let the balloon have another size for a flush of this client, or end that. `false`: the
+    /// flush of another client runs.
     pub(crate) fn set_flush(&mut self, client: Peer, bytes: Option<u64>) -> bool {
         if self.flush.is_some_and(|(other, _)| other != client) {
             return false;

@@ -77,8 +77,8 @@ impl Server {
             return None;
         }
         let served = match ready.contains(&Event::Hangup) {
-            // No reply can arrive, and disconnect() undoes what its last messages would do: they are dropped, or the
-            // next front end would wait for them.
+            // No reply can arrive, and disconnect() undoes what its last messages would do: they
+            // are dropped, or the next front end would wait for them.
             true => Ok(false),
             false => served.serve(&mut self.device),
         };
