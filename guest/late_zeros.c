@@ -20,8 +20,9 @@ static const char usage[] =
 "usage: late_zeros [options] KIND\n"
 "Prints one JSON line: the counters of known-zero memory, and the pages that are not as they\n"
 "must be.\n"
-"KIND: fallocate, tmpfs, byte_writes, full_writes, uffd, udmabuf, collapse, and collapse_refused,\n"
-"      in a memory cgroup without room for a huge page\n"
+"KIND: fallocate, tmpfs, byte_writes, full_writes, uffd, udmabuf, collapse (one page of a huge\n"
+"      page exists), collapse_full (all do), and collapse_refused, in a memory cgroup without room\n"
+"      for a huge page\n"
 "Options:\n"
 "  --size MB    (default 128)\n"
 "  --help       this text\n"
@@ -96,8 +97,8 @@ static unsigned char *use_uffd(void)
 	return mem;
 }
 
-/* Memory with one page in each huge page. */
-static unsigned char *sparse(void)
+/* Memory with a page at each multiple of @step. */
+static unsigned char *small_pages(size_t step)
 {
 	unsigned char *mem = kz_map(size + KZ_HUGE, 0);
 	size_t at;
@@ -105,25 +106,35 @@ static unsigned char *sparse(void)
 	mem = (unsigned char *)(((uintptr_t)mem + KZ_HUGE - 1) & ~(KZ_HUGE - 1));
 	if (madvise(mem, size, MADV_NOHUGEPAGE))
 		kz_fail("MADV_NOHUGEPAGE");
-	for (at = 0; at < size; at += KZ_HUGE)
+	for (at = 0; at < size; at += step)
 		*(volatile unsigned char *)(mem + at) = 0;
 	if (madvise(mem, size, MADV_HUGEPAGE))
 		kz_fail("MADV_HUGEPAGE");
 	return mem;
 }
 
-static unsigned char *use_collapse(void)
+static unsigned char *collapsed(size_t step)
 {
-	unsigned char *mem = sparse();
+	unsigned char *mem = small_pages(step);
 
 	if (madvise(mem, size, MADV_COLLAPSE))
 		kz_fail("MADV_COLLAPSE");
 	return mem;
 }
 
+static unsigned char *use_collapse(void)
+{
+	return collapsed(KZ_HUGE);
+}
+
+static unsigned char *use_collapse_full(void)
+{
+	return collapsed(PAGE);
+}
+
 static unsigned char *use_collapse_refused(void)
 {
-	unsigned char *mem = sparse();
+	unsigned char *mem = small_pages(KZ_HUGE);
 	size_t at;
 
 	for (at = 0; at < size; at += KZ_HUGE)
@@ -153,7 +164,7 @@ static const struct {
 } kinds[] = {
 	{ "fallocate", use_fallocate }, { "tmpfs", use_tmpfs }, { "byte_writes", use_byte_writes },
 	{ "full_writes", use_full_writes }, { "uffd", use_uffd }, { "collapse", use_collapse },
-	{ "collapse_refused", use_collapse_refused },
+	{ "collapse_full", use_collapse_full }, { "collapse_refused", use_collapse_refused },
 	{ "udmabuf", use_udmabuf },
 };
 

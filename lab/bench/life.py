@@ -22,7 +22,17 @@ from lab.bench.jobs import BASE_COUNTS, SPARE, zeroed_bytes
 from lab.bench.kzeropaged import PREZEROED
 from lab.bench.repeat import Values, turns
 from lab.bench.runner import Run
-from lab.bench.session import MIB, PAGE, Side, Wanted, cpu_ns, raise_priority, resident, warm_host
+from lab.bench.session import (
+    MIB,
+    PAGE,
+    Side,
+    Wanted,
+    cpu_ns,
+    held_host,
+    raise_priority,
+    resident,
+    warm_host,
+)
 from lab.boot import balloon, resolve
 from lab.boot.guest import Guest, running
 from lab.boot.spec import BootSpec
@@ -33,6 +43,7 @@ from lab.patches.parts import split
 
 LIVES = 3  # of each column, at most: one takes half a minute under emulation
 AGAIN_S = 2.0
+ENDED_S = 4.0  # in which a host that is a guest reports the memory of a guest that has ended
 WARM_MB = 512  # of the host's memory, before a boot and a restore
 PASSES_S = 180.0  # in which page reporting has to give back what a guest has freed
 LOOK_S = 0.002
@@ -72,9 +83,10 @@ NOTES = (
     "A life is a guest of its own; the columns take turns. Settings are the defaults, except "
     "init_on_alloc, and the balloon's free-page-reporting, which base alone has off. kzeropaged: "
     "prezero=on on the command line. The program writes to each byte of its huge pages; the second "
-    "run follows at once, the third after 2 s, and a burst 2 s after the first program of a "
-    "restored guest. Before a phase, the lab touches the host's memory that the phase needs, and "
-    "frees it: the host may be a guest.",
+    "run follows at once, the third after 2 s. A restored guest rests for 4 s before its first "
+    "program, and for 2 s before the burst. Before a phase, the lab allocates as much memory as "
+    "the phase needs, and frees it when the phase begins: if the host is a guest, its free memory "
+    "may be reported.",
     "Park: the guest fills memory and frees it. The time ends when the host has "
     f"{BACK_PERCENT} % of it. Base inflates its balloon, and deflates it afterwards. Base with "
     "reports waits for the passes of page reporting, every 2000 ms. Ours gets balloon-report-now.",
@@ -265,14 +277,14 @@ class Life:
     def again(self) -> None:
         self._allocate("again")
 
-    def _rest(self, size_mb: int) -> None:
-        """Warm the host's memory for the next phase, which begins AGAIN_S after the last one."""
+    def _rest(self, seconds: float, size_mb: int) -> None:
+        """Rest, and hold the host's memory for the next phase until it begins."""
         began = time.monotonic()
-        warm_host(size_mb * MIB + SPARE)
-        time.sleep(max(0.0, began + AGAIN_S - time.monotonic()))
+        with held_host(size_mb * MIB + SPARE):
+            time.sleep(max(0.0, began + seconds - time.monotonic()))
 
     def later(self) -> None:
-        self._rest(self.sizes.program_mb)
+        self._rest(AGAIN_S, self.sizes.program_mb)
         self._allocate("later")
 
     def _fill_cache(self) -> None:
@@ -329,11 +341,11 @@ class Life:
         self.note("restore", time=(time.monotonic() - began) * 1e3)
 
     def restored(self) -> None:
-        warm_host(self.sizes.program_mb * MIB + SPARE)
+        self._rest(ENDED_S, self.sizes.program_mb)
         self._allocate("restored")
 
     def burst(self) -> None:
-        self._rest(self.sizes.burst_mb)
+        self._rest(AGAIN_S, self.sizes.burst_mb)
         answer = self._program("burst", ["burst", f"0:{self.sizes.burst_mb}:0"])
         self.found["burst", "time"] = answer["burst_ns"][0] / 1e6
 

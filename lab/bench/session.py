@@ -82,10 +82,12 @@ def cpu_ns(pid: int) -> int:
     return time.clock_gettime_ns(~pid << 3 | CPUCLOCK_SCHED)
 
 
-def warm_host(size: int) -> None:
-    """Touch ``size`` bytes that the machine, if it is a guest, may have reported.
+@contextmanager
+def held_host(size: int) -> Iterator[None]:
+    """Hold ``size`` bytes of memory that the machine has, and free them at the end.
 
-    Else the first side waits for them.
+    If the machine is a guest, its free memory may have been reported. The next process that uses
+    such memory waits for the host.
     """
     with mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as area:
         try:
@@ -95,6 +97,16 @@ def warm_host(size: int) -> None:
         except OSError:
             for offset in range(0, size, PAGE):
                 area[offset] = 1
+        yield
+
+
+def warm_host(size: int) -> None:
+    """Have the machine back ``size`` bytes of its free memory; see ``held_host``.
+
+    What is not used soon may be reported again.
+    """
+    with held_host(size):
+        pass
 
 
 def raise_priority(pid: int) -> bool:

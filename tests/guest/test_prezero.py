@@ -251,6 +251,21 @@ def test_callers_that_zero_later_wait_and_use(kind: str) -> None:
     assert counters(result)["pgzeroed_bad"] == 0
 
 
+def test_a_collapse_without_holes_uses_no_zeros() -> None:
+    """The faults before it do, once."""
+    result = run(
+        f"{ALL}; {fate('used', 'before')}; late_zeros --size 128 collapse_full > /dev/null; "
+        f"{fate('used')}; {COUNTERS}",
+        devices=[],
+        checked=True,
+    )
+    fine(result)
+    found = values(result)
+    expect_at_least(found["used"] - found["before"], 0.9 * (128 << 8))
+    expect_at_most(found["used"] - found["before"], 1.1 * (128 << 8))
+    assert counters(result)["pgzeroed_bad"] == 0
+
+
 def test_files_use_dirty_memory_first() -> None:
     """Files find as much dirty memory as they need, and leave the zeros alone."""
     result = run(
@@ -290,6 +305,26 @@ def test_isolated_cpus_keep_their_lists() -> None:
     expect_at_least(found["zeroed"], 50 << 8)
     expect_at_least(found["before"], 256)
     expect_at_least(found["after"], 0.75 * found["before"])
+
+
+def test_lists_of_cpus_stay_if_the_budget_is_too_small() -> None:
+    """A file takes a GiB of zeros. When it is removed, no program has waited for zeros since."""
+    held = "awk '/ count:/ { n += $2 } END { print n }' /proc/zoneinfo"
+    result = run(
+        f"{ON}; {MOUNT}; alloc_once --size 1300 --pages nothp --mode touch_all >/dev/null; {SETTLE}; "
+        "dd if=/dev/zero of=/files/file bs=1M count=1700 2>/dev/null; "
+        f"zeroed=$({PREZEROED}); : > /files/file; sleep 1; echo held=$({held}); "
+        f"echo zeroed=$(($({PREZEROED}) - zeroed)); {fate('taken')}",
+        devices=[],
+        checked=True,
+        memory="2G",
+    )
+    fine(result)
+    found = values(result)
+    expect_at_least(found["taken"], 900 << 8)
+    # In pages; the thread drains lists that have 512.
+    expect_at_most(found["zeroed"], 511)
+    expect_at_least(found["held"], 1024)
 
 
 @pytest.mark.parametrize(
