@@ -209,7 +209,7 @@ def plan(bench: Bench, options: BenchOptions, verb: tuple[str, ...] = ()) -> Pla
         why = f"{bench.name} runs on {bench.accel} only"
         raise UsageError(f"Bad --accel: {options.accel}", why, "leave it out, or measure thp")
     if native and NATIVE not in bench.takes:
-        why = f"{bench.name} needs the emulator, several CPUs, or other guests"
+        why = f"{bench.name} needs the emulator, several CPUs or other guests, or is slow there"
         raise UsageError("Bad --accel: pvm", why, "leave it out, or measure thp")
     if native and (emulated := set(split(options.only)).intersection(bench.parts.emulated)):
         why = f"{min(emulated)} needs the emulator, or kvm_pvm does not run it well"
