@@ -30,7 +30,7 @@ def ran_on(result: Result, metric: Metric) -> str:
 def _charts(result: Result) -> list[dict[str, str]]:
     """The charts of a result: its title, caption, picture and accelerator."""
     found = []
-    if phases.of_phases(result.metrics):
+    if phases.is_whole(result.metrics):
         drawn = phases.chart(result)
         found.append(_chart(phases.TITLE, drawn, result.ran_on, "Less is better. "))
     for group in groups(result):
