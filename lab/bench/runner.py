@@ -3,7 +3,9 @@
 
 import contextlib
 import hashlib
+import os
 import platform
+import re
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,7 +23,6 @@ from lab.boot.spec import BootSpec
 from lab.build.images import metadata
 from lab.core.paths import REPO
 from lab.core.run import ask
-from lab.report.evidence import machine
 from lab.report.observations import BASE, FLOOR, OURS, Observation, metrics, observe
 from lab.report.results import SIDES, Floats, Metric, Result
 
@@ -215,9 +216,9 @@ def commit() -> str:
 
 
 def host_facts() -> dict[str, str]:
-    found = machine()
+    model = re.search(r"(?m)^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text())
     return {
-        "cpu": found.get("model name", "unknown"),
-        "cpus": found["cpus"],
+        "cpu": model[1] if model else "unknown",
+        "cpus": str(os.cpu_count() or 0),
         "kernel": platform.release(),
     }
