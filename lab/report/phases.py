@@ -42,6 +42,7 @@ PANELS = (
     Panel("Time, against base", "time", relative=True),
 )
 SHOWN = "kzeropaged"  # the kind of guest that is compared with base
+SIDES = {BASE: BASE, SHOWN: f"Knownzero, {SHOWN} on"}  # with their words
 Samples = dict[tuple[str, str], tuple[Sample, str]]  # by phase and side: the sample, its unit
 
 
@@ -72,9 +73,9 @@ def _bar(x: float, y: float, width: float, share: float, colour: str, about: str
     )
 
 
-def _panel(panel: Panel, found: Samples, of: dict[str, str], y: float) -> str:
+def _panel(panel: Panel, found: Samples, y: float) -> str:
     """A panel whose title begins at ``y``."""
-    unit, width = next(unit for _, unit in found.values()), BARS / len(of)
+    unit, width = next(unit for _, unit in found.values()), BARS / len(SIDES)
     top = max(sample.median for sample, _ in found.values())
     scale = f"up to {charts.BEYOND:g} times base" if panel.relative else f"up to {human(top, unit)}"
     parts = [
@@ -86,13 +87,13 @@ def _panel(panel: Panel, found: Samples, of: dict[str, str], y: float) -> str:
         middle = (number + 0.5) * STEP
         at = f'x="{middle:.1f}" y="{y + ABOVE + HIGH + 14:.0f}"'
         parts.append(f'<text class="label" {at} text-anchor="middle" font-size="11">{name}</text>')
-        for place, (side, words) in enumerate(of.items()):
+        for place, (side, words) in enumerate(SIDES.items()):
             if (phase, side) not in found:
                 continue
             sample, _ = found[phase, side]
             full = found[phase, BASE][0].median * charts.BEYOND if panel.relative else top
             share = sample.median / full if full else 0.0
-            x = middle + (place - len(of) / 2) * width
+            x = middle + (place - len(SIDES) / 2) * width
             about = f"{words}, {name}: {human(sample.median, unit)}"
             parts.append(_bar(x, y + ABOVE, width, share, charts.SIDE_CLASSES[place], about))
     return "".join(parts)
@@ -110,7 +111,7 @@ def _worse(metrics: Sequence[Metric], panel: Panel) -> str:
         found = _samples(metrics, panel, init)
         base, ours = (
             sum(sample.median for (_, of), (sample, _) in found.items() if of == side)
-            for side in (BASE, SHOWN)
+            for side in SIDES
         )
         return ours / base
 
@@ -133,13 +134,12 @@ def _caption(result: Result, init: str) -> str:
 def drawn(result: Result) -> tuple[str, float]:
     """The legend and all panels, each with the worse init_on_alloc, and their height."""
     metrics = shown(result.metrics)
-    of = {BASE: BASE, SHOWN: f"Knownzero, {SHOWN} on"}
-    key, y = charts.legend(charts.MARGIN, [*of.values()], charts.SIDE_CLASSES)
+    key, y = charts.legend(charts.MARGIN, [*SIDES.values()], charts.SIDE_CLASSES)
     parts = [key]
     for panel in PANELS:
         init = _worse(metrics, panel)
         named = replace(panel, title=f"{panel.title}, init_on_alloc={init}")
-        parts.append(_panel(named, _samples(metrics, panel, init), of, y))
+        parts.append(_panel(named, _samples(metrics, panel, init), y))
         y += ABOVE + HIGH + BELOW
     return "".join(parts), y
 
