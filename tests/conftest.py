@@ -51,8 +51,6 @@ class Unreliable(AssertionError):
 
 # How many attempts of a test failed and passed, and the share that may fail.
 _tries = pytest.StashKey[dict[str, float]]()
-# What a test's reports have told so far.
-_told = pytest.StashKey[list[tuple[str, object]]]()
 
 
 @pytest.fixture(scope="session")
@@ -220,25 +218,16 @@ def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[Any]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
-    told = item.stash.setdefault(_told, [])
     if call.excinfo is not None and isinstance(call.excinfo.value, LabError):
         error = call.excinfo.value
         report.longrepr = f"{error}\n(in {item.nodeid})"
         if error.code == MACHINE:
             report.user_properties.append(("machine", "broken"))
-            told.append(("broken_machine", True))
     if report.skipped and not hasattr(report, "wasxfail"):
         report.user_properties.append(("not_tested", _sentence(item)))
-    if call.excinfo is not None and report.failed:
-        told.append(("went_wrong", call.excinfo.exconly().partition("\n")[0][:300]))
     if STARTED_AGAIN:
-        told.append(("started_again", "\n".join(STARTED_AGAIN)))
+        report.user_properties.append(("started_again", "\n".join(STARTED_AGAIN)))
         STARTED_AGAIN.clear()
-    if report.when == "teardown":
-        # The only report whose properties are in JUnit's XML, where an attempt that is followed by
-        # another one has passed: this tells them from each other (lab/testing/cases.py reads it).
-        report.user_properties += [*told, ("attempt", getattr(item, "execution_count", 1))]
-        told.clear()
     return report
 
 

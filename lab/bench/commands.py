@@ -121,7 +121,6 @@ def bench(
     ] = 256,
     memory: Annotated[str, Option(help="Memory of each guest, such as 2G.")] = "2G",
     accel: Accel = "auto",
-    base: Annotated[str, Option(help="The kernel to compare with.")] = "base",
     ours: Annotated[str, Option(help="The kernel measured: a variant or image.")] = "knownzero",
     only: Annotated[str, Option(metavar="NAME,…", help="programs, life: only these parts.")] = "",
     defaults: Annotated[
@@ -140,7 +139,6 @@ def bench(
         size_mb=size_mb,
         memory=memory,
         accel=accel,
-        base=base,
         ours=ours,
         only=only,
         defaults=defaults,

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lab.bench import init_on_alloc, native
+from lab.bench import init_on_alloc
 from lab.bench.fleet import pss
 from lab.bench.host import BACK_PERCENT, take_back, until_back
 from lab.bench.jobs import BASE_COUNTS, SPARE, zeroed_bytes
@@ -26,7 +26,6 @@ from lab.bench.session import (
     MIB,
     PAGE,
     Side,
-    Wanted,
     cpu_ns,
     held_host,
     raise_priority,
@@ -68,17 +67,10 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "restored": (*SAVED, "restore"),
     "burst": (*SAVED, "restore", "restored"),
 }
-# Those that take an hour with kvm_pvm, where a page that a balloon returns costs 5 ms, and those
-# that follow them.
-NOT_NATIVE = PHASES[PHASES.index("idle") :]
 INITS = (0, 1)
 KINDS = ("zeroed", "time", "host", "file", "of_used", "prezeroed", "cpu")
 SUMS = ("zeroed", "time")  # also of the whole life
 WHOLE = "whole"
-NATIVE_NOTE = (
-    "A native life ends after its third program: a page that a balloon returns costs 5 ms with "
-    "kvm_pvm, and base parks by its balloon."
-)
 NOTES = (
     "A life is a guest of its own; the columns take turns. Settings are the defaults, except "
     "init_on_alloc, and the balloon's free-page-reporting, which base alone has off. kzeropaged: "
@@ -155,11 +147,11 @@ COLUMNS = {
 }
 
 
-def phases(only: str, *, is_native: bool) -> list[str]:
+def phases(only: str) -> list[str]:
     """The phases to run for --only, with those that they need, in order; all without it."""
     chosen = set(split(only) or PHASES)
     chosen = chosen.union(*(NEEDS.get(name, ()) for name in chosen))
-    return [one for one in PHASES if one in chosen and not (is_native and one in NOT_NATIVE)]
+    return [one for one in PHASES if one in chosen]
 
 
 def disk(folder: Path, size_mb: int) -> Path:
@@ -221,11 +213,8 @@ class Life:
         return self.folder / "saved"
 
     def note(self, phase: str, **named: float) -> None:
-        """Note figures of a phase, and the host memory at its end; a PSS has no huge pages of the
-        pool.
-        """
-        if not self.run.native:
-            named["host"] = pss(self.side.guest.pid) * 2**30
+        """Note figures of a phase, and the host memory at its end."""
+        named["host"] = pss(self.side.guest.pid) * 2**30
         self.found |= {(phase, kind): float(value) for kind, value in named.items()}
 
     def _enter(self, wanted: BootSpec) -> None:
@@ -233,8 +222,6 @@ class Life:
         self.run.ran_on(guest)
         raise_priority(guest.pid)
         self.side = Side(self.column, guest, kernel=self.about.kernel)
-        if self.run.native:
-            native.mark(self.run, [self.side])
 
     def _leave(self) -> None:
         """End the guest; what it has done counts for the whole life."""
@@ -395,18 +382,13 @@ def figures(run: Run, found: Values, sizes: Sizes) -> None:
 
 def measure(run: Run, sizes: Sizes = Sizes()) -> None:
     run.sides = ("base", "the column named")
-    names, lives = phases(run.options.only, is_native=run.native), min(run.pairs, LIVES)
-    shown = split(run.options.only) or (names if run.native else (*PHASES, WHOLE))
+    names, lives = phases(run.options.only), min(run.pairs, LIVES)
+    shown = split(run.options.only) or (*PHASES, WHOLE)
     run.job = {"cpus": 1, "lives": lives, "phases": ", ".join(shown), **asdict(sizes)}
     found, columns = Values(), [*itertools.product(COLUMNS, INITS)]
     with tempfile.TemporaryDirectory(prefix="life-", dir=paths.sub("work")) as name:
         folder = Path(name)
         image = disk(folder, sizes.cache_mb)
-        if run.native:
-            run.note(NATIVE_NOTE)
-            # A guest of its own: the proof touches memory.
-            with run.guests([Wanted("base", spec(run, BASE, 0, sizes, image))]):
-                pass
         with step(f"{lives} lives of each of {len(columns)} guests, by turns"):
             for (column, init), _ in turns(columns, lives, warm_ups=0):
                 life = Life(run, column, init, sizes, folder, image)

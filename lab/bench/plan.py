@@ -39,8 +39,7 @@ class BenchOptions:
     size_mb: int = 256  # that the job allocates
     memory: str = "2G"  # of each guest
     accel: str = "auto"
-    base: str = "base"  # the kernel to compare with
-    ours: str = "knownzero"
+    ours: str = "knownzero"  # the kernel that is measured
     only: str = ""  # these parts of the bench
     defaults: str = KERNEL
     linux: str = ""  # another one, see linux/base.toml
@@ -135,7 +134,7 @@ class Plan:
             chosen.pop(FLAGS[name].removeprefix("--"), None)
         chosen["accel"] = accel
         usual = BenchOptions()
-        for flag in ("memory", "base", "ours", "only", "defaults", "linux"):
+        for flag in ("memory", "ours", "only", "defaults", "linux"):
             if (value := getattr(options, flag)) != getattr(usual, flag):
                 chosen[flag] = value
         words = (word for flag, value in chosen.items() for word in (f"--{flag}", str(value)))
@@ -186,8 +185,7 @@ def check(options: BenchOptions) -> None:
     if options.linux and options.accel == "pvm":
         why = "the patch that runs natively under kvm_pvm is for the newest kernel only"
         raise UsageError(f"Bad --linux: {options.linux}", why, "leave one of the two out")
-    for kernel in (options.base, options.ours):
-        resolve.check(BootSpec(kernel=kernel, accel=options.accel))
+    resolve.check(BootSpec(kernel=options.ours, accel=options.accel))
 
 
 def plan(bench: Bench, options: BenchOptions, verb: tuple[str, ...] = ()) -> Plan:
@@ -209,7 +207,7 @@ def plan(bench: Bench, options: BenchOptions, verb: tuple[str, ...] = ()) -> Pla
         why = f"{bench.name} runs on {bench.accel} only"
         raise UsageError(f"Bad --accel: {options.accel}", why, "leave it out, or measure thp")
     if native and NATIVE not in bench.takes:
-        why = f"{bench.name} needs the emulator, several CPUs, or other guests"
+        why = f"{bench.name} needs the emulator, several CPUs or other guests, or is slow there"
         raise UsageError("Bad --accel: pvm", why, "leave it out, or measure thp")
     if native and (emulated := set(split(options.only)).intersection(bench.parts.emulated)):
         why = f"{min(emulated)} needs the emulator, or kvm_pvm does not run it well"
@@ -220,7 +218,7 @@ def plan(bench: Bench, options: BenchOptions, verb: tuple[str, ...] = ()) -> Pla
         raise UsageError(f"Bad --linux: {options.linux}", why, "leave it out, or measure thp")
     if bench.accel and not native:
         options = replace(options, accel=bench.accel)
-    named = {"base": options.base if bench.needs.base else options.ours, "ours": options.ours}
+    named = {"base": "base" if bench.needs.base else options.ours, "ours": options.ours}
     kernels = {side: Kernel(name, config=bench.needs.config) for side, name in named.items()}
     kernels |= bench.needs.kernels
     if options.linux:

@@ -48,17 +48,16 @@ COMPARED = {"cold": "ours", "warm": "ours", "rested": KZEROPAGED}
 NOTE = (
     "Before the first run of a program (cold), caches are dropped and all free memory is "
     "reported; the second (warm) follows at once. The last (rested) follows "
-    f"{REST_S:.0f} s after the one before; on ours in a third guest, with kzeropaged, whose own "
-    "work is not in the bytes. Reports come after 2000 ms. A program prints the same in all "
-    "guests. A TCG plugin counts the bytes that the kernel stores with `rep stos`, which clears "
-    "pages on this CPU model."
+    f"{REST_S:.0f} s after the one before; on ours in a third guest, with kzeropaged. Reports come "
+    "after 2000 ms. A program prints the same in all guests."
 )
-NATIVE_NOTE = (
-    "Before the first run of a program (cold), caches are dropped and all free memory is "
-    "reported; the second (warm) follows at once. The last (rested) follows "
-    f"{REST_S:.0f} s after the one before; on ours in a third guest, with kzeropaged. CPU time is "
-    "that of QEMU: of the program, both kernels, and the hypervisor. That of a rested run begins "
-    "with the rest, so it has the work of kzeropaged. Reports come after 2000 ms."
+BYTES_NOTE = (
+    "A TCG plugin counts the bytes that the kernel stores with `rep stos`, which clears pages on "
+    "this CPU model. The work of kzeropaged is not in them."
+)
+CPU_NOTE = (
+    "CPU time is that of QEMU: of the program, both kernels, and the hypervisor. That of a rested "
+    "run begins with the rest, so it has the work of kzeropaged."
 )
 
 
@@ -128,7 +127,7 @@ def play_natively(side: Side, name: str, rest_s: float) -> tuple[dict[str, float
 
 
 def measure(run: Run) -> None:
-    run.note(NATIVE_NOTE if run.native else NOTE)
+    run.note(NOTE, CPU_NOTE if run.native else BYTES_NOTE)
     possible = [name for name in NAMES if not run.native or name not in NOT_NATIVE]
     names, found = split(run.options.only) or possible, Values()
     rounds = min(run.pairs, NATIVE_ROUNDS if run.native else ROUNDS)

@@ -3,7 +3,9 @@
 
 import contextlib
 import hashlib
+import os
 import platform
+import re
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,7 +23,6 @@ from lab.boot.spec import BootSpec
 from lab.build.images import metadata
 from lab.core.paths import REPO
 from lab.core.run import ask
-from lab.report.evidence import machine
 from lab.report.observations import BASE, FLOOR, OURS, Observation, metrics, observe
 from lab.report.results import SIDES, Floats, Metric, Result
 
@@ -214,10 +215,21 @@ def commit() -> str:
     return _first_line(["git", "-C", str(REPO), "describe", "--always", "--dirty", "--tags"])
 
 
+# Settings of the machine that change times; a machine may have none of these files.
+SETTINGS = {
+    "governor": "/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor",
+    "transparent huge pages": "/sys/kernel/mm/transparent_hugepage/enabled",
+}
+
+
 def host_facts() -> dict[str, str]:
-    found = machine()
-    return {
-        "cpu": found.get("model name", "unknown"),
-        "cpus": found["cpus"],
+    model = re.search(r"(?m)^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text())
+    found = {
+        "cpu": model[1] if model else "unknown",
+        "cpus": str(os.cpu_count() or 0),
         "kernel": platform.release(),
     }
+    for name, file in SETTINGS.items():
+        with contextlib.suppress(OSError):
+            found[name] = Path(file).read_text(encoding="utf-8").strip()
+    return found

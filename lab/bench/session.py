@@ -49,28 +49,11 @@ POPULATE_WRITE = 23  # MADV_POPULATE_WRITE
 CPUCLOCK_SCHED = 2  # of the kernel's numbers of clocks: the CPU time of all threads
 
 
-class HostCost(NamedTuple):
-    """The cost of a step for the VMM on its host.
-
-    Page faults, CPU seconds in the kernel and outside it.
-    """
-
-    faults: int
-    system_s: float
-    user_s: float
-
-
 def resident(pid: int) -> int:
     """Resident bytes of a process, with huge pages of the pool, which statm leaves out."""
     found = re.search(r"(?m)^HugetlbPages:\s+(\d+) kB$", Path(f"/proc/{pid}/status").read_text())
     small = int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * mmap.PAGESIZE
     return small + (int(found[1]) * 1024 if found else 0)
-
-
-def host_cost(pid: int) -> HostCost:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    tick = os.sysconf("SC_CLK_TCK")
-    return HostCost(int(fields[7]), int(fields[12]) / tick, int(fields[11]) / tick)
 
 
 def cpu_ns(pid: int) -> int:
@@ -229,15 +212,6 @@ class Side:
         """
         self.free_and_report()
         return self.reported(timeout)
-
-    @contextmanager
-    def host_cost(self) -> Iterator[list[HostCost]]:
-        """Measure the cost of the steps inside for the VMM; afterwards the list has one entry."""
-        found: list[HostCost] = []
-        before = host_cost(self.guest.pid)
-        yield found
-        spent = zip(host_cost(self.guest.pid), before, strict=True)
-        found.append(HostCost(*(after - then for after, then in spent)))  # type: ignore[arg-type]
 
 
 def settle_both(sides: Sequence[Side]) -> None:

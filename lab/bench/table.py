@@ -106,8 +106,7 @@ _ALL = (
         "a guest's life: boot, programs, idle, park, save, restore, burst",
         life.measure,
         needs=Needs(gb=7.2),
-        parts=Parts(life.PHASES, emulated=life.NOT_NATIVE),
-        takes=(NATIVE,),
+        parts=Parts(life.PHASES),
         fixed=(SIZE, MEMORY),
     ),
     Bench(

@@ -8,10 +8,13 @@ import typer
 from typer import Option
 
 from lab.core import errors
-from lab.core.options import OlderLinux, Parts, one_of, writable_folder
+from lab.core.options import OlderLinux, one_of, writable_folder
 from lab.machine import arches
 
 app = typer.Typer()
+Parts = Annotated[
+    str, Option("--parts", metavar="NAME,…", help="Only these parts and what they need.")
+]
 OtherQemu = Annotated[str, Option(help="Another version in qemu/base.toml (10.2).")]
 Release = Annotated[
     str, Option(help="Another version: of QEMU (10.2), or of Linux (6.12, with --config small).")
@@ -25,7 +28,7 @@ def linux(
     variant: Annotated[str, Option(help="base, knownzero, off, debug or floor.")] = "knownzero",
     arch: Annotated[str, Option(help=f"{', '.join(arches.ARCHES)}.")] = "x86_64",
     config: Annotated[str, Option(help="Last fragment: a file, or a name in configs/matrix.")] = "",
-    chosen: Annotated[str, Parts] = "",
+    chosen: Parts = "",
     older: OlderLinux = "",
 ) -> None:
     """Build a kernel, unless the cache has it."""

@@ -18,7 +18,6 @@ Several = list[str] | None
 OlderLinux = Annotated[
     str, Option("--linux", help="Another Linux in linux/base.toml (6.12), with linux/lts.")
 ]
-Parts = Option("--parts", metavar="NAME,…", help="Only these parts and what they need.")
 
 
 def one_of(kind: str, names: Sequence[str], help_text: str = "") -> Any:

@@ -152,12 +152,10 @@ def commit_all(repo: Repo, message: str) -> None:
 
 
 def ranges(repo: Repo, series: Series) -> list[tuple[Part, str, str]]:
-    """(part, first excluded commit, last commit) of each part that the tree has.
+    """(part, first excluded commit, last commit) of each part. The last part ends at HEAD.
 
-    The last part ends at HEAD.
-
-    UsageError: HEAD does not stand on ``base`` in a straight line, or the branches are not in the
-    recorded order.
+    UsageError: HEAD does not stand on ``base`` in a straight line, a branch is missing, or the
+    branches are not in the recorded order.
     """
     head = repo.find("HEAD")
     if not repo.find(BASE):
@@ -169,18 +167,13 @@ def ranges(repo: Repo, series: Series) -> list[tuple[Part, str, str]]:
     if repo.git("merge-base", BASE, head) != repo.find(BASE):
         why, fix = f"{BASE} is not an ancestor of HEAD", f"git rebase {BASE}"
         raise UsageError(f"{repo.path} does not stand on its base", why, fix)
-    present = [part for part in series.parts if repo.find(branch_of(part.name))]
-    if not present:
-        why, fix = "it marks the last commit of a part", "`kz tree` makes a tree with them"
-        raise UsageError(f"{repo.path} has no branch part/NAME", why, fix)
-    for part in present:
-        if missing := set(part.on) - {one.name for one in present}:
-            why = f"{part.name} stands on it, and the tree has no branch {branch_of(min(missing))}"
-            fix = f"git branch {branch_of(min(missing))} COMMIT, with the last commit of that part"
-            raise UsageError(f"{repo.path} has part {part.name} without {min(missing)}", why, fix)
     found, before = [], repo.find(BASE)
-    for part in present:
-        end = head if part is present[-1] else repo.find(branch_of(part.name))
+    for part in series.parts:
+        if not (end := repo.find(branch_of(part.name))):
+            why = "it marks the last commit of that part"
+            fix = f"git branch {branch_of(part.name)} COMMIT, or `kz tree` makes a new tree"
+            raise UsageError(f"{repo.path} has no branch {branch_of(part.name)}", why, fix)
+        end = head if part is series.parts[-1] else end
         pairs = (before, end), (end, head)
         if any(repo.ask("merge-base", "--is-ancestor", *pair).returncode for pair in pairs):
             what = f"branch {branch_of(part.name)} is not between the part before it and HEAD"

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Argument, Option
 
-from lab.core.options import writable_folder
-
 if TYPE_CHECKING:
     from lab.report.compare import Comparison
 
@@ -19,28 +17,17 @@ app = typer.Typer()
 @app.command("report")
 def report(
     runs: Annotated[list[Path], Argument(help="Folders under out/, or their result.json.")],
-    output: Annotated[
-        Path | None, Option("--output", help="Folder (default: the run's own).")
-    ] = None,
 ) -> None:
+    """The page is in the folder of the run; of several runs, in a new folder under out/report."""
     from lab.core import paths
-    from lab.core.errors import LabError
     from lab.report.page import write_report
     from lab.report.results import results_of
 
-    if output is not None:
-        writable_folder("--output", output)
     results = [result for run in runs for result in results_of(run).values()]
-    if output is None:
-        first = runs[0] if runs[0].is_dir() else runs[0].parent
-        output = (
-            first if len(runs) == 1 else paths.out() / "report" / time.strftime("%Y%m%d-%H%M%S")
-        )
-    try:
-        print(write_report(results, output))
-    except OSError as error:
-        why, fix = f"{output}: {error.strerror}", "name another folder with --output"
-        raise LabError("Cannot write the report", why, fix) from error
+    folder = runs[0] if runs[0].is_dir() else runs[0].parent
+    if len(runs) > 1:
+        folder = paths.out() / "report" / time.strftime("%Y%m%d-%H%M%S")
+    print(write_report(results, folder))
 
 
 @app.command("compare")

@@ -13,7 +13,7 @@ from markupsafe import Markup, escape
 from lab.core import lock
 from lab.core.units import human, percent
 from lab.report import charts, phases, summary
-from lab.report.evidence import GUESTS, HOST, QEMU
+from lab.report.evidence import GUESTS
 from lab.report.groups import groups
 from lab.report.results import Metric, Result, in_words
 from lab.report.significance import CONSTANT, LEVEL, TOO_FEW
@@ -30,7 +30,7 @@ def ran_on(result: Result, metric: Metric) -> str:
 def _charts(result: Result) -> list[dict[str, str]]:
     """The charts of a result: its title, caption, picture and accelerator."""
     found = []
-    if phases.of_phases(result.metrics):
+    if phases.is_whole(result.metrics):
         drawn = phases.chart(result)
         found.append(_chart(phases.TITLE, drawn, result.ran_on, "Less is better. "))
     for group in groups(result):
@@ -90,22 +90,16 @@ def _facts(result: Result) -> list[tuple[str, str]]:
 
 
 def _evidence(result: Result, page: Path | None) -> list[tuple[str, list[tuple[str, str]]]]:
-    """Files beside a run's figures by heading: names, and links from the folder ``page``."""
+    """The files of a run's guests by heading: names, and links from the folder ``page``."""
     if result.folder is None or page is None:
         return []
-    roots = {
-        f"guest: {root.name}": [*root.iterdir()]
-        for root in sorted((result.folder / GUESTS).glob("*/"))
-    }
-    roots["machine and QEMU"] = [result.folder / name for name in (HOST, QEMU)]
     found = []
-    for words, files in roots.items():
-        there = sorted(file for file in files if file.is_file())
+    for root in sorted((result.folder / GUESTS).glob("*/")):
         links = [
-            (file.name, quote(os.path.relpath(file.resolve(), page.resolve()))) for file in there
+            (file.name, quote(os.path.relpath(file.resolve(), page.resolve())))
+            for file in sorted(root.iterdir())
         ]
-        if links:
-            found.append((words, links))
+        found.append((f"guest: {root.name}", links))
     return found
 
 

@@ -154,10 +154,8 @@ def _files(result: Result) -> dict[str, str]:
     )
     if main:
         stem = main[0].metrics[0].name.partition(".")[0].replace("_", "-")
-        if of_life := phases.of_phases(whole.metrics):
-            drawn = phases.picture(whole, f"Measured on {result.ran_on}. Less is better.")
-            if phases.is_whole(of_life):
-                found[f"{stem}-short.svg"] = phases.short(whole)
+        if phases.is_whole(whole.metrics):
+            drawn = phases.picture(whole)
         else:
             drawn = charts.picture(main, result.sides, about, [*result.series])
         found[f"{stem}.svg"] = drawn

@@ -8,7 +8,7 @@ import typer
 from typer import Argument, Option
 
 from lab.core import errors
-from lab.core.options import Name, OlderLinux, Parts, Several
+from lab.core.options import Name, OlderLinux, Several
 
 app = typer.Typer()
 series_app = typer.Typer(no_args_is_help=True)
@@ -21,7 +21,6 @@ EACH = "Also build after each patch, on and off, x86_64 and um. Takes hours."
 def tree(
     name: Name,
     path: Annotated[Path | None, Option(help="Where (default: in the cache).")] = None,
-    chosen: Annotated[str, Parts] = "",
     older: OlderLinux = "",
     force: Annotated[bool, Option("--force", help="Replace commits that are not saved.")] = False,
 ) -> None:
@@ -29,12 +28,11 @@ def tree(
     git (git rebase -i base carries the branches along), then write it back with kz series save.
     """
     from lab.machine import fetch
-    from lab.patches import parts
     from lab.series import tree as trees
 
     if older:
         fetch.use(name, older)
-    print(trees.make(name, path, force, parts.split(chosen)))
+    print(trees.make(name, path, force))
 
 
 @series_app.command("save")

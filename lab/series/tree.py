@@ -1,27 +1,14 @@
 # SPDX-License-Identifier: GPL-2.0
 """Git trees of a series, and the way back: ``kz tree`` and ``kz series save``."""
 
-import tempfile
-from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
 
 from lab.core import lock, paths, progress, run
 from lab.core.errors import UsageError
 from lab.machine import fetch
-from lab.patches import parts as parts_of
-from lab.patches.parts import Part, Series
-from lab.patches.repo import (
-    BASE,
-    BRANCH,
-    Repo,
-    branch_of,
-    commit_all,
-    commit_parts,
-    formatted,
-    ranges,
-    small,
-)
+from lab.patches import parts
+from lab.patches.parts import Series
+from lab.patches.repo import BASE, BRANCH, Repo, commit_all, commit_parts, formatted, ranges
 
 APPLIED = "refs/knownzero/applied"
 PREVIOUS = "refs/knownzero/previous"
@@ -32,7 +19,7 @@ SETTINGS |= {"gc.auto": "0", "core.looseCompression": "1"}
 
 
 def default_path(name: str) -> Path:
-    older = f"-{parts_of.older()}" if name == "linux" and parts_of.older() else ""
+    older = f"-{parts.older()}" if name == "linux" and parts.older() else ""
     return paths.cache() / "tree" / f"{name}{older}"
 
 
@@ -47,7 +34,8 @@ def opened(path: Path) -> Repo:
 def unsaved(repo: Repo, series: Series) -> dict[Path, bytes | None]:
     """Files under parts/ that saving the tree would write (content) or delete (None)."""
     changes: dict[Path, bytes | None] = {}
-    for part, patches in _in_order(repo, series).items():
+    for part, first, last in ranges(repo, series):
+        patches = formatted(repo, first, last)
         wanted = {part.root / name: data for name, data in patches.items()}
         if patches:
             wanted[part.root / "series"] = "".join(f"{name}\n" for name in patches).encode()
@@ -57,46 +45,6 @@ def unsaved(repo: Repo, series: Series) -> dict[Path, bytes | None]:
         }
         changes |= dict.fromkeys(sorted(present - set(wanted)))
     return changes
-
-
-def _in_order(repo: Repo, series: Series) -> dict[Part, dict[str, bytes]]:
-    """The patches of a tree. Those of some parts are written as they are among all parts."""
-    found = {part: formatted(repo, first, last) for part, first, last in ranges(repo, series)}
-    if len(found) == len(series.parts):
-        return found
-    with tempfile.TemporaryDirectory() as folder:
-        moved = []
-        for part in series.parts:
-            root = Path(folder) / part.name if part in found else part.root
-            if part in found:
-                root.mkdir()
-                (root / "series").write_text(
-                    "".join(f"{name}\n" for name in found[part]), encoding="utf-8"
-                )
-                for name, data in found[part].items():
-                    (root / name).write_bytes(data)
-            moved.append(replace(part, root=root))
-        whole = replace(series, parts=tuple(moved))
-        with small(whole, fetch.pristine(fetch.obtain(series.name))) as again:
-            # The objects of the tree are the common ancestors of a merge.
-            objects = repo.git("rev-parse", "--path-format=absolute", "--git-path", "objects")
-            (again.path / ".git/objects/info/alternates").write_text(
-                f"{objects}\n", encoding="utf-8"
-            )
-            try:
-                commit_parts(again, whole, "--3way")
-            except UsageError as error:
-                fix = (
-                    f"make the change in a tree of all parts (`kz tree {series.name}` without "
-                    "--parts)"
-                )
-                what = f"the tree's parts do not fit the others: {error.what}"
-                raise UsageError(what, error.why, fix) from None
-            return {
-                part: formatted(again, a, b)
-                for part, a, b in ranges(again, series)
-                if part in found
-            }
 
 
 def save(series: Series, path: Path) -> list[str]:
@@ -117,8 +65,7 @@ def save(series: Series, path: Path) -> list[str]:
         else:
             lock.write_atomically(file, data)
     repo.git("update-ref", APPLIED, "HEAD")
-    present = [part.name for part in series.parts if repo.find(branch_of(part.name))]
-    repo.git("config", KEY, parts_of.get(series.name, present).key())
+    repo.git("config", KEY, series.key())
     return sorted(str(file.relative_to(series.root)) for file in changes)
 
 
@@ -126,13 +73,13 @@ def _lock(name: str, path: Path) -> str:
     return f"git-{name}-{path.name}"
 
 
-def make(name: str, path: Path | None, force: bool = False, chosen: Iterable[str] = ()) -> Path:
+def make(name: str, path: Path | None, force: bool = False) -> Path:
     """Make the git tree of ``linux`` or ``qemu``, or bring it up to the series; returns its path.
 
-    ``chosen``: these parts and what they stand on instead of all. Commits that are not saved stay,
-    unless ``force`` says otherwise; then refs/knownzero/previous keeps them.
+    Commits that are not saved stay, unless ``force`` says otherwise; then refs/knownzero/previous
+    keeps them.
     """
-    series = parts_of.get(name, chosen)
+    series = parts.get(name)
     target = (path or default_path(name)).absolute()
     with lock.locked(_lock(name, target)):
         if not target.exists() or not any(target.iterdir()):
@@ -165,9 +112,7 @@ def _update(repo: Repo, series: Series, force: bool) -> None:
             why = "\n".join(dirty.splitlines()[:8])
             fix = f"commit them and `kz series save {series.name}`, or discard them with --force"
             raise UsageError(f"{repo.path} has uncommitted changes", why, fix)
-        if head not in (applied, repo.find(BASE)) and (
-            changes := unsaved(repo, parts_of.get(series.name))
-        ):
+        if head not in (applied, repo.find(BASE)) and (changes := unsaved(repo, series)):
             raise UsageError(
                 f"{repo.path} has commits that are not saved, and the series has changed as well",
                 "they differ in " + ", ".join(sorted(file.name for file in changes)[:8]),
@@ -178,9 +123,6 @@ def _update(repo: Repo, series: Series, force: bool) -> None:
         repo.git("update-ref", PREVIOUS, head)
         repo.ask("am", "--abort")
         tip = _commits(repo, series)
-        for part in parts_of.get(series.name).parts:
-            if part not in series.parts:
-                repo.ask("branch", "-D", branch_of(part.name))
         repo.git("reset", "-q", "--hard", tip)
         repo.git("update-ref", APPLIED, tip)
         repo.git("config", KEY, key)

@@ -65,7 +65,7 @@ class _Writer:
         if report.when != "teardown":
             return
         for name, value in report.user_properties:
-            if name != "attempt" and isinstance(value, int) and not isinstance(value, bool):
+            if isinstance(value, int) and not isinstance(value, bool):
                 case.amounts[name] = value
         if report.nodeid in self.repeated:  # another attempt follows
             self.repeated.remove(report.nodeid)

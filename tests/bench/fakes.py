@@ -4,15 +4,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 from lab.bench.plan import BenchOptions, Images
 from lab.bench.runner import Run
-from lab.bench.session import HostCost, Side
+from lab.bench.session import Side
 from lab.bench.table import BENCHES
 from lab.report.results import Metric
 
@@ -63,12 +62,6 @@ class FakeSide:
 
     def settle(self) -> int:
         return MIB
-
-    @contextmanager
-    def host_cost(self) -> Iterator[list[HostCost]]:
-        found: list[HostCost] = []
-        yield found
-        found.append(HostCost(1, 0.05, 0.15))
 
 
 def side(name: str, *more: Any) -> Side:

@@ -179,25 +179,18 @@ def result(found: Values) -> Result:
     return Result("life", "tcg", {}, "", run.metrics, job=sizes, sides=sides)
 
 
-def test_the_bar_of_a_save_is_its_file() -> None:
-    found = values()
-    found["ours", 0, "save", "file"] = [700.0 * MIB]
-    svg = chart.chart(result(found))
-    assert "ours, save: 700 MiB" in svg
-
-
-def test_the_short_chart_has_the_worse_init_on_alloc() -> None:
+def test_the_chart_has_the_worse_init_on_alloc() -> None:
     """It is published with a whole life only, and says what kzeropaged does meanwhile."""
     found = values()
     found["kzeropaged", 1, "burst", "zeroed"] = [900.0 * MIB]
     found["kzeropaged", 0, "boot", "time"] = [90_000.0]
     made = result(found)
-    svg = publish._files(made)["life-short.svg"]
+    svg = publish._files(made)["life.svg"]
     assert "the guest zeroes, init_on_alloc=1" in svg and "against base, init_on_alloc=0" in svg
     assert "kzeropaged zeroes" in re.sub(r"<[^>]*>", " ", svg)
     assert int(re.findall(r' height="(\d+)"', svg)[0]) <= 400
     part = [one for one in made.metrics if one.parameters.get("phase") != "park"]
-    assert "life-short.svg" not in publish._files(replace(made, metrics=part))
+    assert chart.TITLE not in publish._files(replace(made, metrics=part))["life.svg"]
 
 
 def test_the_disk_has_no_page_of_zeros(tmp_path: Path) -> None:

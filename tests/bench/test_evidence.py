@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -31,7 +30,6 @@ def test_guests_of_one_name_and_one_kernel(tmp_path: Path) -> None:
     image = tmp_path / "linux-x86_64-base" / "bzImage"
     image.parent.mkdir()
     (image.parent / ".config").write_text("CONFIG_MMU=y\n")
-    (image.parent / "metadata.json").write_text('{"release": "7.3.4-base"}')
     found = evidence.Evidence(tmp_path / "found")
     for label in ("base", "base", "ours", ""):
         found.take(ended(tmp_path / "boot", label, kernel=image))
@@ -45,7 +43,6 @@ def test_guests_of_one_name_and_one_kernel(tmp_path: Path) -> None:
     }
     for place in (folder / "guests").iterdir():
         assert (place / "config").read_text() == "CONFIG_MMU=y\n"
-        assert json.loads((place / "kernel.json").read_text()) == {"release": "7.3.4-base"}
 
 
 def test_a_run_in_the_same_folder_leaves_nothing_of_the_earlier_one(tmp_path: Path) -> None:
@@ -56,10 +53,6 @@ def test_a_run_in_the_same_folder_leaves_nothing_of_the_earlier_one(tmp_path: Pa
             found.take(ended(tmp_path / "boot", label))
         found.publish(folder)
     assert [place.name for place in (folder / "guests").iterdir()] == ["base"]
-    machine = json.loads((folder / "host.json").read_text())
-    assert set(machine) == {"before", "after"}
-    assert int(machine["before"]["MemTotal"].removesuffix(" kB")) > 0
-    assert "Linux version" in machine["after"]["/proc/version"]
 
 
 @pytest.mark.boots
@@ -75,5 +68,3 @@ def test_a_guest_of_a_bench(tmp_path: Path, qemu: Path) -> None:
     assert command[0] == str(qemu)
     assert "512M" in command
     assert "CONFIG_PAGE_ZEROED=y\n" in (place / "config").read_text()
-    about = json.loads((tmp_path / "qemu.json").read_text())
-    assert about["variant"] == "knownzero" and about["options"]

@@ -11,7 +11,6 @@ import os
 import resource
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,7 +27,6 @@ from lab.bench.table import BENCHES
 MIB = 1 << 20
 SIZE_MB = 8
 IDLE = "import time; time.sleep(3600)"
-USER = "while True: pass"
 # A thread that has used a second of CPU time, and has ended.
 THREAD = """
 import os, threading, time
@@ -40,7 +38,6 @@ while len(os.listdir("/proc/self/task")) > 1: time.sleep(0.01)
 print("ended", flush=True)
 time.sleep(3600)
 """
-SYSTEM = "f = open('/dev/zero', 'rb')\nwhile True: f.read(1 << 16)"
 ANSWER = (
     '{"task_clock_ns": 5000000, "wall_ns": 6000000, "bytes": 8388608, "minor_faults": 6, '
     '"pages": "thp", "vmstat": {"thp_fault_alloc": 4, "pgzeroed_cleared": 2, '
@@ -154,22 +151,6 @@ def check_reported_and_dropped() -> None:
             assert max(dropped[-1], drained[-1]) < flushed[-1]
 
 
-def check_cpu_time() -> None:
-    """CPU time in the kernel and outside it are what the process spent there."""
-    for program, in_kernel in ((USER, False), (SYSTEM, True)):
-        with process(program) as child:
-            deadline = time.monotonic() + 60
-            cost = session.host_cost(child.pid)
-            # However slow the machine is: until it has used half a second.
-            while cost.user_s + cost.system_s < 0.5 and time.monotonic() < deadline:
-                time.sleep(0.05)
-                cost = session.host_cost(child.pid)
-            total = session.cpu_ns(child.pid) / 1e9
-        assert (cost.system_s > cost.user_s) is in_kernel, (program, cost)
-        assert total >= 0.9 * (cost.user_s + cost.system_s)
-        assert cost.faults > 100
-
-
 def check_threads_that_have_ended() -> None:
     """CPU time has that of threads that have ended, as those of a migration."""
     with process(THREAD, stdout=subprocess.PIPE) as child:
@@ -194,7 +175,6 @@ CHECKS = (
     check_priority,
     check_host_is_warm,
     check_reported_and_dropped,
-    check_cpu_time,
     check_threads_that_have_ended,
     check_figures,
 )
@@ -251,26 +231,12 @@ MISTAKES: list[Mistake] = [
         check_reported_and_dropped,
     ),
     (
-        "user and system time are swapped",
-        session,
-        "int(fields[12]) / tick, int(fields[11]) / tick",
-        "int(fields[11]) / tick, int(fields[12]) / tick",
-        check_cpu_time,
-    ),
-    (
         "threads that have ended are left out",
         session,
         "    return time.clock_gettime_ns(~pid << 3 | CPUCLOCK_SCHED)\n",
         "    tasks = Path(f'/proc/{pid}/task').iterdir()\n"
         "    return sum(int((task / 'schedstat').read_text().split()[0]) for task in tasks)\n",
         check_threads_that_have_ended,
-    ),
-    (
-        "major faults are counted",
-        session,
-        "HostCost(int(fields[7])",
-        "HostCost(int(fields[9])",
-        check_cpu_time,
     ),
     (
         "the warm-up counts",

@@ -311,8 +311,8 @@ def test_lists_of_cpus_stay_if_the_budget_is_too_small() -> None:
     """A file takes a GiB of zeros. When it is removed, no program has waited for zeros since."""
     held = "awk '/ count:/ { n += $2 } END { print n }' /proc/zoneinfo"
     result = run(
-        f"{ON}; {MOUNT}; alloc_once --size 1300 --pages nothp --mode touch_all >/dev/null; {SETTLE}; "
-        "dd if=/dev/zero of=/files/file bs=1M count=1700 2>/dev/null; "
+        f"{ON}; {MOUNT}; alloc_once --size 1300 --pages nothp --mode touch_all >/dev/null; "
+        f"{SETTLE}; dd if=/dev/zero of=/files/file bs=1M count=1700 2>/dev/null; "
         f"zeroed=$({PREZEROED}); : > /files/file; sleep 1; echo held=$({held}); "
         f"echo zeroed=$(($({PREZEROED}) - zeroed)); {fate('taken')}",
         devices=[],

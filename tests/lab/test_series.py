@@ -180,7 +180,10 @@ def test_nothing_is_saved_from_a_dirty_or_disordered_tree(developed: Path, repo:
         tree.save(parts.get("linux"), developed)
     git(developed, "checkout", "mm/page_alloc.c")
     git(developed, "branch", "-f", "part/zeroed", "part/fixes~1")
-    with pytest.raises(UsageError, match="part/zeroed"):
+    with pytest.raises(UsageError, match="part/zeroed is not between"):
+        tree.save(parts.get("linux"), developed)
+    git(developed, "branch", "-D", "part/zeroed")
+    with pytest.raises(UsageError, match="has no branch part/zeroed"):
         tree.save(parts.get("linux"), developed)
     assert kept(repo) == before
 
@@ -197,9 +200,12 @@ def test_unsaved_commits_survive_a_changed_series(developed: Path, repo: Path) -
 
 def test_a_part_that_was_saved_on_older_parts_is_merged(developed: Path, repo: Path) -> None:
     series, pristine = parts.get("linux"), fetch.pristine(fetch.obtain("linux"))
-    lower = tree.make("linux", repo / "lower", chosen=["zeroed"])
-    commit(lower, "mm: beside prezero", mm__page_alloc_DOT_c=lines(n7="seven", n18="zeroed"))
-    tree.save(series, lower)
+    git(developed, "checkout", "-q", "part/zeroed")
+    commit(developed, "mm: beside prezero", mm__page_alloc_DOT_c=lines(n7="seven", n18="zeroed"))
+    folder, name = repo / "linux/parts/zeroed", "0003-mm-beside-prezero.patch"
+    (folder / name).write_text(git(developed, "format-patch", "-1", "--full-index", "--stdout"))
+    with (folder / "series").open("a") as listing:
+        listing.write(f"{name}\n")
     assert check.applies(series, pristine)
     whole = tree.make("linux", repo / "whole")
     assert "parts/prezero/0001-mm-prezero.patch" in tree.save(series, whole)
@@ -217,18 +223,7 @@ def test_unknown_parts_and_wrong_tables_are_named(developed: Path, repo: Path) -
         parts.get("linux")
 
 
-def test_a_set_of_parts_makes_its_own_tree(developed: Path, source: Path) -> None:
-    made = tree.make("linux", developed.parent / "refpage", chosen=["refpage"])
-    assert (made / "mm/page_alloc.c").read_text() == lines(n7="seven", n40="refpage")
-    assert tree.save(parts.get("linux"), made) == []
-    commit(made, "mm: more", mm__more_DOT_c="int more;\n")
-    assert tree.save(parts.get("linux"), made) == [
-        "parts/refpage/0002-mm-more.patch",
-        "parts/refpage/series",
-    ]
-    git(made, "branch", "-D", "part/zeroed")
-    with pytest.raises(UsageError, match="refpage without zeroed"):
-        tree.save(parts.get("linux"), made)
+def test_a_set_of_parts_has_no_other_patch(developed: Path) -> None:
     with apply.working_copy(parts.get("linux", ["zeroed"]), fetch.obtain("linux")) as copy:
         assert (copy / "mm/page_alloc.c").read_text() == lines(n7="seven")
         assert not (copy / "mm/other.c").exists()
