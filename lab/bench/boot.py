@@ -8,12 +8,13 @@ import functools
 import json
 import re
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 from lab.bench.jobs import zeroed_bytes
 from lab.bench.repeat import measured
 from lab.bench.runner import Run
-from lab.bench.session import BALLOON, MIB, resident, warm_host
+from lab.bench.session import BALLOON, MIB, held_host, resident
 from lab.boot.guest import Guest, running
 from lab.boot.spec import DAEMON, BootSpec
 from lab.core.errors import TestFailure
@@ -103,11 +104,13 @@ def _facts(lines: Sequence[str], kernel: str) -> dict[str, float]:
 
 def _boot(run: Run, kind: Kind, kernel: str) -> dict[str, float]:
     """The figures of one boot."""
-    warm_host(kind.program_mb * MIB)
-    with running(_spec(run, kind, kernel), run.keep) as guest:
+    held = ExitStack()
+    held.enter_context(held_host(kind.program_mb * MIB))
+    with held, running(_spec(run, kind, kernel), run.keep) as guest:
         run.ran_on(guest)
         found = _facts(_until(guest, UP), kernel)
         found["resident"] = float(resident(guest.pid))
+        held.close()
         guest.send("program")
         answer = json.loads(next(line for line in guest.lines if line.startswith("{")))
         guest.wait()

@@ -84,6 +84,7 @@ def allocate(run: Run, both: Pair, mode: str, pages: str) -> Values:
         if side.name == "ours":
             return zero_all(side)
         make_dirty(side)
+        wait_until_idle(side)
         return {}
 
     job = Job("prezero.{pages}.{mode}", mode, pages, {"pages": WORDS[pages], "mode": mode})

@@ -25,11 +25,13 @@ from lab.bench.runner import Run
 from lab.bench.session import (
     MIB,
     PAGE,
+    STILL_FIXED_S,
     Side,
     cpu_ns,
     held_host,
     raise_priority,
     resident,
+    settle_resident,
     warm_host,
 )
 from lab.boot import balloon, resolve
@@ -45,6 +47,7 @@ AGAIN_S = 2.0
 ENDED_S = 4.0  # in which a host that is a guest reports the memory of a guest that has ended
 WARM_MB = 512  # of the host's memory, before a boot and a restore
 PASSES_S = 180.0  # in which page reporting has to give back what a guest has freed
+LEFT_MB = 64  # of free memory, for a guest whose balloon takes the rest
 LOOK_S = 0.002
 GIVE_UP_S = 120.0
 # Free pages in the lists of a CPU, which nr_free_pages leaves out.
@@ -84,8 +87,8 @@ NOTES = (
     "reports waits for the passes of page reporting, every 2000 ms. Ours gets balloon-report-now.",
     "Save: QEMU stops the guest and migrates it to a file; file size is what the file system has "
     "allocated. Used memory is the guest's memory without its free pages. First with the page "
-    "cache, then after drop_caches and another park. The restored guest is a new QEMU with "
-    "-incoming; its time ends when the guest's shell answers.",
+    "cache, then after drop_caches and another park of all free memory. The restored guest is a "
+    "new QEMU with -incoming; its time ends when the guest's shell answers.",
     "Host memory is the PSS of QEMU at the end of a phase, translated code included. Bytes zeroed "
     "with init_on_alloc=1: ours counts them, base zeroes each page that it allocates. Bytes that "
     "kzeropaged zeroes are counted apart. Time of the whole life: the sum of its phases, without "
@@ -292,9 +295,12 @@ class Life:
         self.note("park", time=take_back(self.side, lambda: self.about.park(self.side, size), size))
         self.about.after_park(self.side)
 
+    def _free(self) -> int:
+        """Bytes of free memory in the guest."""
+        return (self.side.vmstat()["nr_free_pages"] + self.side.number(IN_LISTS)) * PAGE
+
     def _save(self, phase: str) -> None:
-        free = self.side.vmstat()["nr_free_pages"] + self.side.number(IN_LISTS)
-        used = self.sizes.memory_mb * MIB - free * PAGE
+        used = self.sizes.memory_mb * MIB - self._free()
         self.side.guest.qmp("stop")
         began = time.monotonic()
         write_state(self.side.guest, self.file)
@@ -307,10 +313,13 @@ class Life:
         self.file.unlink()
 
     def save(self) -> None:
-        """Drop the page cache, park again, and save."""
+        """Drop the page cache, have the host take all free memory, and save."""
         self.side.sh("exec 3<&-; echo 3 > /proc/sys/vm/drop_caches")
-        size = self.sizes.park_mb if self.column == BASE else self.sizes.cache_mb
-        self.about.park(self.side, size * MIB)
+        left = self._free() // MIB - LEFT_MB
+        self.about.park(self.side, (left if self.column == BASE else self.sizes.cache_mb) * MIB)
+        settle_resident(
+            self.side.guest.pid, timeout=PASSES_S, what=self.column, still_s=STILL_FIXED_S
+        )
         self.about.after_park(self.side)
         self._save("save")
 

@@ -78,7 +78,7 @@ def until_known(pairs: int, known: Iterable[Sequence[float]] = (), least: int = 
 
 
 def by_turns(things: Sequence[T], turn: int) -> list[T]:
-    """The order of a turn: over the turns each comes first, and each follows each other one."""
+    """The order of a turn: over the turns, each comes first."""
     at = turn % len(things)
     order = [*things[at:], *things[:at]]
     return order if turn // len(things) % 2 == 0 else order[::-1]

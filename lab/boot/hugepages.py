@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: GPL-2.0
 """Huge pages that the host's pool has for a guest as long as it runs."""
 
+import contextlib
 import fcntl
+import mmap
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +13,7 @@ from lab.core import lock, paths
 
 POOL = Path("/proc/sys/vm/nr_hugepages")
 SIZE = 2 << 20  # of the pool's pages on x86_64
+MAP_HUGETLB = 0x40000
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _MEMORY = re.compile(r"(\d+)([MG])")
 
@@ -40,6 +43,7 @@ def take(memory: str) -> Taken | None:
             _reclaim()
             before = _size()
             if _resize(before + wanted) == before + wanted:
+                _touch(wanted)
                 return Taken(wanted, _record(wanted))
             _resize(before)
         except (OSError, ValueError):
@@ -87,6 +91,13 @@ def _reclaim() -> None:
             if boot == BOOT_ID.read_text(encoding="ascii"):
                 _resize(max(0, _size() - int(pages)))
             path.unlink()
+
+
+def _touch(pages: int) -> None:
+    """Use pages of the pool once: a host that is a guest may have reported their memory."""
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE | MAP_HUGETLB
+    with contextlib.suppress(OSError), mmap.mmap(-1, pages * SIZE, flags=flags):
+        pass
 
 
 def _size() -> int:

@@ -18,7 +18,8 @@ HEADS = ("figure", "without", "with", "change", "accelerator", "run")
 def is_loss(metric: Metric) -> bool:
     """Whether ours is worse by LEAST percent, and that is no noise.
 
-    The interval of the change shows that; counts of instructions have none and need none.
+    The interval of the change shows that, or the test; counts of instructions have none and need
+    none.
     """
     if not metric.better or metric.change_percent is None or badness(metric) < LEAST:
         return False
@@ -27,7 +28,8 @@ def is_loss(metric: Metric) -> bool:
     if metric.change_interval is None:
         return metric.unit == "instructions"
     low, high = metric.change_interval
-    return high < 0 if metric.better == "more" else low > 0
+    beyond = high < 0 if metric.better == "more" else low > 0
+    return beyond or bool(metric.significance and metric.significance.differs)
 
 
 def found(results: Sequence[Result]) -> Iterator[tuple[Result, Metric]]:

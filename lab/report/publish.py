@@ -32,15 +32,16 @@ different accelerators cannot be compared. [Methods](../how-to/measure.md).
 LOSSES = """
 ## Losses
 
-All figures that are worse by 3 % or more: those whose interval excludes zero, and counts of
-instructions. kzeropaged is off by default.
+All figures that are worse by 3 % or more: those whose interval excludes zero or whose p is below
+0.05, and counts of instructions. kzeropaged is off by default.
 
 """
 RUNS = """
 ## Runs
 
 Each run has a page with every figure: medians, in brackets the 10th to 90th percentile; the change
-with its 95 % interval; the distance from the floor kernel, which leaves the memory as it is.
+with its 95 % interval, which says little with fewer than six repetitions; the distance from the
+floor kernel, which leaves the memory as it is.
 result.json beside it has the number of repetitions, the p of each row and the text of each target.
 A run measured this series, or the one before the commit to linux/parts that is named; if few parts
 differ, these are named.
