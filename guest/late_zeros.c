@@ -21,8 +21,8 @@ static const char usage[] =
 "Prints one JSON line: the counters of known-zero memory, and the pages that are not as they\n"
 "must be.\n"
 "KIND: fallocate, tmpfs, byte_writes, full_writes, uffd, udmabuf, collapse (one page of a huge\n"
-"      page exists), collapse_full (all do), and collapse_refused, in a memory cgroup without room\n"
-"      for a huge page\n"
+"      page exists), collapse_full (all do), collapse_unwritten (of a file that was allocated), and\n"
+"      collapse_refused, in a memory cgroup without room for a huge page\n"
 "Options:\n"
 "  --size MB    (default 128)\n"
 "  --help       this text\n"
@@ -132,6 +132,19 @@ static unsigned char *use_collapse_full(void)
 	return collapsed(PAGE);
 }
 
+/* A huge folio of a file, allocated and not written. */
+static unsigned char *use_collapse_unwritten(void)
+{
+	int fd = new_file(NULL, true);
+	unsigned char *mem = kz_map(size + KZ_HUGE, 0);
+
+	mem = (unsigned char *)(((uintptr_t)mem + KZ_HUGE - 1) & ~(KZ_HUGE - 1));
+	if (mmap(mem, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0) == MAP_FAILED)
+		kz_fail("cannot map the file");
+	madvise(mem, size, MADV_COLLAPSE);	/* may be refused */
+	return mem;
+}
+
 static unsigned char *use_collapse_refused(void)
 {
 	unsigned char *mem = small_pages(KZ_HUGE);
@@ -165,6 +178,7 @@ static const struct {
 	{ "fallocate", use_fallocate }, { "tmpfs", use_tmpfs }, { "byte_writes", use_byte_writes },
 	{ "full_writes", use_full_writes }, { "uffd", use_uffd }, { "collapse", use_collapse },
 	{ "collapse_full", use_collapse_full }, { "collapse_refused", use_collapse_refused },
+	{ "collapse_unwritten", use_collapse_unwritten },
 	{ "udmabuf", use_udmabuf },
 };
 
