@@ -307,26 +307,6 @@ def test_isolated_cpus_keep_their_lists() -> None:
     expect_at_least(found["after"], 0.75 * found["before"])
 
 
-def test_lists_of_cpus_stay_if_the_budget_is_too_small() -> None:
-    """A file takes a GiB of zeros. When it is removed, no program has waited for zeros since."""
-    held = "awk '/ count:/ { n += $2 } END { print n }' /proc/zoneinfo"
-    result = run(
-        f"{ON}; {MOUNT}; alloc_once --size 1300 --pages nothp --mode touch_all >/dev/null; "
-        f"{SETTLE}; dd if=/dev/zero of=/files/file bs=1M count=1700 2>/dev/null; "
-        f"zeroed=$({PREZEROED}); : > /files/file; sleep 1; echo held=$({held}); "
-        f"echo zeroed=$(($({PREZEROED}) - zeroed)); {fate('taken')}",
-        devices=[],
-        checked=True,
-        memory="2G",
-    )
-    fine(result)
-    found = values(result)
-    expect_at_least(found["taken"], 900 << 8)
-    # What small programs wait for may have paid for a part of a block.
-    if not found["zeroed"]:
-        expect_at_least(found["held"], 1024)  # pages; the thread drains lists that have 512
-
-
 @pytest.mark.parametrize(
     "what",
     [
