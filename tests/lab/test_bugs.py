@@ -32,7 +32,14 @@ def test_each_reproducer_exists() -> None:
             assert f'+mutant "{bug.mutant}"' in series
         if bug.test:
             file, _, name = bug.test.partition("::")
-            assert f"\ndef {name}(" in (REPO / "tests" / file).read_text(encoding="utf-8")
+            function, _, case = name.removesuffix("]").partition("[")
+            text = (REPO / "tests" / file).read_text(encoding="utf-8")
+            before, found, _ = text.partition(f"\ndef {function}(")
+            assert found
+            # One run of one case is judged.
+            marks = before.rpartition("\n\n\n")[2]
+            assert ("parametrize" in marks) == bool(case), bug.test
+            assert not case or f'"{case}"' in marks
 
 
 def test_each_cover_letter_has_the_table() -> None:
