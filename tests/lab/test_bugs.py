@@ -37,7 +37,7 @@ def test_each_reproducer_exists() -> None:
             before, found, _ = text.partition(f"\ndef {function}(")
             assert found
             # One run of one case is judged.
-            marks = before.rpartition("\n\n\n")[2]
+            marks = f"{before}\n".rpartition("\n\n\n")[2]
             assert ("parametrize" in marks) == bool(case), bug.test
             assert not case or f'"{case}"' in marks
 
