@@ -8,6 +8,7 @@
 #include <linux/udmabuf.h>
 #include <linux/userfaultfd.h>
 #include <sys/ioctl.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 
 #define PAGE 4096UL
@@ -21,8 +22,9 @@ static const char usage[] =
 "Prints one JSON line: the counters of known-zero memory, and the pages that are not as they\n"
 "must be.\n"
 "KIND: fallocate, tmpfs, byte_writes, full_writes, uffd, udmabuf, collapse (one page of a huge\n"
-"      page exists), collapse_full (all do), collapse_unwritten (of a file that was allocated), and\n"
-"      collapse_refused, in a memory cgroup without room for a huge page\n"
+"      page exists), collapse_most (all but one do), collapse_full (all do), collapse_unwritten (of\n"
+"      a file of which every second huge page is written), and collapse_refused, in a memory\n"
+"      cgroup without room for a huge page\n"
 "Options:\n"
 "  --size MB    (default 128)\n"
 "  --help       this text\n"
@@ -132,16 +134,48 @@ static unsigned char *use_collapse_full(void)
 	return collapsed(PAGE);
 }
 
-/* A huge folio of a file, allocated and not written. */
+static unsigned char *use_collapse_most(void)
+{
+	unsigned char *mem = small_pages(PAGE);
+	size_t at;
+
+	for (at = 0; at < size; at += KZ_HUGE)
+		if (madvise(mem + at, PAGE, MADV_DONTNEED))
+			kz_fail("MADV_DONTNEED");
+	if (madvise(mem, size, MADV_COLLAPSE))
+		kz_fail("MADV_COLLAPSE");
+	return mem;
+}
+
+static long faults(void)
+{
+	struct rusage usage;
+
+	if (getrusage(RUSAGE_SELF, &usage))
+		kz_fail("getrusage");
+	return usage.ru_minflt;
+}
+
+/* Huge folios of a file, allocated; every second one is written. */
 static unsigned char *use_collapse_unwritten(void)
 {
 	int fd = new_file(NULL, true);
 	unsigned char *mem = kz_map(size + KZ_HUGE, 0);
+	size_t at;
+	long before;
 
+	for (at = KZ_HUGE; at < size; at += 2 * KZ_HUGE)
+		if (pwrite(fd, "", 1, (off_t)at) != 1)
+			kz_fail("pwrite");
 	mem = (unsigned char *)(((uintptr_t)mem + KZ_HUGE - 1) & ~(KZ_HUGE - 1));
 	if (mmap(mem, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0) == MAP_FAILED)
 		kz_fail("cannot map the file");
-	madvise(mem, size, MADV_COLLAPSE);	/* may be refused */
+	madvise(mem, size, MADV_COLLAPSE);	/* fails, but maps what is written */
+	before = faults();
+	for (at = KZ_HUGE; at < size; at += 2 * KZ_HUGE)
+		(void)*(volatile unsigned char *)(mem + at);
+	if (faults() != before)
+		kz_die(KZ_FAILED, "MADV_COLLAPSE did not map all that is written");
 	return mem;
 }
 
@@ -177,7 +211,8 @@ static const struct {
 } kinds[] = {
 	{ "fallocate", use_fallocate }, { "tmpfs", use_tmpfs }, { "byte_writes", use_byte_writes },
 	{ "full_writes", use_full_writes }, { "uffd", use_uffd }, { "collapse", use_collapse },
-	{ "collapse_full", use_collapse_full }, { "collapse_refused", use_collapse_refused },
+	{ "collapse_full", use_collapse_full }, { "collapse_most", use_collapse_most },
+	{ "collapse_refused", use_collapse_refused },
 	{ "collapse_unwritten", use_collapse_unwritten },
 	{ "udmabuf", use_udmabuf },
 };

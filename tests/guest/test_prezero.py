@@ -56,7 +56,6 @@ LOST = "awk '/^pgzeroed_lost/ { n += $2 } END { print n }' /proc/vmstat"
 SKIPPED = "awk '/^pgzeroed_skip/ { n += $2 } END { print n }' /proc/vmstat"
 FREE = "awk '/^MemFree/ { print $2 * 1024 }' /proc/meminfo"
 COUNTERS = "grep pgzeroed_ /proc/vmstat"
-ZP_REPORT_ORDER = 9
 MIB = 1 << 20
 TOUCH = "alloc_once --size 192 --pages thp --verify --mode touch_all"
 
@@ -251,10 +250,11 @@ def test_callers_that_zero_later_wait_and_use(kind: str) -> None:
     assert counters(result)["pgzeroed_bad"] == 0
 
 
-def test_a_collapse_without_holes_uses_no_zeros() -> None:
+@pytest.mark.parametrize("kind", ["collapse_full", "collapse_most"])
+def test_a_collapse_with_few_holes_uses_no_zeros(kind: str) -> None:
     """The faults before it do, once."""
     result = run(
-        f"{ALL}; {fate('used', 'before')}; late_zeros --size 128 collapse_full > /dev/null; "
+        f"{ALL}; {fate('used', 'before')}; late_zeros --size 128 {kind} > /dev/null; "
         f"{fate('used')}; {COUNTERS}",
         devices=[],
         checked=True,
@@ -431,6 +431,7 @@ def test_it_does_not_grow(devices: list[str], prezero: str) -> None:
         name="VmHWM:",
     )
     expect_at_most(after, 1.02 * before + 16 * MIB)
+    assert ("pgzeroed_set_prezeroed 0" in out) == (prezero == "off")
     assert "pgzeroed_bad 0" in out
 
 
@@ -611,8 +612,8 @@ def test_no_byte_leaks(what: str, nodes: int, record_property: Record) -> None:
     hunter = hunted(result, record_property)
     stress = next(found for found in objects(result) if "steps" in found)
     expect_at_least(min(stress["steps"].values()), 1)
-    assert hunter["total_pages"] > 0, hunter["skipped"]
-    expect_at_least(counters(result)["pgzeroed_set_prezeroed"], 1)
+    expect_at_least(len(hunter["checked_pages"]), 10)
+    expect_at_least(hunter["vmstat"]["pgzeroed_skip"], 10_000)
 
 
 def test_out_of_memory() -> None:
