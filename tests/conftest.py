@@ -79,10 +79,13 @@ def no_kernel_but_those_that_are_prepared(
             pytest.fail(
                 f"`kz test` does not build {variant} for {arch} (KERNELS in lab/testing/suite.py)"
             )
-        return really(variant, arch, config)
+        return really(variant, arch, config, chosen)
 
     monkeypatch.setattr(build, "build_linux", build_linux)
 
+
+# One start of an emulated guest in some hundreds hangs. So many in a run have another cause.
+TOO_OFTEN = 10
 
 # Where a build or a download begins.
 BEGINNINGS = (
@@ -257,11 +260,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         hunts += "skips_checked" in told
         for name in found:
             found[name] += told.get(name, 0)
-    for reports in list(terminalreporter.stats.values()):
-        for report in reports:
-            for name, text in getattr(report, "user_properties", ()):
-                if name == "started_again":
-                    terminalreporter.write_line(f"started again, {report.nodeid}: {text}")
+    for nodeid, text in _started_again(terminalreporter):
+        terminalreporter.write_line(f"started again, {nodeid}: {text}")
     if hunts:
         terminalreporter.write_line(
             f"{hunts} leak hunts, {duration(found['hunted_ms'] / 1000)}: "
@@ -270,8 +270,22 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         )
 
 
+def _started_again(terminalreporter: pytest.TerminalReporter) -> list[tuple[str, str]]:
+    return [
+        (report.nodeid, text)
+        for reports in terminalreporter.stats.values()
+        for report in reports
+        for name, text in getattr(report, "user_properties", ())
+        if name == "started_again"
+    ]
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if reporter and len(again := _started_again(reporter)) > TOO_OFTEN:
+        reporter.write_line(f"{len(again)} guests were started again: more than {TOO_OFTEN}")
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
     # Every failure has the same cause, and it is not what was tested.
     if _states["failed"] and _states["failed"] == _states["machine"]:
         session.exitstatus = MACHINE

@@ -74,8 +74,9 @@ def check(run: Any, sides: Sequence[Side]) -> None:
 
 def mark(run: Any, sides: Sequence[Side]) -> None:
     """Mark the figures that follow, unless the pool has the memory of all guests."""
-    if not all(side.guest.huge_pages for side in sides):
-        run.marks = f", {PLAIN}"
+    plain = not all(side.guest.huge_pages for side in sides)
+    run.marks = f", {PLAIN}" if plain else ""
+    if plain:
         run.note(PLAIN_NOTE)
 
 

@@ -17,6 +17,7 @@ from lab.core.errors import LabError, UsageError
 from lab.machine import stock
 
 PROBE_SECONDS = 20
+LATE = "/dev/kvm opens, but Debian's kernel does not reach user space within"
 MARK = b"knownzero-kvm-works"
 APPEND = "console=ttyS0 panic=-1"
 MODULES = Path("/sys/module")
@@ -113,7 +114,10 @@ def kvm_obstacle(qemu: Path) -> str:
             except LabError as error:  # without a network; the next run tries it again
                 return f"Debian's kernel, which tries KVM, cannot be had: {error.what}"
             with progress.step("trying KVM with Debian's kernel"):
-                lock.write_atomically(answer, _probe(qemu, kernel))
+                why = _probe(qemu, kernel)
+            if why.startswith(LATE):  # the machine may be busy; the next run tries it again
+                return why
+            lock.write_atomically(answer, why)
         return answer.read_text(encoding="utf-8")
 
 
@@ -146,8 +150,5 @@ def _probe(qemu: Path, kernel: Path) -> str:
             why = [why, *done.stderr.decode(errors="replace").strip().splitlines()][-1]
         except subprocess.TimeoutExpired as late:
             said = late.stdout or b""
-            why = (
-                "/dev/kvm opens, but Debian's kernel does not reach user space within "
-                f"{PROBE_SECONDS} s"
-            )
+            why = f"{LATE} {PROBE_SECONDS} s"
         return "" if MARK in said else why

@@ -250,6 +250,9 @@ class Guest:
             self._exit, self._reported = int(match[2]), time.monotonic()
 
     def ending(self) -> Ending:
+        """Its state; if it has ended, after all that it reported."""
+        if self.process.poll() is not None:
+            self._reader.join(15)
         how = self._taint, self._exit, self._ready.is_set(), self._late, self.process.returncode
         text, log = self.console.read_text(errors="replace"), self.folder / "vmm.log"
         return Ending(self.spec, self.accel, text, self.console, log, *how)
@@ -394,7 +397,7 @@ def running(spec: BootSpec, keep: Keep = forget) -> Iterator[Guest]:
                 # for no other.
                 raise fault from (None if isinstance(fault, EmulatorFault) else error)
             raise
-        if guest._reader.is_alive() and (fault := guest.ending().fault()):
+        if fault := guest.ending().fault():
             raise fault
     finally:
         guest.close()

@@ -19,14 +19,15 @@ def judge(kind: str, arguments: dict[str, Any], metric: Metric) -> Target:
 def less(percent: float, words: str = "at least {:g} % less than base") -> Goal:
     """At least so many percent less than base.
 
-    Not decided when the change is smaller, but its interval reaches that far.
+    Not decided when the interval of the change reaches across that.
     """
 
     def judged(metric: Metric) -> Target:
         change = metric.change_percent
         met = change is not None and change <= -percent
-        low, _ = metric.change_interval or (change, change)
-        return Target(words.format(percent), met, met or low is None or low > -percent)
+        low, high = metric.change_interval or (change, change)
+        decided = low is None or high is None or low > -percent or high <= -percent
+        return Target(words.format(percent), met, decided)
 
     return judged
 

@@ -101,7 +101,15 @@ def _row(metric: Metric) -> list[str]:
 
 def refusals(run: Path, result: Result) -> list[str]:
     """The reasons against publishing a result. A missed target is none: its row says so."""
-    return [] if result.metrics else [f"{run}: it has no figures"]
+    reasons = [] if result.metrics else [f"{run}: it has no figures"]
+    if "--ours" in result.reproduce:
+        reasons.append(f"{run}: it is not of the kernel that ships ({result.reproduce})")
+    published = FOLDER / result.name / FILE_NAME
+    if "--only" in result.reproduce and published.is_file():
+        earlier = load(published).reproduce
+        if "--only" not in earlier:
+            reasons.append(f"{run}: {published} has all that {result.reproduce} left out")
+    return reasons
 
 
 def collect(run: Path, benches: list[str]) -> tuple[list[Result], list[str]]:

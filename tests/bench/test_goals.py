@@ -47,7 +47,12 @@ def test_a_limit_is_judged_by_the_interval(
 
 @pytest.mark.parametrize(
     ("ours", "verdict"),
-    [(times(0.2), "met"), (times(0.5), "MISSED"), ([30.0, 90] * 5, "not decided")],
+    [
+        (times(0.2), "met"),
+        (times(0.5), "MISSED"),
+        ([30.0, 90] * 5, "not decided"),  # the change is too small, its interval is not
+        ([20.0, 20, 20, 20, 90], "not decided"),  # and the other way round
+    ],
 )
 def test_a_saving_that_only_the_interval_reaches_is_not_decided(
     ours: list[float], verdict: str

@@ -237,6 +237,26 @@ def test_a_page_says_which_series_was_measured(tmp_path: Path, to: Path) -> None
         assert f"|{words}|" in (to / "README.md").read_text()
 
 
+@pytest.mark.parametrize(
+    ("command", "earlier", "why"),
+    [
+        ("./kz bench demo --only park", "./kz bench demo", "left out"),
+        ("./kz bench demo --ours debug", "./kz bench demo", "not of the kernel that ships"),
+        ("./kz bench demo --only park", "./kz bench demo --only park", ""),
+    ],
+)
+def test_a_part_replaces_no_whole_run(
+    tmp_path: Path, to: Path, command: str, earlier: str, why: str
+) -> None:
+    replace(result("demo"), reproduce=earlier).save(tmp_path / "run")
+    publish(tmp_path / "run", BENCHES)
+    replace(result("demo"), reproduce=command).save(tmp_path / "run")
+    if why:
+        assert why in refused(tmp_path / "run", to)
+    else:
+        publish(tmp_path / "run", BENCHES)
+
+
 def refused(run: Path, to: Path) -> str:
     there = {path: path.stat().st_mtime_ns for path in to.rglob("*")}
     with pytest.raises(LabError) as caught:

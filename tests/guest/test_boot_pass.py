@@ -153,7 +153,7 @@ def test_a_flush_asks_again() -> None:
 
 
 def test_boot_and_unregistration_do_not_wait_for_a_pass() -> None:
-    """Neither the boot nor an unregistration waits for a pass of 24 reports, two seconds each."""
+    """Neither the boot nor an unregistration waits for a pass of 24 reports, five seconds each."""
     parameters = "/sys/module/page_zeroed_reporter/parameters"
     off = f"n=$(cat {parameters}/calls); echo off > {parameters}/mode; "
     during = f"$(($(cat {parameters}/calls) - n))"
@@ -164,7 +164,7 @@ def test_boot_and_unregistration_do_not_wait_for_a_pass() -> None:
         f"sleep 1; {COUNTERS}; {LOG}; alloc_once --size 1024 --verify --mode touch_all",
         memory="3G",
         devices=[],
-        append="page_zeroed_reporter.mode=honest page_zeroed_reporter.delay_ms=2000",
+        append="page_zeroed_reporter.mode=honest page_zeroed_reporter.delay_ms=5000",
     )
     fine(result)
     calls = {word: int(value) for word, value in re.findall(r"^(\w+) (\d+)$", text(result), re.M)}

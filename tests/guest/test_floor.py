@@ -6,16 +6,9 @@ from __future__ import annotations
 import pytest
 
 from lab.build.linux import build_linux
-from lab.patches import parts
 from tests.guest.guests import fine, run, text
 
 TAINT_TEST = 1 << 18
-
-
-def test_it_is_in_no_part() -> None:
-    measure = parts.get("linux", ("floor",))
-    assert [patch.name for patch in measure.patches()] == ["floor.patch"]
-    assert not {patch.name for patch in parts.get("linux").patches()} & {"floor.patch"}
 
 
 @pytest.mark.boots

@@ -108,7 +108,8 @@ def repeated(work: Callable[[], object], processes: int = 1) -> Iterator[None]:
     finally:
         for child in children:
             os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
+            _, status = os.waitpid(child, 0)
+            assert os.WIFSIGNALED(status), "the work failed before its time"
 
 
 def _waited(thread: str) -> int:

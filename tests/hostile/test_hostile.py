@@ -1086,6 +1086,7 @@ def test_d10_idle_clients_do_not_block_others(device: Device) -> None:
 
 
 def test_control_clients_that_are_none(device: Device) -> None:
+    grown = device.about("RssAnon")
     deaf, endless, half = device.connect(), device.connect(), device.connect()
     deaf.setblocking(False)
     with contextlib.suppress(BlockingIOError, ConnectionError):
@@ -1094,8 +1095,10 @@ def test_control_clients_that_are_none(device: Device) -> None:
     with contextlib.suppress(ConnectionError):
         for _ in range(100):
             endless.sendall(b"x" * 1000)
+    with contextlib.suppress(ConnectionError):  # it is hung up, with what it sent unread
+        assert json.loads(endless.recv(4096))["ok"] is False
+        assert endless.recv(1) == b""
     half.sendall(b'{"command":')
-    grown = device.about("RssAnon")
     for request in (
         b"\xff\xfe\n",
         b"[]\n",
@@ -1781,10 +1784,11 @@ def test_a_ring_is_enabled_by_its_start_without_extensions(vm: FrontEnd, extende
     assert vm.accepted("SET_VRING_KICK", ring, [vm.kicks[REPORTING]])
     vm.put(REPORTING, (PLAY, MIB, True))
     vm.kick(REPORTING)
-    vm.device.status()
-    time.sleep(0.1)
-    assert vm.used_index(REPORTING) == before + (not extended)
-    assert vm.accepted("SET_VRING_ENABLE", words(REPORTING, 1))
+    if extended:
+        vm.device.status()
+        time.sleep(0.1)
+        assert vm.used_index(REPORTING) == before
+        assert vm.accepted("SET_VRING_ENABLE", words(REPORTING, 1))
     assert vm.used(REPORTING) == MIB
 
 

@@ -13,6 +13,7 @@ from tests.kernel import mutants
 FOLDERS = {"linux": mutants.FOLDER, "qemu": mutants.FOLDER / "qemu"}
 
 
+@pytest.mark.images
 @pytest.mark.parametrize("what", FOLDERS)
 def test_each_applies(what: str) -> None:
     patches: list[Path] = sorted(FOLDERS[what].glob("*.patch"))

@@ -21,7 +21,7 @@ from lab.core import paths
 from lab.machine import fetch
 from lab.patches import apply, parts
 from lab.series import against
-from tests.kernel import kunit, mutants, unchanged
+from tests.kernel import kunit, unchanged
 from tests.sets import sets
 
 EVERY = [(variant, one) for one in sets(parts.get("linux")) for variant in ("off", "debug")]
@@ -100,15 +100,6 @@ def boots(variant: str, chosen: tuple[str, ...]) -> None:
         assert passed >= wanted | (
             {"page_zeroed_prezero"} if not chosen or "prezero" in chosen else set()
         ), passed
-
-
-@pytest.mark.images
-def test_each_mutant_fits_the_series() -> None:
-    """The night builds each; a mutant that does not apply fails here first."""
-    patches = sorted(mutants.FOLDER.glob("*.patch"))
-    with mutants.tree_with(None) as tree:
-        lost = [patch.name for patch in patches if git(tree, "apply", "--check", patch).returncode]
-    assert patches and not lost
 
 
 @pytest.mark.nightly

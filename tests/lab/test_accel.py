@@ -85,6 +85,16 @@ def test_kvm_is_tried_with_debians_kernel_once(machine_with_kvm: list[Path]) -> 
     assert machine_with_kvm == [Path("/debian/vmlinuz")]
 
 
+def test_a_busy_machine_is_tried_again(
+    machine_with_kvm: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = [f"{accel.LATE} 20 s", ""]
+    monkeypatch.setattr(accel, "_probe", lambda *_: answers.pop(0))
+    assert [accel.choose("auto", Path(sys.executable)).name for _ in range(3)] == ["tcg"] + [
+        "kvm"
+    ] * 2
+
+
 def test_the_reason_for_an_accelerator(
     machine_with_kvm: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

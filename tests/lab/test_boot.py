@@ -323,13 +323,16 @@ def test_a_running_guest_that_is_left_is_ended(fake: Fake) -> None:
     assert guest.process.poll() is not None
 
 
-def test_a_running_guest_that_is_left_is_judged(fake: Fake) -> None:
-    script = 'print("BUG: Bad page state", file=console); tell("out", "go\\n"); time.sleep(100)'
+@pytest.mark.parametrize("then", ["time.sleep(100)", ""], ids=["runs", "has ended"])
+def test_a_guest_that_is_left_is_judged(fake: Fake, then: str) -> None:
+    script = f'print("BUG: Bad page state", file=console); tell("out", "go\\n"); {then}'
     with (
         pytest.raises(TestFailure, match="reported a fault"),
         boot.running(fake(script, timeout=60.0)) as guest,
     ):
         assert next(guest.lines) == "go"
+        if not then:
+            guest.process.wait(60)
 
 
 @settings(max_examples=200)

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from lab.core.paths import REPO
 from lab.testing.cases import BROKEN, FAILED, PASSED, SKIPPED, read
 
@@ -48,7 +50,6 @@ def test_emulator_each_time():
     times("each")
     raise verdict.EmulatorFault("an emulated CPU ran code that had been replaced", "", "")
 
-import threading
 from lab.boot import guest as boot
 from lab.boot.spec import BootSpec
 from lab.boot.verdict import Ending
@@ -73,10 +74,9 @@ def test_emulator_behind_a_failure(monkeypatch):
     first = times("behind") < 2
     monkeypatch.setattr(boot, "Guest", Guest)
     monkeypatch.setattr(boot.resolve, "images", lambda spec: None)
-    monkeypatch.setattr(Guest, "says", STALE)
+    monkeypatch.setattr(Guest, "says", STALE if first else "")
     with boot.running(BootSpec(kernel="debug", cpus=2)):
         assert not first
-        monkeypatch.setattr(Guest, "_reader", threading.Thread(), raising=False)
 
 def test_kernel_behind_a_failure(monkeypatch):
     times("kernel")
@@ -127,9 +127,9 @@ def test_worse():
 """
 
 
-def test_only_luck_is_tried_again_and_the_results_tell(tmp_path: Path) -> None:
-    (tmp_path / "test_it.py").write_text(TESTS, encoding="utf-8")
-    done = subprocess.run(
+def played(folder: Path, tests: str) -> subprocess.CompletedProcess[str]:
+    (folder / "test_it.py").write_text(tests, encoding="utf-8")
+    return subprocess.run(
         [
             sys.executable,
             "-m",
@@ -139,18 +139,42 @@ def test_only_luck_is_tried_again_and_the_results_tell(tmp_path: Path) -> None:
             "tests.conftest",
             "-p",
             "lab.testing.cases",
-            f"--cases={tmp_path / 'cases'}",
+            f"--cases={folder / 'cases'}",
             "-c",
             REPO / "pyproject.toml",
             "--rootdir",
-            tmp_path,
-            tmp_path,
+            folder,
+            folder,
         ],
         cwd=REPO,
         capture_output=True,
         text=True,
         check=False,
     )
+
+
+@pytest.mark.parametrize(("starts", "code"), [(10, 0), (11, 1)])
+def test_guests_that_are_started_again_too_often_fail_the_run(
+    tmp_path: Path, starts: int, code: int
+) -> None:
+    """A kernel that hangs in one boot of ten would pass else."""
+    done = played(
+        tmp_path,
+        f"""
+import pytest
+from lab.boot import guest as boot
+
+@pytest.mark.parametrize("start", range({starts}))
+def test_guest(start):
+    boot.started_again.append("a guest hung")
+""",
+    )
+    assert done.returncode == code, done.stdout
+    assert ("guests were started again" in done.stdout) == bool(code)
+
+
+def test_only_luck_is_tried_again_and_the_results_tell(tmp_path: Path) -> None:
+    done = played(tmp_path, TESTS)
     assert "8 failed, 6 passed, 1 skipped, 1 error, 16 rerun" in done.stdout, done.stdout
     assert "test_it.py::test_skipped (Reads a pool of huge pages.): nothing to see" in done.stdout
     assert "started again, test_it.py::test_guest: a guest hung" in done.stdout

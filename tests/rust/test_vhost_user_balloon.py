@@ -65,7 +65,9 @@ def test_tests_from_outside_run_the_named_daemon() -> None:
 
 
 def test_its_own_tests(record_property: Callable[[str, object], None]) -> None:
-    with unchanged.since_it_passed("cargo-test", [daemon.WORKSPACE, Path(__file__)]) as same:
+    pages = paths.REPO / "packaging" / "man"  # daemon/tests/man.rs reads them
+    inputs = [daemon.WORKSPACE, Path(__file__), pages]
+    with unchanged.since_it_passed("cargo-test", inputs) as same:
         record_property("unchanged since it passed", same)
         if same:
             return
