@@ -50,11 +50,8 @@ USUAL = f"echo never > {PIECES}16kB/enabled; echo inherit > {PIECES}2048kB/enabl
 # Freed small pages stay in the lists of the CPU, up to a limit.
 SMALL = f"fillfree --size {MORE_MB} --nothp > /dev/null"
 REST_S = 1.0
-# Offlining begins with drain_all_pages(), and fails later if the block cannot be freed.
-BLOCK = "/sys/devices/system/memory/memory1/state"
-OFFLINE = f"echo offline > {BLOCK} 2> /dev/null && echo online > {BLOCK} || true"
-STEPS = ("program", "report", "drain", "flush", "prezero")
-BASE_STEPS = ("program", "report", "drain")
+STEPS = ("program", "report", "flush", "prezero")
+BASE_STEPS = ("program", "report")
 NOTE = (
     "A TCG plugin outside the guest counts a hold from the instruction after the one that takes "
     "zone->lock to the one that releases it; the kernels are those of the other benches. The "
@@ -218,15 +215,6 @@ def program(side: Side, watch: Watch, gb: int) -> Holds:
     return found
 
 
-def drain(side: Side, watch: Watch, gb: int) -> Holds:
-    """Take a block of memory offline, which empties the CPU's lists first, as a flush does."""
-    del gb
-    side.sh(SMALL)
-    with watch.during() as found:
-        side.sh(OFFLINE)
-    return found
-
-
 def flush(side: Side, watch: Watch, gb: int) -> Holds:
     """Report everything by a flush, which empties the CPU's lists first."""
     del gb
@@ -259,11 +247,7 @@ def prezero(side: Side, watch: Watch, gb: int) -> Holds:
 
 Found = dict[tuple[str, str, int], Holds]  # by kernel, step and GiB
 # Reported memory is not zeroed, so pre-zeroing has a guest of its own, without a balloon.
-GUESTS = {
-    "base": (report, program, drain),
-    "ours": (report, program, flush, drain),
-    "prezero": (prezero,),
-}
+GUESTS = {"base": (report, program), "ours": (report, program, flush), "prezero": (prezero,)}
 
 
 def _guest(run: Run, kind: str, gb: int, found: Found) -> None:
