@@ -1213,6 +1213,21 @@ def test_d11_what_was_kept_goes_when_discarding_goes_on(vm: FrontEnd) -> None:
     assert device.status()["discarded"] == before + 3 * MIB, "once"
 
 
+@pytest.mark.parametrize("name", ["ADD_MEM_REG", "REM_MEM_REG"])
+def test_d11_a_refused_change_of_memory_forgets_nothing(vm: FrontEnd, name: str) -> None:
+    device = vm.device
+    device.ask(command="discard", enabled=False)
+    vm.fill(PLAY, MIB)
+    vm.pages(INFLATE, range(PLAY >> 12, (PLAY + MIB) >> 12))
+    # It overlaps the memory of the guest, and is no region that was added.
+    region = struct.pack("=5Q", 0, RAM - MIB, 2 * MIB, USER + RAM - MIB, 0)
+    assert not vm.accepted(name, region, [vm.fd] if name == "ADD_MEM_REG" else [])
+    before = device.status()["discarded"]
+    device.ask(command="discard", enabled=True)
+    assert eventually(lambda: device.status()["discarded"] == before + MIB)
+    assert vm.holds(PLAY, MIB) == 0
+
+
 @pytest.mark.parametrize("options", [(), ("--discard-unit", "2M"), ("--discard", "off")])
 def test_d12_16_gib_in_the_balloon(start: Start, options: Sequence[str]) -> None:
     size = 16 << 30

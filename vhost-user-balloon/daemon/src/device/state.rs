@@ -205,8 +205,13 @@ impl Device {
         self.pages_of = self.memory.regions.table();
     }
 
+    /// Change the memory, and forget what belongs to the old one. A refused change has no effect.
     pub(crate) fn change_memory<T>(&mut self, change: impl FnOnce(&mut Memory) -> T) -> T {
+        let before = self.memory.regions.table();
         let result = change(&mut self.memory);
+        if self.memory.regions.table() == before {
+            return result;
+        }
         self.forget_pages();
         for ring in &mut self.rings {
             ring.forget_index();
