@@ -519,6 +519,16 @@ def test_d2_rings_in_huge_pages_have_a_bound(device: Device, tables: bool) -> No
             assert vm.blocks() == before + 64 * huge
 
 
+def test_d2_a_touched_hole_takes_no_huge_page(vm: FrontEnd) -> None:
+    """Linux gives a file without a name huge pages by hugepages-*/shmem_enabled.
+
+    A test cannot place the daemon's mapping so that a huge page fits.
+    """
+    if not Path("/sys/kernel/mm/transparent_hugepage").exists():
+        pytest.skip("this kernel has no transparent huge pages")
+    assert all("nh" in flags.split() for flags in flags_of_guest_memory(vm))
+
+
 def test_d2_refused_addresses_touch_no_holes(vm: FrontEnd) -> None:
     """A ring of which only one address is invalid is not used at the others."""
     before = holes(vm)
@@ -851,10 +861,16 @@ def test_kicks_at_a_mhz(vm: FrontEnd) -> None:
     vm.works()
 
 
-def test_d7_no_guest_memory_in_a_core_dump(vm: FrontEnd) -> None:
+def flags_of_guest_memory(vm: FrontEnd) -> list[str]:
+    """Flags of each mapping of it in the daemon."""
     maps = Path(f"/proc/{vm.device.process.pid}/smaps").read_text()
-    guest = re.findall(r"memfd:guest.*\n(?:\w+:.*\n)*?VmFlags: (.*)", maps)
-    assert guest and all("dd" in flags.split() for flags in guest)
+    guest: list[str] = re.findall(r"memfd:guest.*\n(?:\w+:.*\n)*?VmFlags: (.*)", maps)
+    assert guest
+    return guest
+
+
+def test_d7_no_guest_memory_in_a_core_dump(vm: FrontEnd) -> None:
+    assert all("dd" in flags.split() for flags in flags_of_guest_memory(vm))
 
 
 # D5: sockets

@@ -276,11 +276,20 @@ impl Mapped {
         let mapping =
             MmapRegion::from_file(FileOffset::from_arc(file, offset), length).map_err(io::Error::other)?;
         let start = mapping.as_ptr();
-        // SAFETY: the mapping was made above and has this length; the advice affects core dumps only.
-        let advised = unsafe { libc::madvise(start.cast(), length, libc::MADV_DONTDUMP) };
-        if advised != 0 {
-            return Err(io::Error::last_os_error());
-        }
+        let advise = |advice| {
+            // SAFETY: the mapping was made above and has this length; both pieces of advice keep its content.
+            match unsafe { libc::madvise(start.cast(), length, advice) } {
+                0 => Ok(()),
+                _ => Err(io::Error::last_os_error()),
+            }
+        };
+        advise(libc::MADV_DONTDUMP)?;
+        // A touched hole is charged as one block, also where Linux gives files huge pages: the kernel asks the
+        // mapping that faults (vma_thp_disabled()). A kernel without huge pages does not know this advice.
+        advise(libc::MADV_NOHUGEPAGE).or_else(|error| match error.raw_os_error() {
+            Some(libc::EINVAL) => Ok(()),
+            _ => Err(error),
+        })?;
         // What mmap(2) has made of the length, and no byte of a neighbour.
         let page = match region.backing() {
             Some(Backing::Hugetlbfs) => usize::try_from(region.host_page()).unwrap_or(usize::MAX),
