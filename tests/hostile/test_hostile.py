@@ -660,19 +660,39 @@ def test_a_state_file_that_is_no_file(binary: Path, tmp_path: Path, kind: str) -
     assert not other.exists()
 
 
-@pytest.mark.parametrize("content", ['{"target": -1}', "x", '{"target": 1}', "\0"])
-def test_d3_a_state_file_of_another_program(binary: Path, tmp_path: Path, content: str) -> None:
+STATE = b'{"target": 1, "discard": true}'
+
+
+@pytest.mark.parametrize(
+    ("content", "named"),
+    [
+        (b'{"target": -1}', "-1"),
+        (b"x", "x"),
+        (b'{"target": 1}', "discard"),
+        (b"\0", "\\x00"),
+        (b"\xff", "\\xff"),
+        (STATE + b" " * 128, "158 bytes"),
+        (STATE + b" " * 8192 + b"x", "8223 bytes"),
+        (b" " * 8192, "8192 bytes"),
+    ],
+    ids=["negative", "text", "half", "nul", "no text", "padded", "a tail", "blank"],
+)
+def test_d3_a_state_file_of_another_program(
+    binary: Path, tmp_path: Path, content: bytes, named: str
+) -> None:
     state = tmp_path / "state"
-    state.write_text(content)
+    state.write_bytes(content)
     done = subprocess.run(
         [binary, "--socket-path", tmp_path / "front", "--state", state],
         capture_output=True,
         text=True,
+        timeout=20,
         check=False,
     )
     assert done.returncode == 1
     assert str(state) in done.stderr and "remove it" in done.stderr
-    assert state.read_text() == content
+    assert named in done.stderr, done.stderr
+    assert state.read_bytes() == content
 
 
 @pytest.mark.parametrize("command", ["none", "on", "off"])
@@ -1014,6 +1034,12 @@ def test_memory_that_is_none(vm: FrontEnd, region: tuple[int, int, int, int]) ->
     vm.kick(REPORTING)
     vm.device.status()
     assert vm.holds(PLAY, MIB) == 0x5A
+
+
+def test_an_address_of_the_front_end_that_wraps_is_named(vm: FrontEnd) -> None:
+    assert not vm.table((0, PAGE, 2**64 - PAGE, 0))
+    assert "at 0xfffffffffffff000 of the front end" in vm.device.log()
+    assert "overlaps" not in vm.device.log()
 
 
 def test_tables_that_overlap(vm: FrontEnd) -> None:

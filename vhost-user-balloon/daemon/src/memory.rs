@@ -10,7 +10,9 @@ use balloon_discard::{Backing, FileId, Region, RegionError, Regions};
 use balloon_protocol::Range;
 use thiserror::Error;
 use vhost::vhost_user::message::VhostUserMemoryRegion as Description;
-use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap, GuestRegionMmap, MmapRegion};
+use vm_memory::{
+    FileOffset, GuestAddress, GuestMemoryMmap, GuestRegionCollectionError, GuestRegionMmap, MmapRegion,
+};
 
 use crate::charge::Charges;
 use crate::holes::FilePart;
@@ -27,6 +29,13 @@ pub enum MemoryError {
     Region(#[from] RegionError),
     #[error("the region at {guest:#x} cannot be mapped: {source}")]
     Map { guest: u64, source: io::Error },
+    #[error(
+        "the region at {guest:#x} cannot have {length:#x} bytes at {user:#x} of the front end: they pass the \
+         end of the address space"
+    )]
+    User { guest: u64, user: u64, length: u64 },
+    #[error("memory cannot be mapped: {0}")]
+    Table(GuestRegionCollectionError),
     #[error("{count} regions are more than {MAX_REGIONS}")]
     TooMany { count: usize },
     #[error("there is no region of {length:#x} bytes at {guest:#x}")]
@@ -163,12 +172,17 @@ impl Memory {
         if self.all_shared || (!region.has_name() && self.shared.contains(&part.id)) {
             region.set_known_shared();
         }
-        let user = Range::new(given.user_addr, length);
-        let user = user.filter(|user| !self.slots.iter().any(|slot| slot.user.overlaps(*user)));
-        let user = user.ok_or(RegionError::Overlap { guest })?;
+        let user = given.user_addr;
+        let user = Range::new(user, length).ok_or(MemoryError::User { guest, user, length })?;
+        if self.slots.iter().any(|slot| slot.user.overlaps(user)) {
+            return Err(RegionError::Overlap { guest }.into());
+        }
         let Mapped { mapping, guard } = unmapped;
-        let mapping =
-            GuestRegionMmap::new(mapping, GuestAddress(guest)).ok_or(RegionError::Overlap { guest })?;
+        let mapping = GuestRegionMmap::new(mapping, GuestAddress(guest)).ok_or(RegionError::Extent {
+            guest,
+            length,
+            offset,
+        })?;
         self.regions.insert(region)?;
         let mapping = mapping.into();
         self.slots.push(Slot { guest: range, user, part, mapping, _guard: guard, _held: held });
@@ -184,7 +198,7 @@ impl Memory {
         } else {
             GuestMemoryMmap::from_arc_regions(mappings).map_err(|e| {
                 self.clear();
-                MemoryError::Map { guest: 0, source: io::Error::other(e) }
+                MemoryError::Table(e)
             })?
         };
         // A file that is no longer there, and comes back, has to be seen again.

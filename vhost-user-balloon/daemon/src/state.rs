@@ -13,6 +13,8 @@ use thiserror::Error;
 /// Written as a whole, in one call: a reader sees the old state or the new one. The first one takes the block of the disk
 /// that all others need.
 const SIZE: usize = 128;
+/// The same with the end of the line.
+const TEXT: u64 = SIZE as u64 + 1;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -26,9 +28,14 @@ pub enum StateError {
     #[error("cannot use the state file {path}: {source}; choose a file that this user may write")]
     File { path: PathBuf, source: io::Error },
     #[error(
-        "cannot use the state file {path}: {found:?} is no state ({error}); remove it to begin with the options"
+        "cannot use the state file {path}: \"{found}\" is no state ({error}); remove it to begin with the options"
     )]
     Content { path: PathBuf, found: String, error: serde_json::Error },
+    #[error(
+        "cannot use the state file {path}: {size} bytes are no state, which has {most} at most; remove it to \
+         begin with the options", most = TEXT
+    )]
+    Long { path: PathBuf, size: u64 },
 }
 
 /// The file, which stays open: the sandbox has no way to open it again.
@@ -64,17 +71,21 @@ impl StateFile {
             }
             Err(error) => return Err(failed(error)),
         };
-        let mut text = String::new();
-        (&file).take(4096).read_to_string(&mut text).map_err(failed)?;
-        let text = text.trim();
-        let content = |error| StateError::Content {
-            path: path.to_owned(),
-            found: text.chars().take(80).collect(),
-            error,
+        let size = file.metadata().map_err(failed)?.len();
+        if size > TEXT {
+            // The next state would be written over its begin only.
+            return Err(StateError::Long { path: path.to_owned(), size });
+        }
+        let mut bytes = Vec::new();
+        (&file).take(TEXT).read_to_end(&mut bytes).map_err(failed)?;
+        let text = bytes.trim_ascii();
+        let content = |error| {
+            let found = text.iter().take(80).flat_map(|byte| std::ascii::escape_default(*byte));
+            StateError::Content { path: path.to_owned(), found: found.map(char::from).collect(), error }
         };
         let kept = match text {
-            "" => Kept::InDoubt,
-            state => serde_json::from_str::<Option<State>>(state)
+            [] => Kept::InDoubt,
+            state => serde_json::from_slice::<Option<State>>(state)
                 .map_err(content)?
                 .map_or(Kept::Nothing, Kept::State),
         };
