@@ -695,29 +695,36 @@ def test_d3_a_state_file_of_another_program(
     assert state.read_bytes() == content
 
 
-@pytest.mark.parametrize("command", ["none", "on", "off"])
+@pytest.mark.parametrize("command", ["none", "on", "off", "target"])
 @pytest.mark.parametrize("before", ["no file", "on", "off"])
 @pytest.mark.parametrize("option", ["on", "off"])
 def test_v3_discard_off_is_never_overridden(
     start: Start, tmp_path: Path, option: str, before: str, command: str
 ) -> None:
-    """By a state file; a command counts until the end, and in the file without the option."""
+    """By a state file; a command counts until the end, and in the file without the option.
+
+    The file keeps what was commanded, and no option.
+    """
     state = tmp_path / "state"
     if before != "no file":
         state.write_text(json.dumps({"target": MIB, "discard": before == "on"}))
     device = start("--state", str(state), "--discard", option)
     discards = option == "on" and before != "off"
     assert discarding(device) is discards
-    if command != "none":
+    kept = before != "off"
+    if command == "target":
+        device.ask(command="target", bytes=2 * MIB)
+    elif command != "none":
         device.ask(command="discard", enabled=command == "on")
-        discards = command == "on"
+        discards = kept = command == "on"
     assert discarding(device) is discards
-    assert device.end() == 0
-    device.start()
-    assert discarding(device) is (
-        option == "on" and (discards if command != "none" else before != "off")
-    )
-    assert device.ask(command="target")["target"] == (0 if before == "no file" else MIB)
+    for again in (option, "on"):
+        assert device.end() == 0
+        device.options = ("--state", str(state), "--discard", again, "--target", "3M")
+        device.start()
+        assert discarding(device) is (again == "on" and kept)
+        target = 2 * MIB if command == "target" else 3 * MIB if before == "no file" else MIB
+        assert device.ask(command="target")["target"] == target
 
 
 def discarding(device: Device) -> bool:

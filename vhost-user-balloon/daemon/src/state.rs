@@ -16,11 +16,14 @@ const SIZE: usize = 128;
 /// The same with the end of the line.
 const TEXT: u64 = SIZE as u64 + 1;
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+/// What was commanded. `None`: nothing, so the option of the next daemon counts. The file has both fields.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct State {
-    pub target: u64,
-    pub discard: bool,
+    #[serde(deserialize_with = "Option::deserialize")]
+    pub target: Option<u64>,
+    #[serde(deserialize_with = "Option::deserialize")]
+    pub discard: Option<bool>,
 }
 
 #[derive(Debug, Error)]

@@ -27,19 +27,21 @@ const OTHER_FLUSH: &str =
 pub struct Operator {
     /// Where commands are kept for the next device.
     pub state: Option<StateFile>,
+    /// What that file has, or would have if each command could be saved.
+    pub commanded: State,
     /// How the process is confined.
     pub sandbox: String,
 }
 
 impl Default for Operator {
     fn default() -> Self {
-        Self { state: None, sandbox: "none".to_owned() }
+        Self { state: None, commanded: State::default(), sandbox: "none".to_owned() }
     }
 }
 
 /// Answer what a client has asked, and what it waits for: one request at most, then others get
 /// their turn.
-pub fn converse(device: &mut Device, operator: &Operator, client: &mut Client) {
+pub fn converse(device: &mut Device, operator: &mut Operator, client: &mut Client) {
     if let Some(line) = client.line() {
         answer(device, operator, client, &line);
     }
@@ -54,7 +56,17 @@ pub fn converse(device: &mut Device, operator: &Operator, client: &mut Client) {
     }
 }
 
-fn answer(device: &mut Device, operator: &Operator, client: &mut Client, line: &[u8]) {
+/// Note what a request commands for the next device. `false`: nothing.
+fn note(commanded: &mut State, request: &Request) -> bool {
+    match request {
+        Request::Target { bytes: Some(bytes) } => commanded.target = Some(*bytes),
+        Request::Discard { enabled } => commanded.discard = Some(*enabled),
+        _ => return false,
+    }
+    true
+}
+
+fn answer(device: &mut Device, operator: &mut Operator, client: &mut Client, line: &[u8]) {
     let request = match serde_json::from_slice::<Request>(line) {
         Ok(request) => request,
         Err(error) => {
@@ -63,7 +75,7 @@ fn answer(device: &mut Device, operator: &Operator, client: &mut Client, line: &
             )));
         }
     };
-    let changes = matches!(request, Request::Target { bytes: Some(_) } | Request::Discard { .. });
+    let changes = note(&mut operator.commanded, &request);
     let reply = match request {
         Request::Status => status(device, &operator.sandbox).to_string(),
         Request::Target { bytes } => {
@@ -102,8 +114,8 @@ fn answer(device: &mut Device, operator: &Operator, client: &mut Client, line: &
             json!({ "ok": true, "enabled": enabled }).to_string()
         }
     };
-    let state = State { target: device.target, discard: !device.is_inhibited() };
-    let saved = operator.state.as_ref().filter(|_| changes).map_or(Ok(()), |file| file.save(Some(state)));
+    let file = operator.state.as_ref().filter(|_| changes);
+    let saved = file.map_or(Ok(()), |file| file.save(Some(operator.commanded)));
     client.answer(&saved.map_or_else(|error| refused(format_args!("done, but {error}")), |()| reply));
 }
 

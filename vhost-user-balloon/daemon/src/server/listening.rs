@@ -63,35 +63,45 @@ impl Server {
         Ok(())
     }
 
-    /// Keep what is commanded in a file. What was in there already counts more than --target; discarding starts
-    /// suspended if either of the file and --discard is off, or if the file does not know.
+    /// Keep what is commanded in a file. A target in there counts more than --target; discarding starts suspended
+    /// if either of the file and --discard is off, or if the file does not know.
     pub fn keep_state(&mut self, file: StateFile, kept: Kept) {
         match kept {
-            Kept::State(State { target, discard }) => {
-                self.device.set_target(target);
-                self.device.set_inhibited(self.device.is_inhibited() || !discard);
+            Kept::State(state) => {
+                let State { target, discard } = state;
+                if let Some(target) = target {
+                    self.device.set_target(target);
+                }
+                self.device.set_inhibited(self.device.is_inhibited() || discard == Some(false));
+                self.operator.commanded = state;
                 let discards = !self.device.is_inhibited();
                 tracing::info!(
                     target,
                     discard,
                     discards,
-                    "the state file overrides --target and --discard on"
+                    "the commands in the state file override --target and --discard on"
                 );
             }
             Kept::InDoubt => {
-                self.device.set_inhibited(true);
+                self.suspend();
                 tracing::warn!(
                     "discarding is suspended: the state file is empty, so a command was not saved"
                 );
             }
             Kept::Nothing => {
                 if let Err(error) = file.save(None) {
-                    self.device.set_inhibited(true);
+                    self.suspend();
                     tracing::warn!(%error, "discarding is suspended: no command can be saved");
                 }
             }
         }
         self.operator.state = Some(file);
+    }
+
+    /// Discard nothing until that is commanded, also in the next daemon.
+    fn suspend(&mut self) {
+        self.device.set_inhibited(true);
+        self.operator.commanded.discard = Some(false);
     }
 
     /// How the process is confined, for `status`.
