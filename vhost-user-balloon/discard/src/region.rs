@@ -61,7 +61,7 @@ impl Discarded {
 impl Region {
     /// Look at `file`, of which the guest sees `length` bytes from `offset` at address `guest`.
     ///
-    /// Never waits for a server behind the filesystem, such as one of FUSE.
+    /// Never waits for a server behind a filesystem without a block device, such as one of FUSE.
     ///
     /// # Errors
     ///
@@ -90,7 +90,9 @@ impl Region {
             guest,
             device: format!("{}:{}", about.stx_dev_major, about.stx_dev_minor),
         };
-        // Only memory has seals, and only disks have a major number: statfs(2) would wait for anything else.
+        // Only memory has seals, and only a filesystem on a block device has a major number. statfs(2) can wait
+        // for the server of any other. It can also wait for one of FUSE on a block device (fuseblk), which only
+        // root can mount.
         let in_memory = rustix::fs::fcntl_get_seals(&file).is_ok();
         if !in_memory && about.stx_dev_major == 0 {
             return Err(filesystem());

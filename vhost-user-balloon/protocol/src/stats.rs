@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The driver's statistics of the guest's memory.
 
-/// More than a driver has any reason to send: 16 bits of tag allow no more than this to be of use.
+/// 64 entries: virtio has 16 tags, and a driver sends each of them once.
 pub const MAX_STATS_BYTES: usize = 64 * ENTRY;
 
 const ENTRY: usize = 10;
