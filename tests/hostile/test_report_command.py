@@ -148,6 +148,7 @@ def test_the_host_has_all_that_was_free(guest: Guest) -> None:
         guest.done(guest.commanded())
         out, _ = process.communicate(timeout=PATIENCE)
     assert out.startswith("0 MiB were reported in ") and "0 MiB of it returned as zero" in out
+    assert "; 0 MiB were discarded; " in out
 
 
 @pytest.mark.parametrize("how", ["discard off", "log"])

@@ -95,7 +95,7 @@ impl Default for Metrics {
         let reasons: Vec<_> = Reason::ALL.iter().map(|reason| reason.label()).collect();
         Self {
             received: by("queue", &taken, "received", "Memory the driver has handed over, by queue"),
-            discarded: by("queue", &taken, "discarded", "Memory given back to the host, by queue"),
+            discarded: by("queue", &taken, "discarded", "Memory discarded, held or not, by queue"),
             proven: by("backing", &backings, "proven_zero", "Memory returned as zero, by backing"),
             skipped: by("reason", &reasons, "skipped", "Memory handed over and not given back, by reason"),
             unproven: by("reason", &reasons, "unproven", "Memory given back, not claimed zero, by reason"),

@@ -194,7 +194,7 @@ fn report(to: &Where, timeout: u64) -> Result<String, ClientError> {
         None => "the guest does not accept answers about zeros".to_owned(),
     };
     let (reported, discarded) = (bytes / MIB, discarded / MIB);
-    Ok(format!("{reported} MiB were reported in {time} ms; the host got {discarded} MiB back; {zero}"))
+    Ok(format!("{reported} MiB were reported in {time} ms; {discarded} MiB were discarded; {zero}"))
 }
 
 fn flush(to: &Where, leave: u64, seconds: u64) -> Result<String, ClientError> {
@@ -247,7 +247,7 @@ fn screen(status: &Value) -> String {
     lines.push(format!("balloon    target {}, actual {}", size("target"), size("actual")));
     lines.push(format!("host holds {} for the guest", size("held")));
     lines.push(format!("taken in   {} inflated, {} reported", size("inflated"), size("reported")));
-    lines.push(format!("given back {}, {} of it proven zero", size("discarded"), size("proven_zero")));
+    lines.push(format!("discarded  {}, {} of it proven zero", size("discarded"), size("proven_zero")));
     for what in ["skipped", "unproven"] {
         for (reason, bytes) in of(what).as_object().into_iter().flatten() {
             lines.push(format!("{what:<10} {} ({reason})", mebi(bytes)));

@@ -38,7 +38,7 @@ impl Hold {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Outcome {
-    /// How many bytes went back to the host.
+    /// How many bytes were discarded; a range that held no memory counts, too.
     pub discarded: u64,
     /// Why not all of it is known to read as zero.
     pub doubt: Option<Reason>,

@@ -14,7 +14,7 @@ use thiserror::Error;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Reported {
     pub bytes: u64,
-    /// How many of them went back to the host.
+    /// How many of them were discarded; a range that held no memory counts, too.
     pub discarded: u64,
     /// How many of them the driver was answered to be zero; only with bit 6.
     pub zero: Option<u64>,
