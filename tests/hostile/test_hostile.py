@@ -648,6 +648,10 @@ def test_a_limit_of_file_sizes_leaves_no_command_in_doubt(
     assert device.end() == 0
     device.start()
     assert not discarding(device)
+    assert device.ask(command="target", bytes=MIB)["ok"]
+    assert device.end() == 0
+    device.start()
+    assert not discarding(device), "another command was saved"
 
 
 @pytest.mark.parametrize("kind", ["link", "pipe"])
