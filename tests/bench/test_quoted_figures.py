@@ -123,7 +123,7 @@ FRONT: dict[str, tuple[str, str, float, float]] = {
     "native: CPU time to write every byte": ("thp-native", "thp.touch_all.cold_and_warm", MS, MS),
     "native: CPU time of QEMU": ("prezero-native", "prezero.load.again_1500ms.alone.cpu", MS, MS),
     "3 GiB parked": ("life", "life.init0.kzeropaged.park.time", 1e3, 1e3),
-    "a burst of 2 GiB": ("life", "life.init0.kzeropaged.burst.time", MS, MS),
+    "a burst of 2 GiB": ("life", "life.init0.kzeropaged.burst.zeroed", GIB, GIB),
     "the saved file": ("life", "life.init0.kzeropaged.save.file", MIB, MIB),
     "instructions of a page fault": ("hotpath", "hotpath.active.fault.instructions", 1.0, 1.0),
     "longest hold of a zone's lock": ("lockhold", "lockhold.flush.2gb.longest", 1.0, 1.0),
