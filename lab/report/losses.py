@@ -11,7 +11,7 @@ from lab.report.table import Table
 
 LEAST = 3.0  # percent
 # Parameters of figures that compare the base kernel with itself under another option.
-BASE_TWICE = {"reports", "init_on_alloc", "init_on_free"}
+BASE_TWICE = {("side", "reports"), ("peer", "init_on_alloc"), ("peer", "init_on_free")}
 HEADS = ("figure", "without", "with", "change", "accelerator", "run")
 
 
@@ -23,7 +23,7 @@ def is_loss(metric: Metric) -> bool:
     """
     if not metric.better or metric.change_percent is None or badness(metric) < LEAST:
         return False
-    if BASE_TWICE.intersection(metric.parameters.values()):
+    if BASE_TWICE.intersection(metric.parameters.items()):
         return False
     if metric.change_interval is None:
         return metric.unit == "instructions"

@@ -187,10 +187,21 @@ def test_every_loss_is_in_the_table_of_losses() -> None:
         replace(worse, name="fast", better="more"),
         replace(worse, name="of base", parameters={"peer": "init_on_free"}),
     ]
-    worse_ones = [count, replace(halved, better="more", title="Rate", label="read"), worse]
+    with_reports = replace(worse, name="both report", parameters={"source": "reports"})
+    worse_ones = [
+        count,
+        replace(halved, better="more", title="Rate", label="read"),
+        worse,
+        with_reports,
+    ]
     rows = losses.table([result("demo", metrics=[*others, *worse_ones])]).splitlines()[2:]
-    assert [row.partition("|")[0] for row in rows] == ["`slow`", "Rate, read", "`count`"]
-    assert rows[2].endswith("|100.0|103.0|+3 %|tcg|[demo](demo/README.md)")
+    assert [row.partition("|")[0] for row in rows] == [
+        "`slow`",
+        "`both report`",
+        "Rate, read",
+        "`count`",
+    ]
+    assert rows[3].endswith("|100.0|103.0|+3 %|tcg|[demo](demo/README.md)")
 
 
 def test_a_page_has_every_figure_of_its_run(tmp_path: Path, to: Path) -> None:
