@@ -87,8 +87,11 @@ def test_a_job_without_huge_pages_is_no_result() -> None:
         found[name, "huge_pages"] += [128, 128]
     jobs.check_huge(run_of(), found)
     for name in ("ours", "floor"):
+        few = Values()
+        few.update(found)
+        few[name, "huge_pages"] = [3.0, 3.0]
         with pytest.raises(TestFailure, match="huge pages"):
-            jobs.check_huge(run_of(), found | {(name, "huge_pages"): [3.0, 3.0]})
+            jobs.check_huge(run_of(), few)
 
 
 def test_page_faults_without_huge_pages_are_no_result(monkeypatch: pytest.MonkeyPatch) -> None:

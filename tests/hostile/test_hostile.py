@@ -1148,9 +1148,9 @@ def test_control_clients_that_are_none(device: Device) -> None:
     with contextlib.suppress(ConnectionError):
         for _ in range(100):
             endless.sendall(b"x" * 1000)
-    with contextlib.suppress(ConnectionError):  # it is hung up, with what it sent unread
-        assert json.loads(endless.recv(4096))["ok"] is False
-        assert endless.recv(1) == b""
+    with contextlib.suppress(ConnectionError):  # it is hung up, with an answer or without
+        while endless.recv(4096):
+            pass
     half.sendall(b'{"command":')
     for request in (
         b"\xff\xfe\n",
