@@ -105,10 +105,9 @@ def refusals(run: Path, result: Result) -> list[str]:
     if "--ours" in result.reproduce:
         reasons.append(f"{run}: it is not of the kernel that ships ({result.reproduce})")
     published = FOLDER / result.name / FILE_NAME
-    if "--only" in result.reproduce and published.is_file():
-        earlier = load(published).reproduce
-        if "--only" not in earlier:
-            reasons.append(f"{run}: {published} has all that {result.reproduce} left out")
+    partial = "--only" in result.reproduce and published.is_file()
+    if partial and "--only" not in load(published).reproduce:
+        reasons.append(f"{run}: {published} has all that {result.reproduce} left out")
     return reasons
 
 

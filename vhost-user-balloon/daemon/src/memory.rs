@@ -10,9 +10,7 @@ use balloon_discard::{Backing, FileId, Region, RegionError, Regions};
 use balloon_protocol::Range;
 use thiserror::Error;
 use vhost::vhost_user::message::VhostUserMemoryRegion as Description;
-use vm_memory::{
-    FileOffset, GuestAddress, GuestMemoryMmap, GuestRegionCollectionError, GuestRegionMmap, MmapRegion,
-};
+use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap, GuestRegionMmap, MmapRegion};
 
 use crate::charge::Charges;
 use crate::holes::FilePart;
@@ -30,12 +28,12 @@ pub enum MemoryError {
     #[error("the region at {guest:#x} cannot be mapped: {source}")]
     Map { guest: u64, source: io::Error },
     #[error(
-        "the region at {guest:#x} cannot have {length:#x} bytes at {user:#x} of the front end: they pass the \
-         end of the address space"
+        "the region at {guest:#x} cannot have {length:#x} bytes at {user:#x} of the front end: \
+         they pass the end of the address space"
     )]
     User { guest: u64, user: u64, length: u64 },
     #[error("memory cannot be mapped: {0}")]
-    Table(GuestRegionCollectionError),
+    Table(vm_memory::GuestRegionCollectionError),
     #[error("{count} regions are more than {MAX_REGIONS}")]
     TooMany { count: usize },
     #[error("there is no region of {length:#x} bytes at {guest:#x}")]
@@ -178,11 +176,8 @@ impl Memory {
             return Err(RegionError::Overlap { guest }.into());
         }
         let Mapped { mapping, guard } = unmapped;
-        let mapping = GuestRegionMmap::new(mapping, GuestAddress(guest)).ok_or(RegionError::Extent {
-            guest,
-            length,
-            offset,
-        })?;
+        let extent = RegionError::Extent { guest, length, offset };
+        let mapping = GuestRegionMmap::new(mapping, GuestAddress(guest)).ok_or(extent)?;
         self.regions.insert(region)?;
         let mapping = mapping.into();
         self.slots.push(Slot { guest: range, user, part, mapping, _guard: guard, _held: held });
@@ -291,15 +286,17 @@ impl Mapped {
             MmapRegion::from_file(FileOffset::from_arc(file, offset), length).map_err(io::Error::other)?;
         let start = mapping.as_ptr();
         let advise = |advice| {
-            // SAFETY: the mapping was made above and has this length; both pieces of advice keep its content.
+            // SAFETY: the mapping was made above and has this length; both pieces of advice keep
+            // its content.
             match unsafe { libc::madvise(start.cast(), length, advice) } {
                 0 => Ok(()),
                 _ => Err(io::Error::last_os_error()),
             }
         };
         advise(libc::MADV_DONTDUMP)?;
-        // A touched hole is charged as one block, also where Linux gives files huge pages: the kernel asks the
-        // mapping that faults (vma_thp_disabled()). A kernel without huge pages does not know this advice.
+        // A touched hole is charged as one block, also where Linux gives files huge pages: the
+        // kernel asks the mapping that faults (vma_thp_disabled()). A kernel without huge pages
+        // does not know this advice.
         advise(libc::MADV_NOHUGEPAGE).or_else(|error| match error.raw_os_error() {
             Some(libc::EINVAL) => Ok(()),
             _ => Err(error),

@@ -16,7 +16,8 @@ const SIZE: usize = 128;
 /// The same with the end of the line.
 const TEXT: u64 = SIZE as u64 + 1;
 
-/// What was commanded. `None`: nothing, so the option of the next daemon counts. The file has both fields.
+/// What was commanded. `None`: nothing, so the option of the next daemon counts. The file has both
+/// fields.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct State {
@@ -31,12 +32,14 @@ pub enum StateError {
     #[error("cannot use the state file {path}: {source}; choose a file that this user may write")]
     File { path: PathBuf, source: io::Error },
     #[error(
-        "cannot use the state file {path}: \"{found}\" is no state ({error}); remove it to begin with the options"
+        "cannot use the state file {path}: \"{found}\" is no state ({error}); remove it to begin \
+         with the options"
     )]
     Content { path: PathBuf, found: String, error: serde_json::Error },
     #[error(
-        "cannot use the state file {path}: {size} bytes are no state, which has {most} at most; remove it to \
-         begin with the options", most = TEXT
+        "cannot use the state file {path}: {size} bytes are no state, which has {most} at most; \
+         remove it to begin with the options",
+        most = TEXT
     )]
     Long { path: PathBuf, size: u64 },
 }
@@ -84,7 +87,8 @@ impl StateFile {
         let text = bytes.trim_ascii();
         let content = |error| {
             let found = text.iter().take(80).flat_map(|byte| std::ascii::escape_default(*byte));
-            StateError::Content { path: path.to_owned(), found: found.map(char::from).collect(), error }
+            let found = found.map(char::from).collect();
+            StateError::Content { path: path.to_owned(), found, error }
         };
         let kept = match text {
             [] => Kept::InDoubt,

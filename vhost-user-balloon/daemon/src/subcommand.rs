@@ -247,7 +247,8 @@ fn screen(status: &Value) -> String {
     lines.push(format!("balloon    target {}, actual {}", size("target"), size("actual")));
     lines.push(format!("host holds {} for the guest", size("held")));
     lines.push(format!("taken in   {} inflated, {} reported", size("inflated"), size("reported")));
-    lines.push(format!("discarded  {}, {} of it proven zero", size("discarded"), size("proven_zero")));
+    let (discarded, zero) = (size("discarded"), size("proven_zero"));
+    lines.push(format!("discarded  {discarded}, {zero} of it proven zero"));
     for what in ["skipped", "unproven"] {
         for (reason, bytes) in of(what).as_object().into_iter().flatten() {
             lines.push(format!("{what:<10} {} ({reason})", mebi(bytes)));

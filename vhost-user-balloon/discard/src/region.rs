@@ -90,9 +90,9 @@ impl Region {
             guest,
             device: format!("{}:{}", about.stx_dev_major, about.stx_dev_minor),
         };
-        // Only memory has seals, and only a filesystem on a block device has a major number. statfs(2) can wait
-        // for the server of any other. It can also wait for one of FUSE on a block device (fuseblk), which only
-        // root can mount.
+        // Only memory has seals, and only a filesystem on a block device has a major number.
+        // statfs(2) can wait for the server of any other. It can also wait for one of FUSE on a
+        // block device (fuseblk), which only root can mount.
         let in_memory = rustix::fs::fcntl_get_seals(&file).is_ok();
         if !in_memory && about.stx_dev_major == 0 {
             return Err(filesystem());

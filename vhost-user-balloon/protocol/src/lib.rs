@@ -4,8 +4,8 @@
 //! For VMM authors: which queue has which number, what may be written to the configuration space,
 //! how lists of page frames become ranges, and when a host page that is larger than 4 KiB may go. The crate
 //! `balloon-discard` does the discarding, and makes the claims that memory reads as zero.
-//! [`runs`] and [`Bitmap`] cost memory in proportion to their list, which the device bounds; a [`PageSet`] takes
-//! 40 MiB at most. Nothing panics on what a guest can send.
+//! [`runs`] and [`Bitmap`] cost memory in proportion to their list, which the device bounds; a
+//! [`PageSet`] takes 40 MiB at most. Nothing panics on what a guest can send.
 //!
 //! The answer to an inflate request, with a backing whose host pages are 4 KiB:
 //!

@@ -63,8 +63,8 @@ impl Server {
         Ok(())
     }
 
-    /// Keep what is commanded in a file. A target in there counts more than --target; discarding starts suspended
-    /// if either of the file and --discard is off, or if the file does not know.
+    /// Keep what is commanded in a file. A target in there counts more than --target; discarding
+    /// starts suspended if either of the file and --discard is off, or if the file does not know.
     pub fn keep_state(&mut self, file: StateFile, kept: Kept) {
         match kept {
             Kept::State(state) => {

@@ -94,7 +94,8 @@ impl Server {
     fn serve_clients(&mut self, ready: &[Event]) {
         if let Some(mut service) = self.control.take() {
             let is_ready = |n| ready.contains(&Event::Control(n));
-            let served = service.serve(is_ready, |c| converse(&mut self.device, &mut self.operator, c));
+            let (device, operator) = (&mut self.device, &mut self.operator);
+            let served = service.serve(is_ready, |client| converse(device, operator, client));
             self.device.check_flush(|client| service.clients.iter().any(|other| other.peer() == client));
             self.control = Some(service);
             self.rest_unless(served);
